@@ -1,0 +1,223 @@
+"""What a change bought: every comparison's numbers from several witnesses, and the verdict they allow.
+
+All ratios are "how many times as fast": above 1 the candidate (or the control) is faster than the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.analysis.ledger import RunLedger, Turn, mean_over
+from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_blocks, paired_ratio
+
+Verdict = Literal["gain", "loss", "none"]
+Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
+Rate = Callable[[Turn], float | None]
+
+# What "faster" means, best first: a trainer that does not count tokens is compared by what it does tell.
+MEASURES: tuple[tuple[str, Rate], ...] = (
+    ("trained tokens/s", lambda turn: turn.trained_tokens_per_s),
+    ("tokens/s", lambda turn: turn.tokens_per_s),
+    ("steps/s", lambda turn: turn.steps_per_s),
+)
+SAME = 0.01  # tokens per step that differ by less are called the same
+
+
+@dataclass
+class Waits:
+    """Where one arm waits for data, in mean milliseconds per step; None and missing stages were not measured."""
+
+    step_ms: float
+    waited_ms: float | None
+    exposed_ms: dict[str, float]
+    hidden_ms: dict[str, float]
+    contended_ms: float | None
+
+
+@dataclass
+class Comparison:
+    """One candidate against its baseline. A None always has its reason in ``missing`` or ``reasons``."""
+
+    baseline: str
+    candidate: str
+    missing: str | None = None  # why nothing could be compared
+    measure: str = ""  # what measured is a ratio of
+    measured: Estimate | None = None
+    tokens_ratio: Estimate | None = None  # positions per second, padding included
+    step_time: Estimate | None = None  # baseline's step time / candidate's
+    isolated: Estimate | None = None  # positions per second of the data-only controls
+    ceiling: Estimate | None = None  # step time / step time without any wait for data, of the baseline
+    ideal: Estimate | None = None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
+    predicted: Estimate | None = None
+    noise_floor: float | None = None  # fraction: how far from 1 an arm's ratio to its own twin reaches
+    noise_floor_of: str | None = None
+    positions_per_step: float | None = None  # candidate / baseline
+    trained_per_step: float | None = None  # candidate / baseline
+    baseline_waits: Waits | None = None
+    candidate_waits: Waits | None = None
+    verdict: Verdict = "none"
+    resolution: float | None = None  # a difference up to this fraction would have gone unnoticed
+    reasons: dict[str, str] = field(default_factory=dict)  # by field: why it is None
+    confounds: list[str] = field(default_factory=list)
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Finished runs of the controls by kind and the arm they belong to: ``by[kind, arm]``."""
+
+    by: Mapping[tuple[str, str], Blocks]
+
+    def get(self, kind: str, arm: str) -> Blocks:
+        return self.by.get((kind, arm), {})
+
+
+def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls) -> Comparison:
+    """All numbers and the verdict of one comparison; sentence and confounds are added by others."""
+    result = Comparison(baseline, candidate)
+    base, other = arms.get(baseline, {}), arms.get(candidate, {})
+    absent = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
+    if absent:
+        result.missing = f"no finished run of {' and of '.join(dict.fromkeys(absent))}"
+        return result
+    if not set(base) & set(other):
+        result.missing = "no block in which both finished"
+        return result
+
+    for name, rate in MEASURES:
+        result.measured = speed(base, other, rate)
+        if result.measured is not None:
+            result.measure = name
+            break
+    result.tokens_ratio = speed(base, other, lambda turn: turn.tokens_per_s)
+    result.step_time = speed(base, other, lambda turn: turn.steps_per_s)
+    result.positions_per_step = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
+    result.trained_per_step = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
+    result.baseline_waits, result.candidate_waits = _waits(base), _waits(other)
+    result.ceiling = ceiling(base)
+    _add_controls(result, base, controls)
+    _add_noise_floor(result, arms, controls)
+    _judge(result)
+    return result
+
+
+def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
+    """How many times as fast ``candidate`` is by ``rate``; None where a measured turn does not have that rate."""
+    base, other = _rates(baseline, rate), _rates(candidate, rate)
+    if base is None or other is None:
+        return None
+    by_turn = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
+    return paired_ratio(base, other, by_turn)
+
+
+def alternated(first: RunLedger, second: RunLedger) -> bool:
+    """Whether turn k of both ran side by side in time."""
+    return first.by_turn and second.by_turn and first.record.session == second.record.session
+
+
+def ceiling(blocks: Blocks) -> Estimate | None:
+    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited)."""
+    logs = []
+    for run in blocks.values():
+        waited, wall = run.waited_ms, run.mean_step_ms
+        if waited is None or waited >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
+            return None
+        logs.append(math.log(wall / (wall - waited)))
+    found = from_blocks(logs)
+    if found is None or found.ci_low is None:
+        return found
+    return Estimate(found.median, max(1.0, found.ci_low), found.ci_high, found.n)
+
+
+def _add_controls(result: Comparison, base: Blocks, controls: Controls) -> None:
+    alone = [controls.get("data-only", arm) for arm in (result.baseline, result.candidate)]
+    result.isolated = speed(alone[0], alone[1], lambda turn: turn.tokens_per_s)
+    if result.isolated is None:
+        result.isolated = speed(alone[0], alone[1], lambda turn: turn.steps_per_s)
+    if result.isolated is None:
+        without = [arm for arm, runs in zip((result.baseline, result.candidate), alone, strict=True) if not runs]
+        result.reasons["isolated"] = (
+            f"no finished data-only control of {' or '.join(without)}"
+            if without
+            else ("the data-only controls share no finished block")
+        )
+    result.ideal = speed(base, controls.get("ideal-data", result.baseline), lambda turn: turn.steps_per_s)
+    if result.ideal is None:
+        result.reasons["ideal"] = f"no finished ideal-data control of {result.baseline}"
+    if result.ceiling is None:
+        result.reasons["ceiling"] = "the steps do nothing but wait for data, or their waits were not measured"
+    result.reasons["predicted"] = "replay is not part of this version"
+
+
+def _add_noise_floor(result: Comparison, arms: Mapping[str, Blocks], controls: Controls) -> None:
+    """The baseline's own twin says what no change looks like; else another arm's twin of the same study must do."""
+    rate = dict(MEASURES)[result.measure]
+    result.reasons["noise_floor"] = "no finished a-a control"
+    twins = [arm for kind, arm in controls.by if kind == "a-a" and arm in arms]
+    for arm in sorted(twins, key=lambda arm: (arm != result.baseline, arm != result.candidate, arm)):
+        ratio = speed(arms[arm], controls.get("a-a", arm), rate)
+        if ratio is not None and ratio.distance is not None:
+            result.noise_floor, result.noise_floor_of = ratio.distance, arm
+            del result.reasons["noise_floor"]
+            return
+        if ratio is not None:
+            result.reasons["noise_floor"] = f"the a-a control needs {MIN_BLOCKS} blocks and has {ratio.n}"
+
+
+def _judge(result: Comparison) -> None:
+    """Gain or loss only where the interval excludes 1 and the median clears the noise floor."""
+    measured, floor = result.measured, result.noise_floor or 0.0
+    if measured is None or measured.ci_low is None or measured.ci_high is None or measured.distance is None:
+        return
+    clears = abs(measured.median - 1) > floor
+    if clears and measured.ci_low > 1:
+        result.verdict = "gain"
+    elif clears and measured.ci_high < 1:
+        result.verdict = "loss"
+    result.resolution = max(measured.distance, floor)
+
+
+def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, float]] | None:
+    """{block: {turn: rate}}; None where any turn lacks it, so that a ratio never mixes turns with and without."""
+    rates: dict[int, dict[int, float]] = {}
+    for block, run in blocks.items():
+        for turn, totals in run.turns.items():
+            value = rate(totals)
+            if value is None:
+                return None
+            rates.setdefault(block, {})[turn] = value
+    return rates
+
+
+def _per_step(blocks: Blocks, name: Literal["tokens", "trained_tokens"]) -> float | None:
+    totals: Sequence[float | None] = [getattr(run, name) for run in blocks.values()]
+    if any(total is None for total in totals):
+        return None
+    return sum(total or 0.0 for total in totals) / sum(len(run.step_ms) for run in blocks.values())
+
+
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def _waits(blocks: Blocks) -> Waits:
+    runs = list(blocks.values())
+    return Waits(
+        step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
+        waited_ms=mean_over(runs, lambda run: run.waited_ms),
+        exposed_ms=stage_means(runs, "exposed_ms"),
+        hidden_ms=stage_means(runs, "hidden_ms"),
+        contended_ms=mean_over(runs, lambda run: run.contended_ms),
+    )
+
+
+def stage_means(runs: Sequence[RunLedger], name: Literal["exposed_ms", "hidden_ms", "phase_ms"]) -> dict[str, float]:
+    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured."""
+    means: dict[str, float] = {}
+    for key in dict.fromkeys(key for run in runs for key in getattr(run, name)):
+        known = [(getattr(run, name)[key], len(run.step_ms)) for run in runs if key in getattr(run, name)]
+        means[key] = sum(value * steps for value, steps in known) / sum(steps for _, steps in known)
+    return means

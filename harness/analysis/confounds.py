@@ -1,0 +1,180 @@
+"""Everything that differs between two arms and that neither declared: a comparison is only as good as this list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.comparisons import Blocks
+from harness.analysis.wording import count, percent
+from harness.results import RunRecord
+
+LOAD = 0.1  # cores: a smaller difference in other processes' load is not worth a warning
+USEFUL = 0.01  # relative difference of the useful-token fraction
+
+# Facts follow from configuration: a declared key that starts with one of these explains a differing fact.
+EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
+    "parameters": ("model", "data.tokenizer"),
+    "flops_per_token": ("model", "data.tokenizer", "data.sequence_length"),
+    "device": ("compute.device",),
+    "device_count": ("compute.device",),
+    "threads": ("compute.threads",),
+    "tokenizer_fingerprint": ("data.tokenizer", "data.corpus"),  # a trained tokenizer follows its corpus
+    "corpus_fingerprint": ("data.corpus",),
+    "vocab_size": ("model", "data.tokenizer"),
+    "workers": ("data.workers",),
+}
+
+
+def confounds(
+    baseline: Blocks, candidate: Blocks, records: Mapping[str, Sequence[RunRecord]], names: tuple[str, str], blocks: int
+) -> list[str]:
+    """One line per undeclared difference between two arms; ``records`` holds every run of each arm, failed ones too."""
+    found = [
+        *_configuration(baseline, candidate),
+        *_facts(baseline, candidate),
+        *_environment(baseline, candidate),
+        *_useful(baseline, candidate, names),
+        *_load(baseline, candidate, names),
+        *_sessions(baseline, candidate),
+        *_blocks(baseline, candidate, records, names, blocks),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"data": {"workers": 2}}`` as ``{"data.workers": 2}``."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{path}."))
+        else:
+            flat[path] = value
+    return flat
+
+
+def _pairs(baseline: Blocks, candidate: Blocks) -> Iterable[tuple[RunRecord, RunRecord]]:
+    for block in sorted(set(baseline) & set(candidate)):
+        yield baseline[block].record, candidate[block].record
+
+
+def _declared(*records: RunRecord) -> set[str]:
+    return {key for record in records for key in flatten(record.declared)}
+
+
+def _covered(key: str, declared: Iterable[str]) -> bool:
+    """Whether a declared key is ``key``, holds it, or lies inside it (a section that was None before)."""
+    return any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in declared)
+
+
+def _absent_section(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """The section around ``key`` that one side has as None: declaring one key of it brings its other defaults along."""
+    parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
+    return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
+
+
+def _configuration(baseline: Blocks, candidate: Blocks) -> list[str]:
+    found = []
+    for ours, theirs in _pairs(baseline, candidate):
+        first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
+        for key in sorted(set(first) | set(second)):
+            if first.get(key) == second.get(key) or _covered(key, declared):
+                continue
+            section = _absent_section(key, first, second)
+            if section is None or not _covered(section, declared):
+                found.append(f"undeclared configuration: {key} is {first.get(key)!r} against {second.get(key)!r}")
+    return found
+
+
+def _facts(baseline: Blocks, candidate: Blocks) -> list[str]:
+    found = []
+    for ours, theirs in _pairs(baseline, candidate):
+        declared = _declared(ours, theirs)
+        for key in sorted(set(ours.facts) & set(theirs.facts)):
+            one, other = ours.facts[key], theirs.facts[key]
+            explained = any(
+                name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())
+            )
+            if one != other and not explained:
+                found.append(f"{key} is {one!r} against {other!r}")
+    return found
+
+
+def _environment(baseline: Blocks, candidate: Blocks) -> list[str]:
+    found = []
+    for ours, theirs in _pairs(baseline, candidate):
+        for key in sorted(set(ours.environment) | set(theirs.environment)):
+            one, other = ours.environment.get(key), theirs.environment.get(key)
+            if one != other:
+                found.append(f"environment: {key} is {one!r} against {other!r}")
+    return found
+
+
+def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[str]:
+    ours, theirs = useful_fraction(baseline), useful_fraction(candidate)
+    if ours is None or theirs is None or abs(theirs - ours) <= USEFUL * max(ours, theirs):
+        return []
+    return [
+        f"useful tokens: {percent(ours)} of the positions of {names[0]} are trained, {percent(theirs)} of {names[1]}'s"
+    ]
+
+
+def useful_fraction(blocks: Blocks) -> float | None:
+    """Trained tokens / positions over all measured steps; None where either was not counted."""
+    trained, tokens = [run.trained_tokens for run in blocks.values()], [run.tokens for run in blocks.values()]
+    if None in trained or None in tokens or not sum(filter(None, tokens)):
+        return None
+    return sum(filter(None, trained)) / sum(filter(None, tokens))
+
+
+def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[str]:
+    medians = []
+    for blocks in (baseline, candidate):
+        known = [run.other_cpu_cores for run in blocks.values() if run.other_cpu_cores is not None]
+        if not known:
+            return []
+        medians.append(float(np.median(known)))
+    if abs(medians[0] - medians[1]) <= LOAD:
+        return []
+    return [
+        f"host load by other processes: {medians[0]:.2f} cores during {names[0]}, {medians[1]:.2f} during {names[1]}"
+    ]
+
+
+def _sessions(baseline: Blocks, candidate: Blocks) -> list[str]:
+    apart = [
+        ours.block
+        for ours, theirs in _pairs(baseline, candidate)
+        if "slices" in (ours.interleave, theirs.interleave)
+        and (ours.interleave, ours.session) != (theirs.interleave, theirs.session)
+    ]
+    if not apart:
+        return []
+    return [f"not alternated in time: different sessions in block{'s' * (len(apart) > 1)} {_numbers(apart)}"]
+
+
+def _blocks(
+    baseline: Blocks,
+    candidate: Blocks,
+    records: Mapping[str, Sequence[RunRecord]],
+    names: tuple[str, str],
+    blocks: int,
+) -> list[str]:
+    found = []
+    for name, finished in zip(names, (baseline, candidate), strict=True):
+        bad = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
+        if bad:
+            found.append(f"{name} did not finish block{'s' * (len(bad) > 1)} {_numbers(bad)}")
+    if len(baseline) != len(candidate):
+        found.append(f"{names[0]} has {count(len(baseline), 'finished block')}, {names[1]} has {len(candidate)}")
+    shared = len(set(baseline) & set(candidate))
+    if shared < blocks:
+        found.append(f"compared over {shared} of {count(blocks, 'planned block')}")
+    return found
+
+
+def _numbers(blocks: Sequence[int]) -> str:
+    return ", ".join(str(block) for block in blocks)

@@ -1,0 +1,158 @@
+"""Where the time of one run's steps went: totals per turn, milliseconds per step by phase and by stage.
+
+Only steps that are not warmup count. A null in a table means "not measured", so every figure here is None where
+its columns hold nothing, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.results import PHASES, STAGES, RunData, RunRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = NDArray[np.float64]
+LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Totals over the measured steps of one turn; token counts are None where the trainer did not tell."""
+
+    steps: int
+    wall_ns: float
+    tokens: float | None
+    trained_tokens: float | None
+
+    @property
+    def step_ms(self) -> float:
+        """Mean step time in milliseconds."""
+        return self.wall_ns / self.steps / 1e6
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.wall_ns * 1e9
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Positions computed per second, padding included."""
+        return None if not self.tokens else self.tokens / self.wall_ns * 1e9
+
+    @property
+    def trained_tokens_per_s(self) -> float | None:
+        """Labels that count, per second."""
+        return None if not self.trained_tokens else self.trained_tokens / self.wall_ns * 1e9
+
+
+@dataclass(frozen=True)
+class RunLedger:
+    """One finished run with at least one measured step; ``*_ms`` are means per measured step, in milliseconds."""
+
+    record: RunRecord
+    turns: dict[int, Turn]
+    step_ms: Array  # (measured steps,)
+    phase_ms: dict[str, float]  # phases that were measured; they sum to the mean step time
+    exposed_ms: dict[str, float]  # stages that were measured
+    hidden_ms: dict[str, float]
+    contended_ms: float | None
+    device_busy_ms: float | None
+    device_starved_ms: float | None
+    tokens: float | None  # positions, sum over the measured steps
+    trained_tokens: float | None
+    loss: float | None
+    other_cpu_cores: float | None  # cores that other processes of the host kept busy, median over the run
+
+    @property
+    def mean_step_ms(self) -> float:
+        return float(self.step_ms.mean())
+
+    @property
+    def waited_ms(self) -> float | None:
+        """Time per step that the main thread waited for data: all exposed stages, or the fetch phase without them."""
+        return sum(self.exposed_ms.values()) if self.exposed_ms else self.phase_ms.get("fetch")
+
+    @property
+    def by_turn(self) -> bool:
+        """Whether its turns alternated with those of the runs of the same session."""
+        return self.record.interleave == "slices" and bool(self.record.session)
+
+
+def measure(run: RunData) -> RunLedger | None:
+    """The ledger of a finished run; None where it did not finish or left no measured step."""
+    if run.record.status != "done" or run.steps is None:
+        return None
+    steps = run.steps
+    measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
+    if not measured.any():
+        return None
+
+    def values(name: str) -> Array:
+        return column(steps, name)[measured]
+
+    wall, turn = values("wall_ns"), np.nan_to_num(values("turn"))
+    tokens, trained = values("tokens"), values("trained_tokens")
+    turns = {
+        int(k): Turn(
+            int((turn == k).sum()), float(wall[turn == k].sum()), _sum(tokens[turn == k]), _sum(trained[turn == k])
+        )
+        for k in np.unique(turn)
+    }
+    losses = values("loss")
+    losses = losses[np.isfinite(losses)][-LAST_STEPS:]
+    return RunLedger(
+        record=run.record,
+        turns=turns,
+        step_ms=wall / 1e6,
+        phase_ms=_means(values, PHASES, "{}_ns"),
+        exposed_ms=_means(values, STAGES, "exposed_{}_ns"),
+        hidden_ms=_means(values, STAGES, "hidden_{}_ns"),
+        contended_ms=_mean_ms(values("contended_ns")),
+        device_busy_ms=_mean_ms(values("device_busy_ns")),
+        device_starved_ms=_mean_ms(values("device_starved_ns")),
+        tokens=_sum(tokens),
+        trained_tokens=_sum(trained),
+        loss=float(losses.mean()) if losses.size else None,
+        other_cpu_cores=_other_load(run.samples),
+    )
+
+
+def column(table: pa.Table, name: str) -> Array:
+    """A column of numbers or booleans as float64, (rows,), NaN where null."""
+    values = table.column(name).to_pylist()
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
+    """Mean over all measured steps of ``runs``, given a mean per step of each; None where no run has it."""
+    known = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
+    return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else None
+
+
+def _mean_ms(nanoseconds: Array) -> float | None:
+    known = nanoseconds[~np.isnan(nanoseconds)]
+    return float(known.mean()) / 1e6 if known.size else None
+
+
+def _means(values: Callable[[str], Array], names: Sequence[str], pattern: str) -> dict[str, float]:
+    means = {name: _mean_ms(values(pattern.format(name))) for name in names}
+    return {name: value for name, value in means.items() if value is not None}
+
+
+def _sum(counts: Array) -> float | None:
+    return None if np.isnan(counts).any() else float(counts.sum())
+
+
+def _other_load(samples: pa.Table | None) -> float | None:
+    if samples is None:
+        return None
+    rows = zip(*(samples.column(name).to_pylist() for name in ("source", "metric", "value")), strict=True)
+    known = [value for source, metric, value in rows if (source, metric) == ("host", "other_cpu_cores")]
+    known = [value for value in known if value is not None]
+    return float(np.median(known)) if known else None

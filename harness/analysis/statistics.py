@@ -1,0 +1,145 @@
+"""Medians and ratios with intervals, from few blocks of repeated measurements.
+
+The unit of repetition is the block (a fresh process of every arm). Turns within a block repeat too, but share their
+block's luck (memory layout, cache, neighbours), so they are first reduced to one value per block, by their median,
+and only blocks are resampled. Resampling turns as well would count their scatter twice, since the block values carry
+it already (Davison and Hinkley 1997, section 3.8): in simulation such intervals were twice as wide as needed.
+
+The interval is a percentile bootstrap with two corrections that few blocks make necessary; without them it covers the
+truth 75 % of the time at 3 blocks, where it cannot leave the range of the data:
+
+- smoothed: each draw gets normal noise of variance s^2/n, which restores the variance s^2 that resampling n values
+  understates by (n - 1)/n (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", Am. Stat. 69:4);
+- expanded from normal to Student quantiles, as Hesterberg's expanded percentile interval is. His adjusted level at
+  3 blocks lies beyond what resamples can resolve (1e-5), so the distances from the median are stretched by t/z instead.
+
+Everything happens on logarithms, so that a ratio and its inverse get inverse intervals. No scipy, no clock, one seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+MIN_BLOCKS = 3  # below this there is no interval: two values say nothing about their own spread
+RESAMPLES = 2000  # pairs: each draw and its mirror image, so that swapped arms get exactly inverse intervals
+SEED = 20150401
+
+# Values of one arm: {block: {turn: value}}, all values positive.
+Values = Mapping[int, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median over ``n`` blocks and its 95 % interval; the bounds are None below :data:`MIN_BLOCKS` blocks."""
+
+    median: float
+    ci_low: float | None
+    ci_high: float | None
+    n: int
+
+    @property
+    def distance(self) -> float | None:
+        """For a ratio: how far from 1 the interval reaches, as a fraction (None without an interval)."""
+        if self.ci_low is None or self.ci_high is None:
+            return None
+        return max(abs(self.ci_low - 1), abs(self.ci_high - 1))
+
+    def inverse(self) -> Estimate:
+        """For a ratio: the estimate of its inverse."""
+        low = None if self.ci_high is None else 1 / self.ci_high
+        high = None if self.ci_low is None else 1 / self.ci_low
+        return Estimate(1 / self.median, low, high, self.n)
+
+
+def estimate(values: Values) -> Estimate | None:
+    """Median over blocks of the medians over turns, with its interval; None where there is no value at all."""
+    return from_blocks([_block_log(turns) for turns in values.values() if turns])
+
+
+def paired_ratio(
+    baseline: Values, candidate: Values, turn_by_turn: Mapping[int, bool] | None = None
+) -> Estimate | None:
+    """The ratio candidate / baseline over the blocks that have both; None where there is no such block.
+
+    A block's ratio is the median of the ratios of its turns where ``turn_by_turn[block]`` says that turn k of both
+    ran side by side, else the ratio of the two medians over turns.
+    """
+    logs = []
+    for block in sorted(set(baseline) & set(candidate)):
+        ours, theirs = baseline[block], candidate[block]
+        shared = sorted(set(ours) & set(theirs))
+        if (turn_by_turn or {}).get(block) and shared:
+            logs.append(median(math.log(theirs[turn]) - math.log(ours[turn]) for turn in shared))
+        elif ours and theirs:
+            logs.append(_block_log(theirs) - _block_log(ours))
+    return from_blocks(logs)
+
+
+def from_blocks(logs: Sequence[float]) -> Estimate | None:
+    """Median and interval of exp(value) over one log value per block; independent of their order."""
+    if not logs:
+        return None
+    ordered = np.sort(np.asarray(logs, dtype=np.float64))
+    n = len(ordered)
+    centre = float(np.median(ordered))
+    if n < MIN_BLOCKS:
+        return Estimate(math.exp(centre), None, None, n)
+    chosen, noise = _draws(n)
+    width = float(np.std(ordered, ddof=1)) / math.sqrt(n)
+    resampled = np.concatenate([ordered[chosen] + width * noise, ordered[n - 1 - chosen] - width * noise])
+    resampled.sort(axis=1)  # much faster than np.median on many short rows
+    medians = (resampled[:, (n - 1) // 2] + resampled[:, n // 2]) / 2
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail])
+    stretch = student_t(1 - tail, n - 1) / NormalDist().inv_cdf(1 - tail)
+    # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
+    return Estimate(
+        math.exp(centre),
+        math.exp(min(centre, centre - stretch * (centre - float(low)))),
+        math.exp(max(centre, centre + stretch * (float(high) - centre))),
+        n,
+    )
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Quantile of Student's t for 0.5 <= probability < 1 and a whole number of degrees of freedom, to 1e-9."""
+    low, high = 0.0, 1.0
+    while _student_cdf(high, freedom) < probability:
+        high *= 2
+    while high - low > 1e-9 * (1 + low):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_cdf(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _student_cdf(t: float, freedom: int) -> float:
+    """P(T <= t) for t >= 0, by the finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = total = 0.0
+    if freedom > 1:
+        term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+        total += term
+    two_sided = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+    return (1 + two_sided) / 2
+
+
+def _block_log(turns: Mapping[int, float]) -> float:
+    return median(math.log(value) for value in turns.values())
+
+
+@lru_cache(maxsize=64)
+def _draws(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Resampled indices and standard normal noise, both (RESAMPLES, n): the same for every estimate of n blocks."""
+    generator = np.random.default_rng([SEED, n])
+    return generator.integers(0, n, (RESAMPLES, n)), generator.standard_normal((RESAMPLES, n))

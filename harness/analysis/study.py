@@ -1,0 +1,220 @@
+"""The whole analysis of a study: its tables in, one tree of dataclasses out, for the report and every other reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.comparisons import Blocks, Comparison, Controls, Rate, compare, speed, stage_means
+from harness.analysis.confounds import confounds, useful_fraction
+from harness.analysis.ledger import RunLedger, mean_over, measure
+from harness.analysis.sentences import ASK_FOR, sentence
+from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
+from harness.analysis.wording import count
+from harness.results import PHASES, RunData, RunRecord, StudyRecord
+
+
+@dataclass
+class ArmReport:
+    """One arm or control: medians over blocks with intervals, and means per step. None: not measured."""
+
+    name: str
+    control: str | None
+    of: str | None
+    declared: dict[str, Any]
+    blocks: int  # finished, with measured steps
+    steps: int = 0  # measured steps over all blocks
+    tokens_per_s: Estimate | None = None
+    trained_tokens_per_s: Estimate | None = None
+    step_ms: Estimate | None = None
+    p50_ms: float | None = None  # of single steps, over all blocks
+    p95_ms: float | None = None
+    useful_fraction: float | None = None
+    tokens_per_step: float | None = None
+    ledger: dict[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
+    phase_ms: dict[str, float] = field(default_factory=dict)
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    hidden_ms: dict[str, float] = field(default_factory=dict)
+    contended_ms: float | None = None
+    device_busy_ms: float | None = None
+    device_starved_ms: float | None = None
+    loss: float | None = None
+    model_flops_per_s: float | None = None
+    mfu: float | None = None
+    mfu_reason: str = ""
+    device: str | None = None
+    against_arm: Estimate | None = None  # of a control: its arm's step time / its own, paired
+
+
+@dataclass
+class StudyReport:
+    """What a study found. ``problems`` says, most important first, what is missing or went wrong."""
+
+    study: StudyRecord
+    arms: list[ArmReport]
+    comparisons: list[Comparison]
+    problems: list[str]
+    emulated: bool
+    environment: dict[str, Any]
+
+    def arm(self, name: str) -> ArmReport | None:
+        return next((arm for arm in self.arms if arm.name == name), None)
+
+
+def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
+    """Everything the tables of ``runs`` say about ``study``: any of its runs may be missing, failed or empty."""
+    records: dict[str, list[RunRecord]] = {}
+    ledgers: dict[str, dict[int, RunLedger]] = {}
+    for run in sorted(runs, key=lambda run: (run.record.arm, run.record.block)):
+        records.setdefault(run.record.arm, []).append(run.record)
+        ledger = measure(run)
+        if ledger is not None:
+            ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
+    declared = _arms(study, records)
+    arms = [_arm(arm, ledgers.get(arm["name"], {})) for arm in declared]
+    for arm in arms:
+        if arm.control and arm.of:
+            own, whole = ledgers.get(arm.name, {}), ledgers.get(arm.of, {})
+            arm.against_arm = speed(whole, own, lambda turn: turn.steps_per_s)
+    by_name: dict[str, Blocks] = {arm["name"]: ledgers.get(arm["name"], {}) for arm in declared}
+    controls = Controls(
+        {(arm["control"], arm["of"]): ledgers.get(arm["name"], {}) for arm in declared if arm.get("control")}
+    )
+    blocks = study.blocks or len({record.block for group in records.values() for record in group})
+    comparisons = []
+    for pair in study.comparisons:
+        names = (pair["baseline"], pair["candidate"])
+        comparison = compare(*names, by_name, controls)
+        if comparison.missing is not None:
+            comparison.missing += _failures(names, records)
+        else:
+            comparison.confounds = confounds(by_name[names[0]], by_name[names[1]], records, names, blocks)
+        comparison.sentence = sentence(comparison)
+        comparisons.append(comparison)
+    everyone = [record for group in records.values() for record in group]
+    return StudyReport(
+        study=study,
+        arms=arms,
+        comparisons=comparisons,
+        problems=_problems(study, declared, records, ledgers, blocks),
+        emulated=any(bool(record.facts.get("emulated")) for record in everyone),
+        environment=study.environment or next((r.environment for r in everyone if r.environment), {}),
+    )
+
+
+def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """The study's arms in its order, each followed by its controls; arms known only from their runs come last."""
+    arms = [dict(arm) for arm in study.arms]
+    known = {arm["name"] for arm in arms}
+    for name, group in records.items():
+        if name not in known:
+            first = group[0]
+            arms.append({"name": name, "control": first.control, "of": first.of, "declared": first.declared})
+    plain = [arm for arm in arms if not arm.get("control")]
+    ordered = []
+    for arm in plain:
+        ordered += [arm, *(one for one in arms if one.get("control") and one.get("of") == arm["name"])]
+    return ordered + [arm for arm in arms if arm not in ordered]
+
+
+def _arm(arm: Mapping[str, Any], blocks: Blocks) -> ArmReport:
+    report = ArmReport(
+        arm["name"], arm.get("control"), arm.get("of"), dict(arm.get("declared") or {}), blocks=len(blocks)
+    )
+    runs = list(blocks.values())
+    if not runs:
+        report.mfu_reason = "no finished run"
+        return report
+    steps = np.concatenate([run.step_ms for run in runs])
+    report.steps = len(steps)
+    report.tokens_per_s = _over_turns(runs, lambda turn: turn.tokens_per_s)
+    report.trained_tokens_per_s = _over_turns(runs, lambda turn: turn.trained_tokens_per_s)
+    report.step_ms = _over_turns(runs, lambda turn: turn.step_ms)
+    report.p50_ms, report.p95_ms = (float(np.percentile(steps, q)) for q in (50, 95))
+    report.useful_fraction = useful_fraction(blocks)
+    tokens = [run.tokens for run in runs if run.tokens is not None]
+    report.tokens_per_step = sum(tokens) / len(steps) if len(tokens) == len(runs) else None
+    report.phase_ms = stage_means(runs, "phase_ms")
+    wall = float(steps.mean())
+    report.ledger = {phase: report.phase_ms[phase] / wall for phase in PHASES if phase in report.phase_ms}
+    report.exposed_ms = stage_means(runs, "exposed_ms")
+    report.hidden_ms = stage_means(runs, "hidden_ms")
+    report.contended_ms = mean_over(runs, lambda run: run.contended_ms)
+    report.device_busy_ms = mean_over(runs, lambda run: run.device_busy_ms)
+    report.device_starved_ms = mean_over(runs, lambda run: run.device_starved_ms)
+    losses = [run.loss for run in runs if run.loss is not None]
+    report.loss = float(np.median(losses)) if losses else None
+    _add_device(report, runs[0].record.facts)
+    return report
+
+
+def _add_device(report: ArmReport, facts: Mapping[str, Any]) -> None:
+    """Model FLOP/s from the trainer's own count; the share of a peak (MFU) needs a device profile, never a guess."""
+    device = facts.get("device")
+    report.device = None if device is None else str(device)
+    report.mfu_reason = f"no device profile for {report.device or 'an unnamed device'}"
+    if report.control == "data-only":
+        report.mfu_reason = "this control computes nothing"
+        return
+    flops = facts.get("flops_per_token")
+    if flops is not None and report.tokens_per_s is not None:
+        report.model_flops_per_s = float(flops) * report.tokens_per_s.median
+
+
+def _over_turns(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
+    values: dict[int, dict[int, float]] = {}
+    for run in runs:
+        found = {turn: value(totals) for turn, totals in run.turns.items()}
+        values[run.record.block] = {turn: one for turn, one in found.items() if one is not None}
+    return estimate(values)
+
+
+def _failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> str:
+    """``; gone: failed (killed by signal 9)``: the first failure of each arm, or nothing."""
+    text = ""
+    for name in names:
+        bad = [record for record in records.get(name, ()) if record.status != "done"]
+        if bad:
+            text += f"; {name}: {_ending(bad[0])}"
+    return text
+
+
+def _ending(record: RunRecord) -> str:
+    """``failed (killed by signal 9)``: how a run ended, in one line."""
+    code = "reason unknown" if record.exit_code is None else f"exit code {record.exit_code}"
+    return f"{record.status} ({record.error.splitlines()[0] if record.error else code})"
+
+
+def _problems(
+    study: StudyRecord,
+    arms: Sequence[Mapping[str, Any]],
+    records: Mapping[str, Sequence[RunRecord]],
+    ledgers: Mapping[str, Blocks],
+    blocks: int,
+) -> list[str]:
+    found = []
+    planned = len(arms) * blocks
+    finished = sum(len(group) for group in ledgers.values())
+    if not finished:
+        found.append("No run has finished: there is nothing to report yet")
+    elif finished < planned:
+        found.append(f"Partial study: {finished} of {count(planned, 'run')} finished")
+    if study.status != "done":
+        found.append(f"The study's status is {study.status}")
+    endings: dict[str, list[int]] = {}  # one line for all blocks of an arm that ended alike
+    for name, group in records.items():
+        for record in group:
+            if record.status != "done":
+                endings.setdefault(f"{name}: {_ending(record)}", []).append(record.block)
+            elif record.block not in ledgers.get(name, {}):
+                endings.setdefault(f"{name}: done, but without a measured step in its tables", []).append(record.block)
+    found += [f"{what}, block{'s' * (len(where) > 1)} {', '.join(map(str, where))}" for what, where in endings.items()]
+    if finished and blocks < MIN_BLOCKS:
+        found.append(
+            f"Only {count(blocks, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be decided; "
+            f"repeat with --repeats {ASK_FOR}"
+        )
+    return found

@@ -1,0 +1,49 @@
+"""Numbers as a reader meets them: rounded to what the measurement supports, always with their unit."""
+
+from __future__ import annotations
+
+from harness.analysis.statistics import Estimate
+
+
+def ratio(value: float) -> str:
+    """``1.004x``, ``5.90x``, ``23.4x``."""
+    return f"{value:.{3 if value < 2 else 2 if value < 10 else 1}f}x"
+
+
+def percent(fraction: float) -> str:
+    """``0.7 %``, ``12 %`` from a fraction; tiny ones as ``under 0.1 %``."""
+    value = abs(fraction) * 100
+    if 0 < value < 0.05:
+        return "under 0.1 %"
+    return f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
+
+
+def number(value: float) -> str:
+    """Three significant digits without an exponent, thousands separated: ``0.04``, ``3.10``, ``31.0``, ``12,300``."""
+    size = abs(value)
+    if size >= 1000:
+        digits = len(f"{size:.0f}") - 3
+        return f"{round(value, -digits):,.0f}"
+    return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
+
+
+def ms(value: float) -> str:
+    """``0.04 ms``, ``31.0 ms``."""
+    return f"{number(value)} ms"
+
+
+def interval(estimate: Estimate) -> str:
+    """``0.991x to 1.018x`` of a ratio; says so where there are too few blocks."""
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"no interval from {count(estimate.n, 'block')}"
+    return f"{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}"
+
+
+def count(n: int, noun: str) -> str:
+    """``1 block``, ``3 blocks``."""
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def listing(items: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

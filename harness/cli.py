@@ -1,0 +1,158 @@
+"""The command line. Only argparse is imported here: ``harness --help`` must not wait for pydantic, let alone torch.
+
+Exit codes: 0 done; 1 a run failed or data differ; 2 the input is wrong (one line says what); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from harness import __version__
+from trainer.errors import InputError
+
+Command = Callable[[argparse.Namespace, list[str]], int]
+DEFAULT_OUT = "results"
+PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
+SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def _run(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import studies
+
+    return studies.run(arguments, command)
+
+
+def _report(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import studies
+
+    return studies.report(arguments, command)
+
+
+def _schema(_arguments: argparse.Namespace, _command: list[str]) -> int:
+    from harness.scenario_schema import schema_text
+
+    sys.stdout.write(schema_text())
+    return 0
+
+
+def _pretokenize(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import data
+
+    return data.pretokenize(arguments, command)
+
+
+def _verify(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import data
+
+    return data.verify(arguments, command)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="harness", description="Where each training step's time goes, and what a change buys.")
+    parser.add_argument("--version", action="version", version=f"harness {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    run = commands.add_parser("run", help="run a scenario into a new study, or complete a study", epilog=PATHS_NOTE)
+    run.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    run.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
+    run.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
+    run.add_argument("--resume", metavar="STUDY", help="run what the study in this folder still lacks")
+    _add_overrides(run)
+    run.add_argument("--repeats", type=int, metavar="N", help="blocks, each with every arm once")
+    run.add_argument("--interleave", choices=("auto", "slices", "runs"), help="take turns, or one run after the other")
+    run.set_defaults(function=_run, parser=run, default_out=DEFAULT_OUT)
+
+    report = commands.add_parser("report", help="rebuild a study's report from its tables")
+    report.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
+    report.set_defaults(function=_report, parser=report)
+
+    schema = commands.add_parser("schema", help="print the JSON Schema of scenario files")
+    schema.set_defaults(function=_schema, parser=schema)
+
+    data = commands.add_parser("data", help="the input side by itself")
+    actions = data.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    pretokenize = actions.add_parser(
+        "pretokenize", help="write the pretokenized files that a scenario's arms need", epilog=PATHS_NOTE
+    )
+    pretokenize.add_argument("--format", choices=("padded", "token-list", "both"), default="both")
+    pretokenize.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
+    verify = actions.add_parser("verify", help="prove that all data paths yield the same batches", epilog=PATHS_NOTE)
+    for action, function in ((pretokenize, _pretokenize), (verify, _verify)):
+        action.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+        _add_overrides(action)
+        action.set_defaults(function=function, parser=action, repeats=None, interleave=None)
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set a dotted key of base (data.batch_size=2) or of the scenario (seed=1; base.seed is the trainer's); "
+        "VALUE is YAML; arms and matrix still override it; may be repeated",
+    )
+    parser.add_argument(
+        "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern); may be repeated"
+    )
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    words = argv
+    for name, allowed in (("command", ("run", "report", "schema", "data")), ("data", ("pretokenize", "verify"))):
+        if words and not words[0].startswith("-") and words[0] not in allowed:
+            what = "unknown command" if name == "command" else "data: unknown action"
+            raise InputError(f"{what} {words[0]!r}{_nearest(words[0], allowed)} allowed: {', '.join(allowed)}")
+        if not words or words[0] != "data":
+            break
+        words = words[1:]
+    arguments, extra = parser.parse_known_args(argv)
+    if extra:
+        chosen: argparse.ArgumentParser = arguments.parser
+        options = [option for action in chosen._actions for option in action.option_strings]
+        raise InputError(
+            f"{chosen.prog.removeprefix('harness ')}: unknown argument {extra[0]!r}{_nearest(extra[0], options)} "
+            f"allowed: {', '.join(option for option in options if option.startswith('--'))}"
+        )
+    return arguments
+
+
+def _nearest(word: str, allowed: Sequence[str]) -> str:
+    near = get_close_matches(word, allowed, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ";"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Prints one line, no traceback, for what a user can mend."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parse(words)
+        function: Command = arguments.function
+        status = function(arguments, ["harness", *words])
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("harness: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (| head): say nothing, and leave nothing for the interpreter to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SIGPIPE_EXIT
+    return status

@@ -1,0 +1,97 @@
+"""One block: every arm once, either taking turns while all stay alive (slices) or one after the other (runs)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from harness.launch.process import RunFailed, RunProcess
+from harness.launch.progress import Progress
+from trainer.config import TrainerConfig
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How a run's measured steps are cut: ``count`` turns of ``settle`` unmeasured and ``steps`` measured steps."""
+
+    count: int
+    settle: int
+    steps: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.count * (self.settle + self.steps)
+
+
+def plan_turns(config: TrainerConfig, interleave: str, slice_steps: int) -> Turns:
+    """At least ``config.steps`` measured steps.
+
+    A turn settles for as many steps as batches can wait ready-made (workers x prefetch: those were cheap, or their
+    builders were stopped half way) and one more for cold caches.
+    """
+    settle = config.data.workers * config.data.prefetch + 1
+    if interleave == "runs":
+        return Turns(1, settle, config.steps)
+    return Turns(math.ceil(config.steps / slice_steps), settle, slice_steps)
+
+
+def run_block(
+    processes: list[RunProcess], turns: dict[str, Turns], interleave: str, progress: Progress, most_starting: int
+) -> None:
+    """Run ``processes`` in the order given. A run that fails is reported and left out, the others go on.
+
+    Whatever happens (KeyboardInterrupt included) no process is left behind.
+    """
+    try:
+        if interleave == "slices":
+            _slices(processes, turns, progress, most_starting)
+        else:
+            for process in processes:
+                _slices([process], turns, progress, 1)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _slices(processes: list[RunProcess], turns: dict[str, Turns], progress: Progress, most_starting: int) -> None:
+    alive: list[RunProcess] = []
+
+    def survives(process: RunProcess, action: Callable[[], None]) -> bool:
+        """Call one of the process's methods; False where the run failed at it."""
+        try:
+            action()
+        except RunFailed as failure:
+            progress.failed(process.record.arm, process.record.block, str(failure))
+            return False
+        return True
+
+    waiting = list(processes)
+    starting: list[RunProcess] = []
+    while waiting or starting:
+        while waiting and len(starting) < most_starting:
+            starting.append(waiting.pop(0))
+            progress.starting(starting[-1].record.arm, starting[-1].record.block)
+            starting[-1].start()
+        process = starting.pop(0)
+        if survives(process, process.wait_ready):
+            process.stop()
+            alive.append(process)
+    for turn in range(max(turns[process.record.arm].count for process in processes)):
+        # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
+        for process in list(alive if turn % 2 == 0 else reversed(alive)):
+            plan = turns[process.record.arm]
+            if turn >= plan.count:
+                continue
+            progress.turn(process.record.arm, process.record.block, turn, plan.count)
+            process.go_on()
+            if survives(process, partial(process.turn, turn, plan.settle, plan.steps)):
+                process.stop()
+                progress.stepped(plan.settle + plan.steps)
+            else:
+                alive.remove(process)
+    for process in alive:
+        process.go_on()
+        if survives(process, process.finish):
+            progress.finished(process.record.arm, process.record.block)

@@ -1,0 +1,176 @@
+"""One run in its own process: builds the trainer, takes turns when told to, writes its tables.
+
+The parent speaks JSON lines over an inherited socket: first the run's order, then turns, then ``finish``. Standard
+output and error are the run's log. Started as ``python -m harness.launch.child FD``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.environment import record_environment
+from harness.launch.tables import spans_table, steps_table
+from harness.probes.host import HostProbe
+from harness.probes.loader import attach_in_worker, die_with_parent
+from harness.probes.run_queue import RunQueue
+from harness.probes.steps import StepRecorder
+from harness.results import RunRecord, StudyFolder
+from trainer import telemetry
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+
+class Channel:
+    """JSON objects, one a line, over a connected socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._file = connection.makefile("rw", encoding="utf-8", buffering=1)
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._file.write(json.dumps(message) + "\n")
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; EOFError where the other side is gone."""
+        line = self._file.readline()
+        if not line:
+            raise EOFError("the other side closed the channel")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+
+def main() -> int:
+    die_with_parent()  # a stopped child cannot notice that its parent was killed
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    order = channel.receive()
+    record = RunRecord(**order["record"])
+    record.pid = os.getpid()
+    record.started_utc = datetime.now(UTC).isoformat(timespec="seconds")
+    run = Run(record, StudyFolder(Path(order["study"])), host=order["host"])
+    try:
+        run.serve(channel)
+        record.status = "done"
+    except Exception as error:
+        traceback.print_exc()
+        record.status = "failed"
+        record.error = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+    record.exit_code = 0 if record.status == "done" else 1
+    run.write()
+    channel.send({"event": record.status, "error": record.error})
+    return record.exit_code
+
+
+class Run:
+    """A trainer under its probes."""
+
+    def __init__(self, record: RunRecord, folder: StudyFolder, host: bool) -> None:
+        self.record = record
+        self.folder = folder
+        self.config = TrainerConfig.model_validate(record.config)
+        self.host = HostProbe() if host else None
+        self.run_queue: RunQueue | None = None
+        self.recorder: StepRecorder | None = None
+
+    def serve(self, channel: Channel) -> None:
+        """Build, warm up, say ready, then run the turns that the parent asks for."""
+        steps, close = self._build()
+        try:
+            self._take(steps, self.config.warmup_steps, warmup=True)
+            channel.send({"event": "ready"})
+            while (message := channel.receive())["do"] != "finish":
+                self._turn(steps, message["turn"], message["settle"], message["steps"])
+                channel.send({"event": "turn"})
+        finally:
+            close()
+
+    def _build(self) -> tuple[Iterator[int], Any]:
+        from trainer.compute import build_compute
+        from trainer.data.loader import open_batches
+        from trainer.data.prepare import prepare
+        from trainer.loop import train
+
+        prepared = prepare(self.config.data)
+        # Loader workers first: they are forked before this process computes or tokenizes anything.
+        batches = open_batches(self.config.data, prepared, self.config.seed, attach_in_worker)
+        compute = build_compute(self.config, prepared.tokenizer.vocab_size)
+        self.record.facts = _facts(self.config, compute.device, prepared)
+        self.record.environment = record_environment()
+        self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
+        self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
+        telemetry.attach(self.recorder)
+        steps = train(self.config, compute, batches)
+
+        def close() -> None:
+            steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
+            batches.close()
+
+        return steps, close
+
+    def _turn(self, steps: Iterator[int], turn: int, settle: int, count: int) -> None:
+        assert self.recorder is not None
+        assert self.run_queue is not None
+        self.run_queue.find_threads()
+        self.recorder.turn = turn
+        # The first steps of a turn live on batches prefetched while this run stood still, and on cold caches.
+        self._take(steps, settle, warmup=True)
+        if self.host is not None:
+            self.host.start()
+        self._take(steps, count, warmup=False)
+        if self.host is not None:
+            self.host.stop()
+        sys.stdout.flush()
+
+    def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
+        assert self.recorder is not None
+        self.recorder.warmup = warmup
+        for _ in range(count):
+            next(steps)
+        self.recorder.pause()
+
+    def write(self) -> None:
+        """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
+        telemetry.attach(None)
+        self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
+        self.record.realtime_minus_monotonic_ns = time.time_ns() - time.monotonic_ns()
+        if self.recorder is not None:
+            self.folder.write_tables(
+                self.record.arm,
+                self.record.block,
+                steps_table(self.recorder),
+                spans_table(self.recorder, os.getpid(), threading.get_native_id(), rank=0),
+                self.host.samples if self.host is not None else {},
+            )
+        self.folder.write_run(self.record)
+
+
+def _facts(config: TrainerConfig, device: str, prepared: Any) -> dict[str, Any]:
+    import torch
+
+    from trainer.flops import flops_per_token, parameters
+    from trainer.model import resolve_shape
+
+    shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
+    return {
+        "parameters": parameters(shape),
+        "flops_per_token": flops_per_token(shape, config.data.sequence_length),
+        "vocab_size": shape.vocab_size,
+        "device": device,
+        "device_count": 1,
+        "threads": torch.get_num_threads(),
+        "workers": config.data.workers,
+        "torch": torch.__version__,
+        "tokenizer_fingerprint": prepared.tokenizer.fingerprint,
+        "corpus_fingerprint": prepared.corpus.fingerprint,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

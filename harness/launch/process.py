@@ -1,0 +1,127 @@
+"""The parent's side of one run: starts the process, gives it turns, stops it (SIGSTOP) while others have theirs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from harness.launch.child import Channel
+from harness.results import RunRecord, StudyFolder
+
+
+class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
+    """A run ended before it was told to; its record says why."""
+
+
+class RunProcess:
+    """One run in a process group of its own, so that its loader workers stop and end with it."""
+
+    def __init__(self, record: RunRecord, folder: StudyFolder, host: bool) -> None:
+        self.record = record
+        self._folder = folder
+        self._host = host
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+
+    def start(self) -> None:
+        """Start building; :meth:`wait_ready` waits for it."""
+        folder = self._folder.run(self.record.arm, self.record.block)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("run.json", "steps.parquet", "spans.parquet", "samples.parquet"):
+            (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
+        ours, theirs = socket.socketpair()
+        # One core's worth of settings is left to the scenario; only the tokenizers' own threads are ruled out.
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        with open(folder / "log.txt", "ab") as log, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness.launch.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._channel = Channel(ours)
+        self._channel.send({"record": asdict(self.record), "study": str(self._folder.path), "host": self._host})
+
+    def wait_ready(self) -> None:
+        """Block until the run is warm; RunFailed where it ended instead."""
+        self._expect("ready")
+
+    def turn(self, turn: int, settle: int, steps: int) -> None:
+        """Run ``settle`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
+        self._send({"do": "turn", "turn": turn, "settle": settle, "steps": steps})
+        self._expect("turn")
+
+    def finish(self) -> None:
+        """Let it write its tables and end; RunFailed where it could not."""
+        self._send({"do": "finish"})
+        self._expect("done")
+        assert self._process is not None
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Stop the run and its workers where they stand (SIGSTOP): they use no core until :meth:`go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the run and its workers at once; nothing more is written."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                pass  # ended in between
+
+    def _send(self, message: dict[str, object]) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.send(message)
+        except OSError:
+            self._fail(None)
+
+    def _expect(self, event: str) -> None:
+        assert self._channel is not None
+        try:
+            message = self._channel.receive()
+        except (EOFError, OSError):
+            self._fail(None)
+            return
+        if message["event"] != event:
+            self._fail(message.get("error"))
+
+    def _fail(self, error: str | None) -> None:
+        """Wait for the end, see to it that a run.json tells it, and raise."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._signal(signal.SIGKILL)
+        written = self._folder.read_record(self.record.arm, self.record.block)
+        if written is not None:
+            self.record = written
+        else:  # killed before it could say anything
+            self.record.status = "failed"
+            self.record.exit_code = code
+            self.record.error = error or _reason(code)
+            self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
+            self._folder.write_run(self.record)
+        raise RunFailed(self.record.error)
+
+
+def _reason(code: int) -> str:
+    if code >= 0:
+        return f"the process ended with status {code} and no word; see log.txt"
+    name = signal.Signals(-code).name
+    return f"the process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

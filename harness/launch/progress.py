@@ -1,0 +1,97 @@
+"""Live progress: a line that rewrites itself on a terminal (rich), plain lines in a batch log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+PLAIN_INTERVAL_S = 15.0  # a batch log wants a sign of life, not a film
+
+
+class Progress:
+    """Counts runs and steps; both views show runs done, steps per second and the time left."""
+
+    def __init__(self, total_runs: int, total_steps: int) -> None:
+        self._total_runs = total_runs
+        self._total_steps = max(total_steps, 1)
+        self._runs = 0
+        self._failed = 0
+        self._steps = 0
+        self._stepping_s = 0.0
+        self._doing = "starting"
+        self._begun_s = time.monotonic()
+        self._turn_begun_s = self._begun_s
+        self._said_s = self._begun_s
+        self._live: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            # Four refreshes a second: drawing is load on the cores that are being measured.
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._line)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def starting(self, arm: str, block: int) -> None:
+        self._doing = f"block {block}: starting {arm}"
+        self._maybe_say()
+
+    def turn(self, arm: str, block: int, turn: int, turns: int) -> None:
+        self._doing = f"block {block}: {arm}, turn {turn + 1}/{turns}"
+        self._turn_begun_s = time.monotonic()
+
+    def stepped(self, steps: int) -> None:
+        self._steps += steps
+        self._stepping_s += time.monotonic() - self._turn_begun_s
+        self._maybe_say()
+
+    def finished(self, arm: str, block: int) -> None:
+        self._runs += 1
+        self._doing = f"block {block}: {arm} done"
+        if self._live is None and self._runs == self._total_runs:
+            self._say()
+
+    def failed(self, arm: str, block: int, error: str) -> None:
+        self._failed += 1
+        self.note(f"run {arm}/{block} failed: {error}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        elapsed_s = time.monotonic() - self._begun_s
+        share = min(self._steps / self._total_steps, 1.0)
+        left = f"about {_clock(elapsed_s * (1 - share) / share)} left" if share > 0 else "time left unknown yet"
+        rate = f"{self._steps / self._stepping_s:.1f} steps/s" if self._stepping_s > 0 else "- steps/s"
+        failed = f", {self._failed} failed" if self._failed else ""
+        return (
+            f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone, {left} | {self._doing}"
+        )
+
+    def _maybe_say(self) -> None:
+        if self._live is None and time.monotonic() - self._said_s >= PLAIN_INTERVAL_S:
+            self._say()
+
+    def _say(self) -> None:
+        self._said_s = time.monotonic()
+        print(self._line(), file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

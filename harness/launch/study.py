@@ -1,0 +1,202 @@
+"""One study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.environment import record_environment
+from harness.launch.block import Turns, plan_turns, run_block
+from harness.launch.memory import choose_interleave, estimate_run_bytes
+from harness.launch.process import RunProcess
+from harness.launch.progress import Progress
+from harness.results import RunRecord, StudyFolder, StudyRecord
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.plan import Plan
+
+
+class Outcome(NamedTuple):
+    """Where the study lies and how it ended: done, failed (some run did) or interrupted."""
+
+    folder: Path
+    status: str
+
+
+def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Outcome:
+    """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work."""
+    configs = {arm.name: arm.config for arm in plan.arms}
+    _check_devices(configs)
+    needs = _prepare(configs)
+    interleave, reason = choose_interleave(
+        plan.scenario.interleave, needs, any(config.compute.device == "cuda" for config in configs.values())
+    )
+    record = StudyRecord(
+        scenario=plan.scenario.name,
+        question=plan.scenario.question,
+        status="running",
+        created_utc=_now(),
+        command=list(command),
+        scenario_file=source,
+        scenario_text=plan.scenario.model_dump(mode="json"),
+        interleave=interleave,
+        interleave_reason=reason,
+        blocks=len(plan.blocks),
+        order=[list(block) for block in plan.blocks],
+        arms=[{**asdict(arm), "config": arm.config.model_dump(mode="json")} for arm in plan.arms],
+        comparisons=[asdict(comparison) for comparison in plan.comparisons],
+        environment=record_environment(),
+    )
+    folder = _create_folder(out, plan.scenario.name)
+    print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
+    return _execute(folder, record)
+
+
+def resume_study(path: Path, command: Sequence[str]) -> Outcome:
+    """Run what a study still lacks: interrupted, failed or never started runs."""
+    folder = StudyFolder(path)
+    record = folder.read_study()
+    _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
+    record.notes.append(f"resumed {_now()}: {' '.join(command)}")
+    return _execute(folder, record)
+
+
+def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
+    configs = {arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms}
+    slice_steps = int(record.scenario_text["slice_steps"])
+    turns = {name: plan_turns(config, record.interleave, slice_steps) for name, config in configs.items()}
+    missing = [
+        [name for name in order if not _is_done(folder, name, block)] for block, order in enumerate(record.order)
+    ]
+    record.status = "running"
+    folder.write_study(record)
+    todo = [name for names in missing for name in names]
+    print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
+    interrupted = False
+    with _terminable(), Progress(len(todo), sum(turns[name].total_steps for name in todo)) as progress:
+        try:
+            for block, names in enumerate(missing):
+                if names:
+                    _run_block(folder, record, block, names, turns, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+            progress.note("interrupted: finished runs are kept")
+    everything = [_is_done(folder, name, block) for block, order in enumerate(record.order) for name in order]
+    record.status = "interrupted" if interrupted else "done" if all(everything) else "failed"
+    record.ended_utc = _now()
+    folder.write_study(record)
+    return Outcome(folder.path, record.status)
+
+
+def _run_block(
+    folder: StudyFolder,
+    record: StudyRecord,
+    block: int,
+    names: list[str],
+    turns: dict[str, Turns],
+    progress: Progress,
+) -> None:
+    arms = {arm["name"]: arm for arm in record.arms}
+    session = f"{block}-{secrets.token_hex(3)}"
+    processes = [
+        RunProcess(
+            RunRecord(
+                arm=name,
+                block=block,
+                status="interrupted",
+                control=arms[name]["control"],
+                of=arms[name]["of"],
+                session=session,
+                position=position,
+                interleave=record.interleave,
+                config=arms[name]["config"],
+                declared=arms[name]["declared"],
+            ),
+            folder,
+            host=bool(record.scenario_text["probes"]["host"]),
+        )
+        for position, name in enumerate(names)
+    ]
+    run_block(processes, turns, record.interleave, progress, most_starting=os.cpu_count() or 1)
+
+
+def _is_done(folder: StudyFolder, name: str, block: int) -> bool:
+    run = folder.read_record(name, block)
+    return run is not None and run.status == "done"
+
+
+def _prepare(configs: dict[str, TrainerConfig]) -> list[int]:
+    """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
+
+    Returns the estimated memory of each run in bytes. Raises InputError where an arm cannot work.
+    """
+    from trainer.data.prepare import prepare
+    from trainer.model import resolve_shape
+
+    prepared: dict[str, Any] = {}
+    needs = []
+    for config in configs.values():
+        data = config.data
+        key = json.dumps(
+            [data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length], sort_keys=True
+        )
+        if key not in prepared:
+            print(f"preparing data: {data.path}, sequence length {data.sequence_length}", file=sys.stderr)
+            prepared[key] = prepare(data)
+        vocab_size = prepared[key].tokenizer.vocab_size
+        resolve_shape(config.model, vocab_size, data.sequence_length)
+        needs.append(estimate_run_bytes(config, vocab_size))
+    return needs
+
+
+def _check_devices(configs: dict[str, TrainerConfig]) -> None:
+    """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would tell minutes later)."""
+    for name, config in configs.items():
+        if config.compute.device == "cuda" and not Path("/dev/nvidiactl").exists():
+            raise InputError(
+                f"arm {name}: compute.device: cuda, but there is no NVIDIA device here; allowed: auto, cpu"
+            )
+
+
+def _create_folder(out: Path, scenario: str) -> StudyFolder:
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    path = out / scenario / name
+    try:
+        path.mkdir(parents=True)
+        (path / ".writable").touch()
+        (path / ".writable").unlink()
+    except OSError as error:
+        raise InputError(
+            f"--out {out}: cannot write there ({error.strerror}); give a folder that can be written"
+        ) from error
+    return StudyFolder(path)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat SIGTERM (a batch system's notice) like Ctrl-C: finished runs are kept and reported."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,156 @@
+"""From a scenario to every run in order: arms with their controls, comparisons, and the order of each block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from harness.overrides import Nested, flatten, lookup, merge
+from harness.scenario import Control, Scenario
+from harness.scenario_checks import problems
+from harness.scenario_errors import did_you_mean
+from harness.scenario_yaml import MAX_ARMS, dotted
+from harness.variants import Variant, variants
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+# What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more.
+CONTROLS: dict[Control, Nested] = {
+    "a-a": {},
+    "ideal-data": {"data": {"replay": True, "workers": 0, "inject": None}},
+    "data-only": {"compute": {"work": "none", "inject": None}},
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration to run. ``declared``: the dotted keys it sets on top of base, with their values."""
+
+    name: str
+    control: str | None
+    of: str | None  # the arm that this control belongs to
+    declared: dict[str, Any]
+    config: TrainerConfig
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Names of two arms (no controls)."""
+
+    baseline: str
+    candidate: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``blocks[b]`` holds the names of all arms in the order that block b runs them."""
+
+    scenario: Scenario
+    arms: tuple[Arm, ...]
+    comparisons: tuple[Comparison, ...]
+    blocks: tuple[tuple[str, ...], ...]
+
+
+def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
+    """Every run of ``scenario``; ``arms`` are glob patterns that select arms, with or without their matrix point.
+
+    Controls of selected arms stay, and comparisons of which both sides are selected. InputError names ``source``.
+    """
+    for problem in problems(scenario):
+        raise InputError(f"{source}: {dotted(problem.path)}: {problem.message}")
+    plain = list(variants(scenario))
+    comparisons = list(_comparisons(scenario, plain))
+    kept = _selected(plain, arms)
+    baselines = {pair.baseline for pair in comparisons} or {one.name for one in plain if one.arm == plain[0].arm}
+    everything = list(_with_controls(scenario, kept, baselines))
+    if len(everything) > MAX_ARMS:
+        raise InputError(
+            f"{source}: arms: {len(everything)} arms ({len(kept)} without their controls); at most {MAX_ARMS}"
+        )
+    names = {one.name for one in kept}
+    return Plan(
+        scenario,
+        tuple(everything),
+        tuple(pair for pair in comparisons if pair.baseline in names and pair.candidate in names),
+        tuple(_order(scenario.seed, block, everything) for block in range(scenario.repeats)),
+    )
+
+
+def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[Comparison]:
+    before = list(scenario.arms)
+    pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare or ()]
+    if scenario.compare is None:
+        pairs = [(before[0], other) for other in before[1:]]
+    suffixes = dict.fromkeys(one.point.suffix for one in plain)
+    found: dict[Comparison, None] = {}
+    for baseline, candidate in pairs:
+        for suffix in suffixes if baseline in scenario.arms else ("",):
+            found[Comparison(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
+    yield from found
+
+
+def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant]:
+    def chosen(one: Variant, pattern: str) -> bool:
+        return fnmatchcase(one.name, pattern) or fnmatchcase(one.arm, pattern)
+
+    for pattern in patterns:
+        if not any(chosen(one, pattern) for one in plain):
+            names = dict.fromkeys(name for one in plain for name in (one.arm, one.name))
+            guess = did_you_mean(pattern, names) or ";"
+            shown = list(dict.fromkeys(one.arm for one in plain))
+            raise InputError(f"--arm {pattern}: no arm matches{guess} arms: {', '.join(shown)}")
+    return [one for one in plain if not patterns or any(chosen(one, pattern) for pattern in patterns)]
+
+
+def _with_controls(scenario: Scenario, plain: Iterable[Variant], baselines: set[str]) -> Iterator[Arm]:
+    for one in plain:
+        yield _arm(one.name, None, one, {})
+        for control in dict.fromkeys(scenario.controls):
+            if control != "a-a" or one.name in baselines:
+                yield _arm(f"{one.name}+{control}", control, one, CONTROLS[control])
+
+
+def _arm(name: str, control: Control | None, one: Variant, over: Nested) -> Arm:
+    config = TrainerConfig.model_validate(merge(one.nested, over), strict=True)
+    return Arm(name, control, one.name if control else None, flatten(merge(one.declared, over)), config)
+
+
+def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
+    names = [arm.name for arm in arms]
+    random.Random(f"{seed}/{block}").shuffle(names)
+    return tuple(names)
+
+
+def describe(plan: Plan) -> str:
+    """Every run in order as an aligned table, the declared keys as columns, and a line of counts."""
+    keys = list(dict.fromkeys(key for arm in plan.arms for key in arm.declared))
+    cells = {}
+    for arm in plan.arms:
+        config = arm.config.model_dump()
+        values = [_cell(arm.declared.get(key, lookup(config, key))) for key in keys]
+        cells[arm.name] = [arm.name, arm.control or "-", *values]
+    rows = [["run", "block", "arm", "control", *keys]]
+    for block, names in enumerate(plan.blocks):
+        rows += [[str(len(rows) + place), str(block), *cells[name]] for place, name in enumerate(names)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    controls = sum(arm.control is not None for arm in plan.arms)
+    plain = len(plan.arms) - controls
+    counts = (
+        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {len(plan.arms)} ({_count(plain, 'arm')}, "
+        f"{_count(controls, 'control')}); {_count(len(plan.comparisons), 'comparison')}"
+    )
+    return "\n".join([*lines, counts])
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "-" if value is None else str(value).lower()
+    return str(value).replace("\n", " ")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

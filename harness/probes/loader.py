@@ -1,0 +1,58 @@
+"""The recorder inside a loader worker: stage spans, shipped to the main process beside each batch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from time import monotonic_ns
+
+from trainer import telemetry
+from trainer.telemetry import BatchTrace, StageSpan
+
+
+class StageRecorder:
+    """Implements ``trainer.telemetry.Recorder`` in one loader worker, for stages only."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._pid = os.getpid()
+        self._tid = threading.get_native_id()
+        self._starts: list[int] = []
+        self._spans: list[StageSpan] = []
+        self._batches = 0
+
+    def enter(self, name: str) -> None:
+        self._starts.append(monotonic_ns())
+
+    def exit(self, name: str) -> None:
+        self._spans.append(StageSpan(name, self._starts.pop(), monotonic_ns()))
+
+    def step(self, index: int) -> None:
+        raise AssertionError("a loader worker has no steps")
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        raise AssertionError("a loader worker receives no batches")
+
+    def loss(self, step: int, value: float) -> None:
+        raise AssertionError("a loader worker has no loss")
+
+    def take(self) -> BatchTrace:
+        spans, self._spans = tuple(self._spans), []
+        self._batches += 1
+        return BatchTrace(self._pid, self._tid, self._role, self._batches - 1, spans)
+
+
+def attach_in_worker(worker_id: int) -> None:
+    """The loader's ``worker_init`` hook: record stages in this worker, and end it when its parent ends."""
+    die_with_parent()
+    telemetry.attach(StageRecorder(f"loader-{worker_id}"))
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends: a stopped (SIGSTOP) child would otherwise stay for ever."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # linux/prctl.h
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)

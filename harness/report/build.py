@@ -1,0 +1,40 @@
+"""Builds a study's report from its folder alone: summary.md, summary.json, plots/ and timeline.json.gz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.analysis.study import StudyReport, analyse
+from harness.report import markdown, perfetto
+from harness.report.summary import summary
+from harness.results import StudyFolder, write_bytes, write_json, write_text
+
+
+def build_report(folder: Path) -> list[str]:
+    """Analyse the study in ``folder`` and write its report there; returns the verdict sentences.
+
+    Works on what is there: runs may have failed, be missing or still be to come, and the report says so at its top.
+    Raises InputError where ``folder`` is not a study.
+    """
+    study = StudyFolder(folder)
+    record = study.read_study()
+    runs = list(study.runs())
+    report = analyse(record, runs)
+    pictures = draw(report, study)
+    write_bytes(study.timeline, perfetto.timeline(record, runs))
+    write_json(study.summary_json, summary(report))
+    write_text(study.summary_md, markdown.summary(report, pictures))
+    return [comparison.sentence for comparison in report.comparisons]
+
+
+def draw(report: StudyReport, study: StudyFolder) -> list[str]:
+    """Write the pictures that have something to show; returns their names. Pictures of an earlier report go."""
+    from harness.report import plots  # matplotlib costs a second of import
+
+    pictures = plots.pictures(report)
+    for name in plots.NAMES:
+        if name in pictures:
+            write_bytes(study.plots / name, pictures[name])
+        else:
+            (study.plots / name).unlink(missing_ok=True)
+    return list(pictures)

@@ -1,0 +1,113 @@
+"""Scenario files: a question, a base configuration, arms, controls, comparisons, probes, repeats.
+
+Relative paths inside a configuration (``data.corpus.parquet``, tokenizer files) are relative to the current directory,
+``extends`` to the file that says it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from trainer.config import Config
+
+Control = Literal["a-a", "ideal-data", "data-only"]
+MAX_NAME = 80  # bytes; the matrix point and the control are added to it, and a folder name may have 255
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def _folder_name(name: str) -> str:
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ValueError(
+            f"not usable as a folder name; allowed: letters, digits, '.', '_', '-', "
+            f"first a letter, digit or '_', at most {MAX_NAME} characters"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_folder_name)]
+
+
+class Compare(Config):
+    """Two arms: names before the matrix (then compared at each of its points), or both exact names of matrix arms."""
+
+    baseline: str
+    candidate: str
+
+
+class ProbesConfig(Config):
+    """What is measured besides the steps."""
+
+    host: bool = True
+    """CPU use of the run and of other processes, and memory, once per turn."""
+    timeline_steps: int = Field(20, ge=1, le=10_000)
+    """Steps shown in timeline.json.gz (a window from the first measured step on)."""
+
+
+class Scenario(Config):
+    """One scenario file, resolved: ``extends`` is merged, dotted keys of ``base`` are nested."""
+
+    name: Name
+    """Names the study's folder under results/."""
+    question: str
+    """What the scenario answers; the report's first line."""
+    extends: str | None = None
+    """Another scenario file, relative to this one; this file is laid over it, key by key (lists are replaced)."""
+    base: dict[str, Any] = Field(default_factory=dict)
+    """The trainer's configuration that all arms share; nested or dotted keys."""
+    arms: Annotated[dict[Name, dict[str, Any] | None], Field(min_length=1)]
+    """Named variants: dotted keys and the values that differ from base; null differs in nothing."""
+    matrix: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """Dotted keys and their values: every arm is run with every combination."""
+    controls: list[Control] = Field(default_factory=list)
+    """Automatic variants of every arm; a-a only of baselines."""
+    compare: list[Compare] | None = None
+    """Default: the first arm is the baseline of every other."""
+    repeats: int = Field(5, ge=1, le=1000)
+    """Blocks: each holds every arm once. Fewer than 5 seldom decide anything."""
+    interleave: Literal["auto", "slices", "runs"] = "auto"
+    """slices: the arms of a block stay alive and take turns; runs: one by one; auto: slices where memory allows."""
+    slice_steps: int = Field(10, ge=1, le=100_000)
+    """Measured steps of one turn with interleave: slices."""
+    seed: int = 0
+    """Seed of the order of arms within blocks (base.seed is the trainer's)."""
+    probes: ProbesConfig = ProbesConfig()
+
+
+def load_scenario(
+    path: str | Path, sets: list[str] | None = None, *, repeats: int | None = None, interleave: str | None = None
+) -> Scenario:
+    """Read, extend, override and check the scenario file at ``path``.
+
+    ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
+    (``repeats=3``). Raises InputError with one line (file, line, dotted key, what is allowed) for anything wrong.
+    """
+    from harness.scenario_checks import problems  # these need the models above
+    from harness.scenario_errors import Problem, first_error, problems_of
+    from harness.scenario_file import apply_option, apply_set, read_merged
+
+    document = read_merged(Path(path))
+    for text in sets or ():
+        apply_set(document, text)
+    for option, value in (("repeats", repeats), ("interleave", interleave)):
+        if value is not None:
+            apply_option(document, option, value)
+    found: list[Problem] = []
+    data = {key: value for key, value in document.data.items() if value is not None}
+    try:
+        scenario = Scenario.model_validate(data, strict=True)
+    except ValidationError as error:
+        found += [problem for _, problem in problems_of(error, Scenario)]
+        bad = {str(problem.path[0]) for problem in found}
+        if bad & {"arms", "matrix"}:
+            bad.add("compare")  # its names would not be found
+        rest = {"name": "unknown", "question": "", "arms": {"unknown": None}}
+        rest |= {key: value for key, value in data.items() if key not in bad}
+        scenario = Scenario.model_validate(rest, strict=True)
+    error_line = first_error([*found, *problems(scenario)], document)
+    if error_line:
+        raise error_line
+    return scenario

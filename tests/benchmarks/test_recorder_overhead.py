@@ -1,0 +1,67 @@
+"""What the always-on ledger costs: 10 ms steps with the recorder on and off, in turns, as one ratio.
+
+`make bench` prints it. The ratio is in the benchmark's extra_info: nothing is asserted about a time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter_ns
+
+import torch
+
+from harness.probes.run_queue import RunQueue
+from harness.probes.steps import StepRecorder
+from trainer import telemetry
+from trainer.compute import InjectedCompute, NoCompute
+from trainer.config import ComputeInject, TrainerConfig
+from trainer.data.batch import Batch
+from trainer.loop import train
+
+STEPS_PER_TURN = 10
+TURNS = 40
+
+
+def test_recorder_overhead_on_a_10_ms_step(benchmark) -> None:
+    config = TrainerConfig()
+    compute = InjectedCompute(NoCompute(), ComputeInject(forward_ms=3, backward_ms=5, optimizer_ms=2), seed=0)
+    batch = Batch(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long), None, 2, 1, 1)
+
+    def batches():
+        while True:
+            with telemetry.span("read"):
+                pass
+            with telemetry.span("tokenize"):
+                pass
+            with telemetry.span("pack"):
+                pass
+            batch.trace = telemetry.take()
+            yield batch
+
+    steps = train(config, compute, batches())
+    run_queue = RunQueue(compute_threads=True)
+    run_queue.find_threads()
+    recorder = StepRecorder(run_queue if run_queue.available else None)
+
+    def turn(on: bool) -> float:
+        telemetry.attach(recorder if on else None)
+        start = perf_counter_ns()
+        for _ in range(STEPS_PER_TURN):
+            next(steps)
+        elapsed = perf_counter_ns() - start
+        recorder.pause()
+        telemetry.attach(None)
+        return elapsed / STEPS_PER_TURN
+
+    def compare() -> list[float]:
+        ratios = []
+        for index in range(TURNS):
+            first = bool(index % 2)  # ABBA: on-off, off-on
+            times = {on: turn(on) for on in (first, not first)}
+            ratios.append(times[True] / times[False])
+        return ratios
+
+    ratios = benchmark.pedantic(compare, rounds=1)
+    low, median, high = statistics.quantiles(ratios, n=4)
+    benchmark.extra_info["recorder_on_over_off"] = {"q25": low, "median": median, "q75": high, "turns": TURNS}
+    print(f"\nrecorder on / off, 10 ms steps: median {median:.5f} (quartiles {low:.5f} to {high:.5f}, {TURNS} pairs)")

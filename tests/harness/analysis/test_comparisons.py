@@ -1,0 +1,168 @@
+"""Verdicts against studies whose truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+
+from harness.analysis.study import analyse
+from tests.harness.synthetic import Arm, build
+
+QUIET = {"block": 0.003, "turn": 0.004, "step": 0.01}
+BASE = Arm("text-padded")
+FASTER_DATA = Arm("tokens-padded", tokenize=0.0, read=0.05, pack=0.05, declared={"data.path": "tokens-padded"})
+
+
+def slower(factor):
+    compute = {phase: cost * factor for phase, cost in BASE.compute.items()}
+    return Arm("slower", compute=compute, read=0.1 * factor, tokenize=factor, pack=0.2 * factor)
+
+
+def compared(arms, pair, **how):
+    return analyse(*build(arms, [pair], **how)).comparisons[0]
+
+
+def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
+    results = []
+    for seed in range(40):
+        arms = [BASE, slower(1.05), *BASE.controls("a-a")]
+        results.append(compared(arms, ("text-padded", "slower"), seed=seed, noise=QUIET))
+    assert sum(c.verdict == "loss" for c in results) >= 38
+    assert sum(c.measured.ci_low <= 1 / 1.05 <= c.measured.ci_high for c in results) >= 36
+    assert "loss of" in results[0].sentence
+
+
+def test_no_change_is_called_none_in_at_least_95_percent_of_the_studies():
+    verdicts = [compared([BASE, slower(1.0)], ("text-padded", "slower"), seed=seed).verdict for seed in range(100)]
+    assert verdicts.count("none") >= 95
+
+
+def test_gains_and_losses_change_places_with_the_arms():
+    arms = [BASE, slower(1.2)]
+    forward, back = (compared(arms, pair) for pair in (("text-padded", "slower"), ("slower", "text-padded")))
+    assert (forward.verdict, back.verdict) == ("loss", "gain")
+    assert forward.measured.median == pytest.approx(1 / back.measured.median)
+
+
+def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_says_why():
+    """The founding case: the data path alone is 13 times as fast, the step is not."""
+    hidden = Arm("text", workers=1, tokenize=4.0)
+    quick = Arm("tokens", workers=1, tokenize=0.0, read=0.3, pack=0.02)
+    controls = [*hidden.controls("a-a", "ideal-data", "data-only"), *quick.controls("data-only")]
+    c = compared([hidden, quick, *controls], ("text", "tokens"))
+    assert c.verdict == "none"
+    assert c.isolated.median == pytest.approx(4.3 / 0.32, rel=0.1)
+    assert c.ceiling.median == pytest.approx(1.0, abs=0.001)
+    assert c.ideal.ci_low <= 1.0 <= c.ideal.ci_high
+    assert "In isolation its data path is" in c.sentence
+    assert ", but text hardly waits for data" in c.sentence
+    assert "tokenize hidden behind the step" in c.sentence
+    assert "disagree" not in c.sentence
+
+
+def test_an_exposed_cost_shows_in_ceiling_ideal_and_measured_alike():
+    base = Arm("slow-data", tokenize=10.0)
+    c = compared([base, FASTER_DATA, *base.controls("a-a", "ideal-data")], ("slow-data", "tokens-padded"))
+    truth = (29.72 + 10.3) / 29.72
+    assert c.ceiling.median == pytest.approx(truth, rel=0.02)
+    assert c.ideal.median == pytest.approx(truth, rel=0.02)
+    assert c.measured.median == pytest.approx(40.02 / 29.82, rel=0.02)
+    assert c.verdict == "gain"
+    assert "slow-data waits for data" in c.sentence
+    assert "disagree" not in c.sentence
+
+
+def test_padding_is_told_apart_from_speed():
+    packed = Arm("stream", trained=2040)
+    padded = Arm("padded", trained=850)
+    c = compared([padded, packed], ("padded", "stream"))
+    assert c.verdict == "gain"
+    assert c.measured.median == pytest.approx(2.4, rel=0.03)
+    assert c.tokens_ratio.ci_low <= 1 <= c.tokens_ratio.ci_high
+    assert "in trained tokens/s with 2.40x as many of them per step (2.4" in c.sentence
+    assert "Steps take the same time (" in c.sentence
+    assert any("useful tokens" in line for line in c.confounds)
+
+
+def test_a_larger_batch_is_told_apart_from_speed():
+    c = compared([BASE, Arm("batch-2", tokens=4096, trained=3800)], ("text-padded", "batch-2"))
+    assert "with 2.00x as many of them per step" in c.sentence
+    assert "Steps take the same time" in c.sentence
+    both = compared([BASE, Arm("both", tokens=4096, trained=1900)], ("text-padded", "both"))
+    assert both.verdict == "none"
+    assert "for 2.00x as many positions, padding included" in both.sentence
+
+
+def test_contention_makes_the_witnesses_disagree_and_is_named():
+    base = Arm("busy", workers=1, contended=6.0, compute={"forward": 36.0})
+    ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": 30.0})
+    c = compared([base, FASTER_DATA, ideal], ("busy", "tokens-padded"))
+    assert c.ideal.median == pytest.approx(1.2, rel=0.02)
+    assert "Witnesses disagree: busy with ideal data is" in c.sentence
+    assert "contended: 6.00 ms per step" in c.sentence
+
+
+def test_a_gain_above_the_ceiling_is_named():
+    c = compared([BASE, Arm("smaller-model", compute={"forward": 10.0})], ("text-padded", "smaller-model"))
+    assert "more than the wait for data changed" in c.sentence
+
+
+def test_the_noise_floor_silences_a_difference_that_the_twin_shows_too():
+    twin = BASE.variant("a-a", compute={"forward": 9.0, "backward": 20.0, "optimizer": 3.0})
+    arms = [BASE, slower(1.03), twin]
+    c = compared(arms, ("text-padded", "slower"), noise={"block": 0.0, "turn": 0.0, "step": 0.001})
+    assert c.measured.ci_high < 1
+    assert c.noise_floor > 0.03
+    assert c.verdict == "none"
+    assert "does not clear the noise floor" in c.sentence
+    without = compared(arms[:2], ("text-padded", "slower"), noise={"block": 0.0, "turn": 0.0, "step": 0.001})
+    assert without.verdict == "loss"
+    assert "noise floor unknown: no finished a-a control" in without.sentence
+
+
+def test_another_arms_twin_serves_as_floor_and_is_named():
+    c = compared([BASE, slower(1.2), *BASE.controls("a-a")], ("slower", "text-padded"))
+    assert c.noise_floor is not None
+    assert "measured on text-padded" in c.sentence
+
+
+def test_two_blocks_leave_it_undecided_and_say_what_to_do():
+    c = compared([BASE, slower(1.5)], ("text-padded", "slower"), blocks=2)
+    assert c.verdict == "none"
+    assert c.measured.ci_low is None
+    assert "undecided" in c.sentence
+    assert "--repeats" in c.sentence
+
+
+def test_an_arm_that_never_finished_is_present_with_its_reason():
+    c = compared([BASE, Arm("gone", failed_blocks=tuple(range(5)))], ("text-padded", "gone"))
+    assert c.verdict == "none"
+    assert c.measured is None
+    assert c.sentence.startswith("gone against text-padded: not measured (no finished run of gone")
+    assert "killed by signal 9" in c.sentence
+
+
+def test_arms_that_share_no_block_are_not_compared():
+    first, second = Arm("first", failed_blocks=(1, 2)), Arm("second", failed_blocks=(0,))
+    assert "no block in which both finished" in compared([first, second], ("first", "second"), blocks=3).sentence
+
+
+def test_runs_one_after_the_other_are_paired_by_block():
+    c = compared([BASE, slower(1.3)], ("text-padded", "slower"), interleave="runs", noise=QUIET)
+    assert c.verdict == "loss"
+    assert c.measured.median == pytest.approx(1 / 1.3, rel=0.02)
+
+
+def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
+    study, runs = build([BASE, slower(1.2)], [("text-padded", "slower")])
+    for run in runs:
+        index = {name: i for i, name in enumerate(run.steps.column_names)}
+        for name in ("tokens", "trained_tokens", "exposed_read_ns", "hidden_read_ns", "contended_ns"):
+            field = run.steps.schema.field(name)
+            run.steps = run.steps.set_column(index[name], field, pa.nulls(len(run.steps), field.type))
+    c = analyse(study, runs).comparisons[0]
+    assert c.measure == "steps/s"
+    assert c.verdict == "loss"
+    assert math.isclose(c.measured.median, 1 / 1.2, rel_tol=0.02)

@@ -1,0 +1,65 @@
+"""Each kind of undeclared difference is listed, declared ones are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.analysis.confounds import flatten
+from harness.analysis.study import analyse
+from tests.harness.synthetic import Arm, build
+
+BASE = Arm("base")
+
+
+def listed(candidate, base=BASE, **how):
+    return analyse(*build([base, candidate], [("base", candidate.name)], **how)).comparisons[0].confounds
+
+
+def test_arms_that_differ_in_nothing_have_no_confounds():
+    assert listed(Arm("twin")) == []
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        (Arm("c", config={"data.batch_size": 16}), "undeclared configuration: data.batch_size is 8 against 16"),
+        (Arm("c", config={"model.layers": 2}), "undeclared configuration: model.layers is None against 2"),
+        (Arm("c", trained=1000), "useful tokens: 93 % of the positions"),
+        (Arm("c", environment={"git_commit": "fffffff"}), "environment: git_commit is '0123abc' against 'fffffff'"),
+        (Arm("c", facts={"device_count": 2}), "device_count is 1 against 2"),
+        (Arm("c", facts={"threads": 1}), "threads is 2 against 1"),
+        (Arm("c", other_cpu_cores=0.5), "host load by other processes: 0.02 cores during base, 0.50 during c"),
+        (Arm("c", failed_blocks=(1,)), "c did not finish block 1"),
+        (Arm("c", failed_blocks=(1, 3)), "base has 5 finished blocks, c has 3"),
+        (Arm("c", failed_blocks=(1,)), "compared over 4 of 5 planned blocks"),
+    ],
+)
+def test_an_undeclared_difference_is_listed(candidate, words):
+    assert any(words in line for line in listed(candidate)), listed(candidate)
+
+
+def test_declared_differences_are_not_listed():
+    assert listed(Arm("c", declared={"data.batch_size": 16})) == []
+    assert listed(Arm("c", declared={"compute.threads": 1}, facts={"threads": 1})) == []
+    assert listed(Arm("c", declared={"data.tokenizer.train.vocab_size": 500}, facts={"vocab_size": 500})) == []
+
+
+def test_a_declared_key_brings_the_defaults_of_its_section_along():
+    inject = {"declared": {"data.inject.read_ms": 5}, "config": {"data.inject.how": "busy"}}
+    assert listed(Arm("c", **inject)) == []
+    assert listed(Arm("c", config={"data.inject.how": "busy"})) != []
+
+
+def test_a_declared_key_does_not_excuse_its_neighbour():
+    lines = listed(Arm("c", declared={"data.batch_size": 16}, config={"data.batch_sizes": 1}))
+    assert lines == ["undeclared configuration: data.batch_sizes is None against 1"]
+
+
+def test_a_difference_in_one_block_only_is_listed_once():
+    study, runs = build([BASE, Arm("c")], [("base", "c")])
+    runs[-1].record.session = "another"
+    assert analyse(study, runs).comparisons[0].confounds == ["not alternated in time: different sessions in block 4"]
+
+
+def test_flatten_keeps_empty_sections():
+    assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "a.c": {}, "d": None}

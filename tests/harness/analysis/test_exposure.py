@@ -1,0 +1,87 @@
+"""Splitting waits: by hand-worked examples and by properties that must hold for any spans."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.analysis.exposure import Wait, attribute, hidden, split_wait
+from harness.results import STAGES
+from trainer.telemetry import StageSpan
+
+READ, TOKENIZE, PACK = StageSpan("read", 0, 10), StageSpan("tokenize", 10, 40), StageSpan("pack", 40, 45)
+TIMES = st.integers(0, 1_000)
+SPANS = st.lists(
+    st.tuples(st.sampled_from(["read", "tokenize", "pack", "transfer", "elsewhere"]), TIMES, TIMES).map(
+        lambda t: StageSpan(t[0], min(t[1:]), max(t[1:]))
+    ),
+    max_size=8,
+)
+WAITS = st.tuples(TIMES, TIMES).map(lambda t: (min(t), max(t)))
+
+
+def test_a_wait_that_begins_in_the_middle_of_a_stage():
+    assert split_wait((30, 60), [READ, TOKENIZE, PACK]) == {"read": 0, "tokenize": 10, "pack": 5, "transfer": 15}
+    assert hidden((30, 60), [READ, TOKENIZE, PACK]) == {"read": 10, "tokenize": 20, "pack": 0, "transfer": 0}
+
+
+def test_a_batch_that_was_ready_is_all_transfer_and_its_stages_all_hidden():
+    assert split_wait((100, 103), [READ, TOKENIZE, PACK]) == {"read": 0, "tokenize": 0, "pack": 0, "transfer": 3}
+    assert hidden((100, 103), [READ, TOKENIZE, PACK]) == {"read": 10, "tokenize": 30, "pack": 5, "transfer": 0}
+
+
+def test_an_inline_loader_hides_nothing_and_gaps_are_transfer():
+    assert split_wait((-2, 50), [READ, TOKENIZE, PACK]) == {"read": 10, "tokenize": 30, "pack": 5, "transfer": 7}
+    assert set(hidden((-2, 50), [READ, TOKENIZE, PACK]).values()) == {0}
+
+
+def test_nested_spans_belong_to_the_innermost():
+    nested = [StageSpan("read", 0, 100), StageSpan("tokenize", 20, 50)]
+    assert split_wait((0, 100), nested) == {"read": 70, "tokenize": 30, "pack": 0, "transfer": 0}
+
+
+def test_a_wait_cannot_end_before_it_starts():
+    with pytest.raises(ValueError, match="cannot end"):
+        split_wait((10, 9), [])
+
+
+@given(WAITS, SPANS)
+def test_exposed_sums_to_the_wait_exactly_and_nothing_is_negative(wait, spans):
+    exposed = split_wait(wait, spans)
+    assert set(exposed) == set(STAGES)
+    assert sum(exposed.values()) == wait[1] - wait[0]
+    assert min(exposed.values()) >= 0
+
+
+@given(WAITS, SPANS)
+def test_exposed_and_hidden_together_cover_the_spans_once(wait, spans):
+    exposed, outside = split_wait(wait, spans), hidden(wait, spans)
+    covered = {t for s in spans if s.name in ("read", "tokenize", "pack", "transfer") for t in range(*s[1:])}
+    inside = sum(t in covered for t in range(*wait))
+    own_transfer = exposed["transfer"] - (wait[1] - wait[0] - inside)  # a span named transfer, inside the wait
+    assert sum(exposed[s] for s in ("read", "tokenize", "pack")) + own_transfer == inside
+    assert sum(outside.values()) <= len(covered) - inside
+    if all(s.name != "transfer" for s in spans):
+        assert sum(outside.values()) == len(covered) - inside
+
+
+@given(WAITS, SPANS, st.integers(-500, 500))
+def test_only_differences_of_the_clock_matter(wait, spans, shift):
+    moved = [StageSpan(s.name, s.start_ns + shift, s.end_ns + shift) for s in spans]
+    assert split_wait((wait[0] + shift, wait[1] + shift), moved) == split_wait(wait, spans)
+
+
+def test_micro_batches_of_a_step_add_up():
+    second = [StageSpan("tokenize", 60, 90)]
+    columns = attribute([Wait(1, 30, 60, 7), (1, 70, 95, 8)], {7: [READ, TOKENIZE, PACK], 8: second}, steps=3)
+    assert columns["exposed_tokenize_ns"] == [0, 30, 0]
+    assert columns["hidden_tokenize_ns"] == [0, 30, 0]
+    assert columns["exposed_transfer_ns"] == [0, 20, 0]
+    assert sum(columns[f"exposed_{stage}_ns"][1] for stage in STAGES) == 30 + 25
+
+
+def test_a_batch_nobody_told_about_is_null_not_zero():
+    columns = attribute([(0, 0, 10, 0), (1, 20, 25, 1)], {1: []}, steps=2)
+    assert columns["exposed_tokenize_ns"] == [None, 0]
+    assert columns["exposed_transfer_ns"] == [None, 5]

@@ -1,0 +1,57 @@
+"""A run's ledger against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from harness.analysis.ledger import measure
+from harness.results import PHASES, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from tests.harness.synthetic import Arm, build
+
+
+def run_of(rows, **record):
+    columns = {name: [row.get(name) for row in rows] for name, _ in STEP_COLUMNS}
+    table = pa.table(columns, schema=arrow_schema(STEP_COLUMNS))
+    return RunData(RunRecord(arm="a", block=0, status="done", **record), table, None, None)
+
+
+def row(wall_ms, turn=0, warmup=False, **others):
+    phases = {f"{phase}_ns": 0 for phase in PHASES}
+    phases |= {"fetch_ns": int(wall_ms * 0.25e6), "forward_ns": int(wall_ms * 0.75e6)}
+    return {"turn": turn, "warmup": warmup, "wall_ns": int(wall_ms * 1e6), **phases, **others}
+
+
+def test_warmup_is_left_out_and_turns_are_apart():
+    rows = [row(1000, warmup=True, tokens=7), row(10, tokens=100), row(30, tokens=100), row(20, turn=1, tokens=100)]
+    ledger = measure(run_of(rows))
+    assert ledger.turns[0].tokens_per_s == pytest.approx(200 / 0.040)
+    assert ledger.turns[1].tokens_per_s == pytest.approx(100 / 0.020)
+    assert ledger.turns[0].step_ms == pytest.approx(20)
+    assert ledger.phase_ms["fetch"] == pytest.approx(5)
+    assert sum(ledger.phase_ms.values()) == pytest.approx(ledger.mean_step_ms)
+
+
+def test_what_was_not_measured_is_none_and_never_zero():
+    ledger = measure(run_of([row(10), row(10, exposed_read_ns=2_000_000)]))
+    assert ledger.turns[0].tokens_per_s is None
+    assert ledger.contended_ms is None
+    assert ledger.loss is None
+    assert ledger.exposed_ms == {"read": 2.0}
+    assert ledger.hidden_ms == {}
+    assert measure(run_of([row(10)])).waited_ms == pytest.approx(2.5)  # the fetch phase, where stages are unknown
+
+
+@pytest.mark.parametrize("rows", [[], [row(10, warmup=True)]])
+def test_a_run_without_measured_steps_has_no_ledger(rows):
+    assert measure(run_of(rows)) is None
+
+
+def test_a_failed_run_has_no_ledger():
+    _, runs = build([Arm("a", failed_blocks=(0,))], blocks=1)
+    assert measure(runs[0]) is None
+
+
+def test_other_processes_load_is_the_median_of_the_host_samples():
+    _, runs = build([Arm("a", other_cpu_cores=0.7)], blocks=1)
+    assert measure(runs[0]).other_cpu_cores == pytest.approx(0.7)

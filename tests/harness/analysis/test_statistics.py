@@ -1,0 +1,126 @@
+"""The intervals must cover a known truth as often as they claim, and treat baseline and candidate alike."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.analysis.statistics import Estimate, estimate, paired_ratio, student_t
+
+POSITIVE = st.floats(1e-3, 1e6)
+VALUES = st.dictionaries(
+    st.integers(0, 9), st.dictionaries(st.integers(0, 5), POSITIVE, min_size=1, max_size=6), min_size=1, max_size=8
+)
+
+
+def simulate(generator, blocks, turns, block_noise, turn_noise, log_ratio):
+    """Two arms whose blocks and turns scatter around a true ratio: {block: {turn: value}} for each."""
+    baseline, candidate = {}, {}
+    for block in range(blocks):
+        shift = generator.normal(0, block_noise)
+        base = generator.normal(0, 0.3)  # what both arms of a block share (a slow day) must cancel
+        noise = generator.normal(0, turn_noise / math.sqrt(2), (2, turns))
+        baseline[block] = {turn: 1000 * math.exp(base + noise[0, turn]) for turn in range(turns)}
+        candidate[block] = {turn: 1000 * math.exp(base + log_ratio + shift + noise[1, turn]) for turn in range(turns)}
+    return baseline, candidate
+
+
+@pytest.mark.parametrize("blocks", [3, 5, 8])
+@pytest.mark.parametrize(("block_noise", "turn_noise"), [(0.02, 0.0), (0.02, 0.02), (0.0, 0.02)])
+def test_the_interval_covers_the_truth(blocks, block_noise, turn_noise):
+    generator = np.random.default_rng(7)
+    covered = []
+    for _ in range(200):
+        arms = simulate(generator, blocks, 4, block_noise, turn_noise, log_ratio=-0.05)
+        ratio = paired_ratio(*arms, dict.fromkeys(range(blocks), True))
+        covered.append(ratio.ci_low <= math.exp(-0.05) <= ratio.ci_high)
+    assert np.mean(covered) >= 0.91  # claims 0.95; the standard error of 200 trials is 0.015
+
+
+def test_more_blocks_narrow_the_interval():
+    widths = []
+    for blocks in (3, 6, 12):
+        generator = np.random.default_rng(1)
+        ratios = [paired_ratio(*simulate(generator, blocks, 4, 0.02, 0.02, 0.0)) for _ in range(50)]
+        widths.append(np.median([ratio.ci_high - ratio.ci_low for ratio in ratios]))
+    assert widths[0] > 1.5 * widths[1] > 2 * widths[2]
+
+
+def test_pairing_by_turn_cancels_a_drift_that_pairing_by_block_cannot():
+    drift = [1.0, 0.5, 2.0, 0.8]
+    baseline = {block: {turn: 100 * drift[turn] for turn in range(4)} for block in range(3)}
+    candidate = {block: {turn: 110 * drift[turn] for turn in (0, 1, 2)} for block in range(3)}  # turn 3 was lost
+    by_turn = paired_ratio(baseline, candidate, dict.fromkeys(range(3), True))
+    assert by_turn.median == pytest.approx(1.1)
+    assert by_turn.ci_low == pytest.approx(1.1)
+    assert paired_ratio(baseline, candidate).median != pytest.approx(1.1, rel=0.01)
+
+
+@given(VALUES, VALUES, st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired):
+    by_turn = dict.fromkeys(range(10), paired)
+    ratio, swapped = paired_ratio(first, second, by_turn), paired_ratio(second, first, by_turn)
+    if ratio is None:
+        assert swapped is None
+        return
+    assert_same(ratio, swapped.inverse())
+
+
+@given(VALUES, st.floats(0.01, 100))
+@settings(max_examples=50, deadline=None)
+def test_scaling_all_values_scales_the_estimate(values, factor):
+    scaled = {block: {turn: value * factor for turn, value in turns.items()} for block, turns in values.items()}
+    first, second = estimate(values), estimate(scaled)
+    assert second.median == pytest.approx(first.median * factor)
+    if first.ci_low is not None:
+        assert second.ci_low == pytest.approx(first.ci_low * factor)
+        assert first.ci_low <= first.median <= first.ci_high
+
+
+@given(VALUES, VALUES, st.randoms())
+@settings(max_examples=50, deadline=None)
+def test_the_order_of_blocks_and_turns_does_not_matter(first, second, random):
+    def shuffled(values):
+        blocks = list(values.items())
+        random.shuffle(blocks)
+        return {block: dict(random.sample(list(turns.items()), len(turns))) for block, turns in blocks}
+
+    assert paired_ratio(first, second) == paired_ratio(shuffled(first), shuffled(second))
+
+
+def test_two_blocks_give_a_median_but_no_interval():
+    assert estimate({0: {0: 2.0}, 1: {0: 8.0}}) == Estimate(pytest.approx(4.0), None, None, 2)
+    assert estimate({}) is None
+    assert paired_ratio({0: {0: 1.0}}, {1: {0: 1.0}}) is None
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "quantile"),
+    # published two-sided tables (Abramowitz and Stegun, table 26.10)
+    [
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 3, 3.182),
+        (0.975, 7, 2.365),
+        (0.975, 30, 2.042),
+        (0.95, 10, 1.812),
+        (0.995, 5, 4.032),
+        (0.5, 4, 0.0),
+    ],
+)
+def test_student_quantiles_match_published_tables(probability, freedom, quantile):
+    assert student_t(probability, freedom) == pytest.approx(quantile, abs=5e-4)
+
+
+def assert_same(first, second):
+    assert first.n == second.n
+    for name in ("median", "ci_low", "ci_high"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one == pytest.approx(other, rel=1e-6)

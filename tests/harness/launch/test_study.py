@@ -1,0 +1,239 @@
+"""Studies through the real entry point: real processes, real data, tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.results import StudyFolder
+
+pytestmark = pytest.mark.slow
+
+SCENARIO = """
+name: tiny
+question: Does it hold together?
+base:
+  model: {layers: 1, width: 32}
+  data:
+    corpus: {builtin: python-docs, documents: 60}
+    tokenizer: {train: {vocab_size: 512}}
+    sequence_length: 16
+    batch_size: 2
+  steps: 6
+  warmup_steps: 1
+arms:
+  text: {data.path: text-padded}
+  tokens: {data.path: tokens-padded, data.workers: 1}
+repeats: 2
+slice_steps: 3
+"""
+
+
+def harness(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True, **options)
+
+
+def scenario(folder: Path, text: str = SCENARIO) -> str:
+    path = folder / "tiny.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def only_study(out: Path) -> StudyFolder:
+    (path,) = (out / "tiny").iterdir()
+    return StudyFolder(path)
+
+
+@pytest.mark.parametrize("interleave", ["slices", "runs"])
+def test_a_study_leaves_what_the_contract_says(tmp_path: Path, interleave: str) -> None:
+    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), "--interleave", interleave)
+    assert done.returncode == 0, done.stderr
+    assert "tokens against text:" in done.stdout
+    study = only_study(tmp_path / "out")
+    record = study.read_study()
+    assert record.status == "done"
+    assert record.interleave == interleave
+    runs = list(study.runs())
+    assert [(run.record.arm, run.record.block) for run in runs] == [
+        *(("text", 0), ("text", 1), ("tokens", 0), ("tokens", 1))
+    ]
+    for run in runs:
+        assert run.record.status == "done"
+        assert run.steps is not None
+        rows = run.steps.to_pylist()
+        measured = [row for row in rows if not row["warmup"]]
+        assert len(measured) == 6
+        turns = 2 if interleave == "slices" else 1
+        assert {row["turn"] for row in measured} == set(range(turns))
+        settle = 3 if run.record.arm == "tokens" else 1  # workers x prefetch + 1
+        assert len(rows) == 1 + turns * settle + 6
+        assert all(row["loss"] is not None for row in rows)
+        assert run.samples is not None
+        assert "other_cpu_cores" in run.samples.column("metric").to_pylist()
+        assert run.spans is not None
+        roles = set(run.spans.column("role").to_pylist())
+        assert roles == ({"main", "loader-0"} if run.record.arm == "tokens" else {"main"})
+    names = {path.name for path in study.path.iterdir()}
+    assert {"study.json", "summary.md", "summary.json", "plots", "timeline.json.gz", "runs"} <= names
+    assert not list(study.path.rglob("*.tmp"))
+    summary = json.loads(study.summary_json.read_text())
+    assert summary["status"] == "done"
+    # The report is rebuilt from the tables alone.
+    before = study.summary_json.read_text()
+    study.summary_json.unlink()
+    again = harness("report", str(study.path))
+    assert again.returncode == 0, again.stderr
+    assert study.summary_json.read_text() == before
+
+
+def test_a_run_that_dies_leaves_its_status_and_the_others_go_on_and_resume_completes(tmp_path: Path) -> None:
+    """The arm with a learning rate that diverges fails by itself; the other one finishes all its blocks."""
+    text = SCENARIO + "  \n"
+    text = text.replace(
+        "tokens: {data.path: tokens-padded, data.workers: 1}",
+        "tokens: {optimizer.learning_rate: 1.0e+30, optimizer.lr_warmup_steps: 0, optimizer.clip_norm: null}",
+    ).replace("steps: 6", "steps: 30")
+    done = harness("run", scenario(tmp_path, text), "--out", str(tmp_path / "out"), "--repeats", "1")
+    assert done.returncode == 1
+    study = only_study(tmp_path / "out")
+    assert study.read_study().status == "failed"
+    failed, fine = study.read_record("tokens", 0), study.read_record("text", 0)
+    assert failed is not None
+    assert fine is not None
+    assert (failed.status, fine.status) == ("failed", "done")
+    assert "the gradient norm is" in (failed.error or "")
+    assert "FloatingPointError" in (study.run("tokens", 0) / "log.txt").read_text()
+    assert "failed" in study.summary_md.read_text()
+    assert "harness run --resume" in done.stderr
+    # Mended (the recorded configuration is what a resume runs), it completes; what was done is not run again.
+    record = study.read_study()
+    record.arms[1]["config"]["optimizer"] = record.arms[0]["config"]["optimizer"]
+    study.write_study(record)
+    resumed = harness("run", "--resume", str(study.path))
+    assert resumed.returncode == 0, resumed.stderr
+    assert study.read_study().status == "done"
+    mended = study.read_record("tokens", 0)
+    assert mended is not None
+    assert mended.status == "done"
+    assert study.read_record("text", 0) == fine
+
+
+def test_a_killed_run_is_named(tmp_path: Path) -> None:
+    with start(tmp_path, "--repeats", "1", steps=100_000) as process:
+        study = wait_for_study(tmp_path / "out")
+        victim = wait_for_children(process.pid)[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: any(study.path.glob("runs/*/0/run.json")))
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=120)
+    (path,) = study.path.glob("runs/*/0/run.json")
+    record = json.loads(path.read_text())
+    assert record["status"] == "failed"
+    assert "killed by SIGKILL" in record["error"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
+    with start(tmp_path, "--repeats", "3", "--interleave", "runs", steps=6) as process:
+        study = wait_for_study(tmp_path / "out")
+        wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
+        children = wait_for_children(process.pid)
+        process.send_signal(number)
+        assert process.wait(timeout=120) == 130
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert study.read_study().status == "interrupted"
+    kept = {path: path.read_text() for path in study.path.glob("runs/*/*/run.json")}
+    assert 1 <= len(kept) < 6
+    assert study.summary_md.exists()
+    resumed = harness("run", "--resume", str(study.path))
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(list(study.path.glob("runs/*/*/run.json"))) == 6
+    assert {path: path.read_text() for path in kept} == kept
+
+
+def test_stopped_runs_end_when_the_harness_is_killed(tmp_path: Path) -> None:
+    with start(tmp_path, "--repeats", "1", steps=100_000) as process:
+        wait_for_study(tmp_path / "out")
+        children = wait_for_children(process.pid, at_least=2)
+        process.kill()
+        process.wait(timeout=60)
+    wait_for(lambda: not any(_alive(child) for child in children))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--set", "model.vocab_size=100"], "model.vocab_size: 100 is smaller than the tokenizer's vocabulary"),
+        (["--set", "compute.device=cuda"], "compute.device: cuda, but there is no NVIDIA device"),
+        (["--set", "data.corpus.documents=1", "--set", "data.tokenizer.pretrained=nowhere/none"], "data.tokenizer"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, words: list[str], line: str) -> None:
+    if "cuda" in line and Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has CUDA")
+    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), *words)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file, not a folder")
+    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert f"--out {tmp_path / 'out'}: cannot write there" in done.stderr
+
+
+class start:  # noqa: N801 - used like a function
+    """A running ``harness run`` with ``steps`` steps, killed at the end if it still runs."""
+
+    def __init__(self, folder: Path, *words: str, steps: int) -> None:
+        path = scenario(folder, SCENARIO.replace("steps: 6", f"steps: {steps}"))
+        self._words = [sys.executable, "-m", "harness", "run", path, "--out", str(folder / "out"), *words]
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    """Poll: what is waited for happens in other processes."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def wait_for_study(out: Path) -> StudyFolder:
+    wait_for(lambda: any(out.glob("tiny/*/study.json")))
+    return only_study(out)
+
+
+def wait_for_children(pid: int, at_least: int = 1) -> list[int]:
+    def children() -> list[int]:
+        try:
+            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except OSError:
+            return []
+
+    wait_for(lambda: len(children()) >= at_least)
+    return children()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

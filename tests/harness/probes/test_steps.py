@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.launch.tables import spans_table, steps_table
+from harness.probes.run_queue import RunQueue
+from harness.probes.steps import StepRecorder
+from harness.results import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, read_table, write_table
+from trainer import telemetry
+from trainer.telemetry import BatchTrace, StageSpan
+
+events = st.lists(
+    st.one_of(
+        st.sampled_from([*telemetry.PHASES, *telemetry.STAGES]).map(lambda name: ("span", name)),
+        st.sampled_from(telemetry.PHASES).map(lambda name: ("nested", name)),
+        st.just(("batch", "")),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(events, min_size=1, max_size=6), st.booleans())
+def test_phases_sum_to_the_wall_time_exactly_whatever_a_trainer_does(steps, paused) -> None:
+    recorder = StepRecorder(RunQueue(compute_threads=True))
+    for index, step in enumerate(steps):
+        recorder.step(index)
+        for kind, name in step:
+            if kind == "batch":
+                recorder.enter("fetch")
+                recorder.enter("read")
+                recorder.exit("read")
+                trace = recorder.take()
+                recorder.exit("fetch")
+                recorder.received(trace, 8, 7, 1)
+            else:
+                recorder.enter(name)
+                if kind == "nested":
+                    recorder.enter("log")
+                    recorder.exit("log")
+                recorder.exit(name)
+        if paused:
+            recorder.pause()
+    recorder.pause()
+    table = steps_table(recorder)
+    assert table["step"] == list(range(len(steps)))
+    for row in range(len(steps)):
+        phases = [table[f"{phase}_ns"][row] for phase in PHASES]
+        assert sum(phases) == table["wall_ns"][row]
+        assert min(phases) >= 0
+        batches = sum(kind == "batch" for kind, _ in steps[row])
+        assert table["tokens"][row] == 8 * batches
+        exposed = sum(table[f"exposed_{stage}_ns"][row] for stage in STAGES)
+        if all(kind == "batch" or name != "fetch" for kind, name in steps[row]):
+            assert exposed == table["fetch_ns"][row]
+
+
+def test_tables_round_trip_through_the_contract(tmp_path) -> None:
+    recorder = StepRecorder()
+    for step in range(3):
+        recorder.step(step)
+        recorder.enter("fetch")
+        recorder.exit("fetch")
+        start = recorder.phases[-1].start_ns
+        recorder.received(BatchTrace(7, 7, "loader-1", step, (StageSpan("tokenize", start - 50, start),)), 4, 3, 1)
+        recorder.loss(step, 1.0 / (step + 1))
+    recorder.pause()
+    write_table(tmp_path / "steps.parquet", STEP_COLUMNS, steps_table(recorder))
+    write_table(tmp_path / "spans.parquet", SPAN_COLUMNS, spans_table(recorder, 1, 1, 0))
+    steps = read_table(tmp_path / "steps.parquet", STEP_COLUMNS)
+    spans = read_table(tmp_path / "spans.parquet", SPAN_COLUMNS)
+    assert steps is not None
+    assert spans is not None
+    assert steps.column("loss").to_pylist() == [1.0, 0.5, 1.0 / 3]
+    assert steps.column("hidden_tokenize_ns").to_pylist() == [50, 50, 50]
+    assert steps.column("device_busy_ns").null_count == 3  # not measured on a synchronous device: null, not zero
+    assert steps.column("contended_ns").null_count == 3
+    worker = [row for row in spans.to_pylist() if row["role"] == "loader-1"]
+    assert [row["batch"] for row in worker] == [0, 1, 2]
+    assert {row["name"] for row in spans.to_pylist() if row["role"] == "main"} == {"fetch"}
+
+
+def test_run_queue_delay_grows_when_more_threads_run_than_cores() -> None:
+    """Twice as many spinning processes as cores: each must have waited for a core about half of the time."""
+    import multiprocessing
+    import os
+
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    workers = [context.Process(target=_spin, args=(queue,)) for _ in range(2 * cores)]
+    for worker in workers:
+        worker.start()
+    delays = [queue.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert all(delay is not None for delay in delays)
+    assert sum(delays) > 0.2 * len(delays) * _SPIN_CPU_NS  # half of it each, in theory
+
+
+_SPIN_CPU_NS = 200_000_000
+
+
+def _spin(queue) -> None:
+    from time import thread_time_ns
+
+    run_queue = RunQueue(compute_threads=False)
+    before = run_queue.delay_ns()
+    end = thread_time_ns() + _SPIN_CPU_NS
+    while thread_time_ns() < end:
+        pass
+    after = run_queue.delay_ns()
+    queue.put(None if before is None or after is None else after - before)
+
+
+def test_telemetry_is_a_no_op_until_a_recorder_is_attached() -> None:
+    with telemetry.span("fetch"):
+        telemetry.step(0)
+        telemetry.received(None, 1, 1, 1)
+    assert telemetry.take() is None
+    recorder = StepRecorder()
+    telemetry.attach(recorder)
+    try:
+        telemetry.step(0)
+        with telemetry.span("forward"):
+            pass
+        recorder.pause()
+    finally:
+        telemetry.attach(None)
+    with telemetry.span("forward"):
+        pass
+    assert len(recorder.phases) == 1
+
+
+def test_run_queue_watches_native_threads_only() -> None:
+    run_queue = RunQueue(compute_threads=True)
+    stop = threading.Event()
+    python_thread = threading.Thread(target=stop.wait)
+    python_thread.start()
+    try:
+        run_queue.find_threads()
+        assert python_thread.native_id not in run_queue._known
+        assert run_queue.delay_ns() is not None
+    finally:
+        stop.set()
+        python_thread.join()

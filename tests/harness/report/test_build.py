@@ -1,0 +1,147 @@
+"""Whole reports from the tables alone: complete, partial and empty studies, and the contract of summary.json."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harness.report.build import build_report
+from harness.report.plots import NAMES
+from harness.results import PHASES, STAGES, StudyFolder
+from tests.harness.synthetic import Arm, build, write
+from trainer.errors import InputError
+
+KINDS = ("a-a", "ideal-data", "data-only")
+BASE = Arm("text", tokenize=3.0)
+CANDIDATE = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def arms(**changes):
+    candidate = Arm(**{**vars(CANDIDATE), **changes})
+    return [BASE, candidate, *BASE.controls(*KINDS), *candidate.controls("data-only")]
+
+
+def report(folder, arms, comparisons=(("text", "tokens"),), **how):
+    study = StudyFolder(folder)
+    write(study, *build(arms, list(comparisons), **how))
+    sentences = build_report(folder)
+    summary = json.loads(study.summary_json.read_text(), parse_constant=lambda name: pytest.fail(name))
+    return sentences, summary, study.summary_md.read_text()
+
+
+def test_a_complete_study(tmp_path):
+    sentences, summary, page = report(tmp_path, arms())
+    assert sentences == [summary["comparisons"][0]["sentence"]]
+    assert "gain of" in sentences[0]
+    for name in NAMES:
+        assert (tmp_path / "plots" / name).read_bytes().startswith(PNG)
+        assert f"(plots/{name})" in page
+    assert "**Question:** Does the truth come out?" in page
+    assert page.index("## Verdict") < page.index("## Arms") < page.index("## Controls") < page.index("## How to read")
+    assert "harness run scenarios/synthetic.yaml" in page
+    assert "git_commit 0123abc" in page
+    assert "no device profile for Synthetic CPU" in page
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_summary_json_keeps_the_contract(tmp_path):
+    _, summary, _ = report(tmp_path, arms())
+    assert summary["schema"] == 1
+    assert (summary["scenario"], summary["status"], summary["emulated"]) == ("synthetic", "done", False)
+    arm = summary["arms"]["text"]
+    for name in ("tokens_per_s", "trained_tokens_per_s", "step_ms"):
+        assert {"median", "ci_low", "ci_high", "n"} <= set(arm[name])
+        assert arm[name]["ci_low"] <= arm[name]["median"] <= arm[name]["ci_high"]
+        assert arm[name]["n"] == 5
+    assert arm["mfu"] is None
+    assert arm["mfu_reason"]
+    assert set(arm["ledger"]) == set(PHASES)
+    assert sum(arm["ledger"].values()) == pytest.approx(1)
+    assert set(arm["exposed_ms"]) == set(STAGES)
+    assert arm["exposed_ms"]["tokenize"] == pytest.approx(3.0, rel=0.3)  # the synthetic days swing by 10 %
+    assert sum(arm["exposed_ms"].values()) == pytest.approx(arm["phase_ms"]["fetch"])
+    assert arm["contended_ms"] == 0
+    comparison = summary["comparisons"][0]
+    assert (comparison["baseline"], comparison["candidate"], comparison["verdict"]) == ("text", "tokens", "gain")
+    for name in ("isolated_ratio", "ceiling_ratio", "ideal_ratio", "measured_ratio"):
+        assert comparison[name]["ci_low"] <= comparison[name]["median"] <= comparison[name]["ci_high"]
+    assert comparison["predicted_ratio"] is None
+    assert 0 < comparison["noise_floor"] < 0.1
+    assert comparison["confounds"] == []
+    assert summary["arms"]["text+a-a"]["control"] == "a-a"
+
+
+def test_building_twice_gives_the_same_bytes(tmp_path):
+    report(tmp_path, arms())
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and "runs" not in path.parts]
+    before = {path: path.read_bytes() for path in files}
+    build_report(tmp_path)
+    assert {path: path.read_bytes() for path in files} == before
+
+
+def test_a_partial_study_says_so_at_the_top(tmp_path):
+    sentences, summary, page = report(tmp_path, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
+    assert "not measured" in sentences[0]
+    top = page[: page.index("## Verdict")]
+    assert "Partial study: 25 of 30 runs finished" in top
+    assert "tokens: failed (killed by signal 9), blocks 0, 1, 2, 3, 4" in top
+    assert summary["arms"]["tokens"]["tokens_per_s"] is None
+    assert summary["comparisons"][0]["measured_ratio"] is None
+    assert summary["comparisons"][0]["verdict"] == "none"
+    assert not (tmp_path / "plots" / "comparisons.png").exists()
+    assert (tmp_path / "plots" / "ledger.png").exists()
+
+
+def test_pictures_that_no_longer_hold_are_removed(tmp_path):
+    report(tmp_path, arms())
+    report(tmp_path, arms(failed_blocks=(0, 1, 2, 3, 4)))
+    assert not (tmp_path / "plots" / "comparisons.png").exists()
+
+
+def test_a_study_without_any_run_is_still_a_report(tmp_path):
+    study, _ = build(arms(), [("text", "tokens")], status="interrupted")
+    StudyFolder(tmp_path).write_study(study)
+    assert "not measured" in build_report(tmp_path)[0]
+    assert "No run has finished" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "timeline.json.gz").exists()
+
+
+def test_a_run_without_tables_counts_as_missing(tmp_path):
+    study, runs = build([BASE], [])
+    runs[2].steps = None
+    write(StudyFolder(tmp_path), study, runs)
+    build_report(tmp_path)
+    assert "text: done, but without a measured step in its tables, block 2" in (tmp_path / "summary.md").read_text()
+
+
+def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
+    _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
+    line = "- **environment: torch is '2.11.0' against '2.12.0'** (tokens against text)"
+    assert page.index("## Verdict") < page.index(line) < page.index("**tokens against text: gain")
+
+
+def test_emulated_devices_are_labelled(tmp_path):
+    _, summary, page = report(tmp_path, [Arm("text", facts={"emulated": True})], [])
+    assert summary["emulated"] is True
+    assert "**Emulated:**" in page
+
+
+def test_arm_names_and_questions_cannot_break_the_tables(tmp_path):
+    _, _, page = report(tmp_path, [Arm("a|b_*c*")], [])
+    assert "| a\\|b_*c* |" in page
+
+
+def test_importing_the_report_stays_light():
+    code = "import sys, harness.report.build; print(sorted({'matplotlib', 'pyarrow', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_that_is_no_study_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InputError, match="is this a study folder") as error:
+        build_report(tmp_path)
+    assert "\n" not in str(error.value)

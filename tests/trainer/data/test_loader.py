@@ -1,0 +1,128 @@
+"""Real DataLoader workers: the same batches, with their traces, and an end when they are told to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.data.conftest import write_parquet
+from tests.trainer.data.recorder import attach_in_worker
+from tests.trainer.data.test_packing import assert_same
+from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
+from trainer.data.batch import Batch
+from trainer.data.dataset import make_source
+from trainer.data.loader import open_batches
+from trainer.data.prepare import prepare
+from trainer.errors import InputError
+
+Make = Callable[..., DataConfig]
+
+
+def expected_batches(config: DataConfig, count: int, seed: int) -> list[Batch]:
+    """Batches of the workers in turn, built in this process."""
+    workers = max(1, config.workers)
+    sources = [make_source(config, prepare(config), seed, worker, workers) for worker in range(workers)]
+    found = [sources[number % workers].next_batch() for number in range(count)]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize(("path", "access"), [("text-padded", "scalar"), ("tokens-stream", "zero-copy")])
+def test_workers_yield_their_shards_in_turn(make_config: Make, workers: int, path: str, access: str) -> None:
+    config = make_config(path=path, access=access, workers=workers)
+    with open_batches(config, prepare(config), seed=5, worker_init=attach_in_worker) as batches:
+        found = list(islice(batches, 12))
+    for left, right in zip(found, expected_batches(config, 12, 5), strict=True):
+        assert_same(left, right)
+    for number, batch in enumerate(found):
+        if not workers:
+            assert batch.trace is None  # nobody attached a recorder to this process
+            continue
+        assert batch.trace is not None
+        assert batch.trace.role == f"loader-{number % workers}"
+        assert batch.trace.batch == number // workers
+        assert batch.trace.pid != os.getpid()
+        assert batch.trace.spans[-1].name == "pack"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_replay_and_declared_costs_through_workers(make_config: Make, workers: int) -> None:
+    inject = DataInject(read_ms=1, tokenize_ms=1, transfer_ms=0.5, how="sleep", jitter=0.1)
+    config = make_config(path="tokens-padded", workers=workers, replay=True, inject=inject)
+    with open_batches(config, prepare(config), seed=5, worker_init=attach_in_worker) as batches:
+        found = list(islice(batches, 6))
+    for batch in found:
+        assert_same(batch, found[0])  # also from different workers
+        assert batch.trace is not None
+        assert [span.name for span in batch.trace.spans] == ["read", "tokenize"]
+        assert all(span.end_ns - span.start_ns >= 0.9e6 for span in batch.trace.spans)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_other_start_methods(make_config: Make, start_method: str) -> None:
+    config = make_config(path="text-stream", workers=1, start_method=start_method)
+    with open_batches(config, prepare(config), seed=5, worker_init=attach_in_worker) as batches:
+        found = list(islice(batches, 3))
+    for left, right in zip(found, expected_batches(config, 3, 5), strict=True):
+        assert_same(left, right)
+        assert left.trace is not None
+
+
+def test_forked_workers_start_after_this_process_tokenized(make_config: Make) -> None:
+    config = make_config(path="text-padded", workers=1)
+    prepared = prepare(config)
+    expected = expected_batches(config, 2, 0)  # tokenizes here, before the fork
+    with open_batches(config, prepared, seed=0) as batches:
+        for left, right in zip(islice(batches, 2), expected, strict=True):
+            assert_same(left, right)
+
+
+def test_closing_ends_the_workers(make_config: Make) -> None:
+    config = make_config(workers=2)
+    before = set(multiprocessing.active_children())
+    batches = open_batches(config, prepare(config), seed=0)
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2  # at once, not at the first batch
+    next(batches)
+    batches.close()
+    assert not any(worker.is_alive() for worker in started)
+    with pytest.raises(StopIteration):
+        next(batches)
+    batches.close()
+
+
+def test_an_input_error_in_a_worker_stays_one_line(make_config: Make, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "blank.parquet", ["  ", "\n\n"])
+    config = make_config(
+        corpus=CorpusConfig(parquet=str(path)),
+        tokenizer=TokenizerConfig.model_validate({"train": {"kind": "wordpiece", "vocab_size": 300}}),
+        workers=1,
+    )
+    with open_batches(config, prepare(config), 0) as batches, pytest.raises(InputError) as error:
+        next(batches)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("data.corpus: no document with a token")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_opening_leaves_the_random_state_of_the_model_alone(make_config: Make, workers: int) -> None:
+    config = make_config(workers=workers)
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    with open_batches(config, prepare(config), seed=0) as batches:
+        next(batches)
+        assert torch.equal(torch.rand(4), expected)
+
+
+def test_pinning_without_cuda_is_left_out(make_config: Make) -> None:
+    config = make_config(pin_memory=True)
+    with open_batches(config, prepare(config), seed=0) as batches:
+        assert next(batches).input_ids.is_pinned() == torch.cuda.is_available()

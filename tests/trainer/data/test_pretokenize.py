@@ -1,0 +1,136 @@
+"""Both formats hold every document, and a file that is not what was asked for is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.trainer.data.conftest import write_parquet
+from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.pretokenize import check_manifest, pretokenize
+from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus_glob: str) -> Corpus:
+    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
+
+
+@pytest.fixture(scope="module")
+def info(corpus: Corpus, tokenizer_config: TokenizerConfig) -> TokenizerInfo:
+    return prepare_tokenizer(tokenizer_config, corpus)
+
+
+@pytest.fixture(scope="module")
+def expected(info: TokenizerInfo, texts: list[str]) -> list[list[int]]:
+    return document_tokens([load_tokenizer(info).encode(text) for text in texts], info.eos_id)
+
+
+def test_token_list(corpus: Corpus, info: TokenizerInfo, expected: list[list[int]], tmp_path: Path) -> None:
+    made = pretokenize(corpus, info, "token-list", 16, tmp_path / "out")
+    assert pq.read_table(made.data).to_pydict() == {"tokens": expected}
+    assert made.manifest.documents == len(expected)
+    assert made.manifest.empty == expected.count([])
+    assert made.manifest.tokens == made.manifest.rows_tokens == sum(map(len, expected))
+    assert made.manifest.sequence_length is None
+
+
+def test_padded(corpus: Corpus, info: TokenizerInfo, expected: list[list[int]], tmp_path: Path) -> None:
+    made = pretokenize(corpus, info, "padded", 16, tmp_path / "out")
+    kept = [tokens[:16] for tokens in expected]
+    assert pq.read_table(made.data).to_pydict() == {
+        "input_ids": [tokens + [0] * (16 - len(tokens)) for tokens in kept],
+        "attention_mask": [[1] * len(tokens) + [0] * (16 - len(tokens)) for tokens in kept],
+    }
+    assert made.manifest.rows_tokens == sum(map(len, kept)) < made.manifest.tokens
+
+
+def test_files_are_snappy_with_row_groups_of_1000(info: TokenizerInfo, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "many.parquet", [f"document {number}" for number in range(2300)], row_group=450)
+    corpus = prepare_corpus(CorpusConfig(parquet=str(path)))
+    metadata = pq.ParquetFile(pretokenize(corpus, info, "padded", 4).data).metadata
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [1000, 1000, 300]
+    assert metadata.row_group(0).column(0).compression == "SNAPPY"
+
+
+def test_the_cache_is_found_again(corpus: Corpus, info: TokenizerInfo) -> None:
+    first = pretokenize(corpus, info, "padded", 16)
+    written = first.data.stat().st_mtime_ns
+    assert pretokenize(corpus, info, "padded", 16) == first
+    assert first.data.stat().st_mtime_ns == written
+    assert pretokenize(corpus, info, "padded", 17).folder != first.folder
+    # Whole documents do not depend on the sequence length.
+    assert pretokenize(corpus, info, "token-list", 16) == pretokenize(corpus, info, "token-list", 17)
+
+
+def refusal(folder: Path, corpus: Corpus, info: TokenizerInfo, format: str = "padded", length: int = 16) -> str:
+    with pytest.raises(InputError) as error:
+        check_manifest(folder, corpus, info, format, length)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_stale_or_foreign_files_are_refused_with_the_reason(
+    corpus: Corpus, info: TokenizerInfo, tmp_path: Path, texts: list[str]
+) -> None:
+    out = tmp_path / "out"
+    pretokenize(corpus, info, "padded", 16, out)
+    check_manifest(out, corpus, info, "padded", 16)
+
+    other_corpus = prepare_corpus(CorpusConfig(parquet=str(write_parquet(tmp_path / "other.parquet", texts[1:]))))
+    other_info = prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(vocab_size=310)), corpus)
+    assert "corpus_fingerprint" in refusal(out, other_corpus, info)
+    assert "tokenizer_fingerprint" in refusal(out, corpus, other_info)
+    assert "sequence_length is 16, expected 32" in refusal(out, corpus, info, length=32)
+    assert "format is 'padded', expected 'token-list'" in refusal(out, corpus, info, "token-list")
+    with pytest.raises(InputError, match="stale or foreign"):  # and never overwritten
+        pretokenize(corpus, info, "padded", 32, out)
+    check_manifest(out, corpus, info, "padded", 16)
+
+
+def test_another_engine_version_is_stale(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pretokenize(corpus, info, "padded", 16, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"engine": "tokenizers 0.1"}))
+    assert "engine is 'tokenizers 0.1'" in refusal(out, corpus, info)
+
+
+def test_edited_files_are_refused(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = pretokenize(corpus, info, "padded", 16, out).data
+    content = data.read_bytes()
+    data.write_bytes(content[:-1])
+    assert "was changed after it was written" in refusal(out, corpus, info)
+    flipped = bytearray(content)
+    flipped[100] ^= 1
+    data.write_bytes(flipped)  # same size
+    assert "was changed after it was written" in refusal(out, corpus, info)
+    data.unlink()
+    assert "is missing" in refusal(out, corpus, info)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"schema": 1}', '{"schema": 99}'])
+def test_a_folder_that_is_not_ours(corpus: Corpus, info: TokenizerInfo, tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    assert "manifest" in refusal(tmp_path, corpus, info)
+
+
+def test_an_output_folder_that_cannot_be_written(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="cannot be written"):
+        pretokenize(corpus, info, "padded", 16, tmp_path / "file" / "out")
+
+
+def test_a_corpus_without_a_single_token(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "blank.parquet", ["  ", "\n\n"])
+    corpus = prepare_corpus(CorpusConfig(parquet=str(path)))
+    config = TokenizerConfig(train=TrainTokenizer(kind="wordpiece", vocab_size=300))  # drops white space
+    with pytest.raises(InputError, match=r"none of .* has a token"):
+        pretokenize(corpus, prepare_tokenizer(config, corpus), "padded", 16)

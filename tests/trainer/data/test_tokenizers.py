@@ -1,0 +1,190 @@
+"""Tokenizers of every kind: trained, somebody else's, with and without special ids."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.trainer.data.conftest import write_parquet
+from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.errors import InputError
+
+Kind = Literal["bpe", "unigram", "wordpiece"]
+KINDS: tuple[Kind, ...] = ("bpe", "unigram", "wordpiece")
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus_glob: str) -> Corpus:
+    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
+
+
+def trained(corpus: Corpus, kind: Kind, vocab_size: int = 300) -> TokenizerInfo:
+    return prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(kind=kind, vocab_size=vocab_size)), corpus)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trained_tokenizers_encode_all_documents(corpus: Corpus, kind: Kind, texts: list[str]) -> None:
+    info = trained(corpus, kind)
+    tokenizer = load_tokenizer(info)
+    batch = tokenizer.encode_batch(texts)
+    assert batch == [tokenizer.encode(text) for text in texts]
+    ids = {token for tokens in batch for token in tokens}
+    assert ids
+    assert max(ids) < info.vocab_size <= 300
+    assert info.eos_id is not None
+    assert info.eos_id not in ids
+    assert [bool(tokens) for tokens in batch] == [bool(text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_byte_level_tokenizers_lose_nothing(corpus: Corpus, kind: Kind, texts: list[str]) -> None:
+    import tokenizers
+
+    decoder = tokenizers.Tokenizer.from_file(trained(corpus, kind).location)
+    for text in [*texts, "never seen: Ω\t\x00 ½"]:
+        assert decoder.decode(decoder.encode(text).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_training_again_gives_the_same_tokenizer(
+    corpus: Corpus, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trained(corpus, kind)
+    code = f"""
+import sys
+from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import prepare_corpus
+from trainer.data.tokenizers import prepare_tokenizer
+corpus = prepare_corpus(CorpusConfig(parquet=sys.argv[1]))
+print(prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(kind={kind!r}, vocab_size=300)), corpus).fingerprint)
+"""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    pattern = str(Path(corpus.files[0]).with_name("*.parquet"))
+    again = subprocess.run([sys.executable, "-c", code, pattern], check=True, capture_output=True, text=True)
+    assert again.stdout.strip() == first.fingerprint  # in another process: hash maps iterate in another order there
+
+
+def test_cached_by_content_and_settings(corpus: Corpus, tmp_path: Path, texts: list[str]) -> None:
+    first = trained(corpus, "bpe")
+    assert trained(corpus, "bpe") == first
+    assert trained(corpus, "bpe", 310).fingerprint != first.fingerprint
+    other = prepare_corpus(CorpusConfig(parquet=str(write_parquet(tmp_path / "other.parquet", texts[:30]))))
+    assert trained(other, "bpe").location != first.location
+
+
+def test_the_end_of_document_id_closes_documents_that_have_tokens() -> None:
+    assert document_tokens([[1, 2], [], [3]], 9) == [[1, 2, 9], [], [3, 9]]
+    assert document_tokens([[1, 2], []], None) == [[1, 2], []]
+
+
+def test_pretrained_without_special_ids_and_with_truncation(
+    corpus: Corpus, bare_pretrained: str, texts: list[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    info = prepare_tokenizer(TokenizerConfig(pretrained=bare_pretrained), corpus)
+    assert (info.eos_id, info.bos_id, info.pad_id) == (None, None, None)
+    tokenizer, reference = load_tokenizer(info), AutoTokenizer.from_pretrained(bare_pretrained)
+    assert max(map(len, tokenizer.encode_batch(texts))) > 5  # the truncation saved with it does not apply
+    for text in texts:
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False, truncation=False)
+    assert info.vocab_size == max(reference.get_vocab().values()) + 1
+
+
+def test_pretrained_without_a_fast_backend(corpus: Corpus, tmp_path: Path, texts: list[str]) -> None:
+    from transformers import ByT5Tokenizer
+
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    info = prepare_tokenizer(TokenizerConfig(pretrained=str(tmp_path)), corpus)
+    tokenizer = load_tokenizer(info)
+    assert (info.eos_id, info.pad_id, info.bos_id) == (1, 0, None)
+    assert tokenizer.encode("hi") == [ord("h") + 3, ord("i") + 3]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_pretrained_is_imported_again_when_its_files_change(
+    corpus: Corpus, bare_pretrained: str, tmp_path: Path
+) -> None:
+    first = prepare_tokenizer(TokenizerConfig(pretrained=bare_pretrained), corpus)
+    for file in Path(bare_pretrained).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["added_tokens"].append(
+        {"id": 280, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False}
+        | {"normalized": False, "special": True}
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert prepare_tokenizer(TokenizerConfig(pretrained=str(tmp_path)), corpus).fingerprint != first.fingerprint
+
+
+def test_sentencepiece_without_special_ids(corpus: Corpus, bare_sentencepiece: str, texts: list[str]) -> None:
+    info = prepare_tokenizer(TokenizerConfig(sentencepiece=bare_sentencepiece), corpus)
+    assert (info.eos_id, info.bos_id, info.pad_id) == (None, None, None)
+    tokenizer = load_tokenizer(info)
+    batch = tokenizer.encode_batch(texts)
+    assert batch == [tokenizer.encode(text) for text in texts]
+    assert max(token for tokens in batch for token in tokens) < info.vocab_size
+    assert prepare_tokenizer(TokenizerConfig(sentencepiece=bare_sentencepiece), corpus) == info
+
+
+def refused(config: TokenizerConfig, corpus: Corpus) -> str:
+    with pytest.raises(InputError) as error:
+        prepare_tokenizer(config, corpus)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_tokenizers_that_are_not_there(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = str(tmp_path / "missing")
+    assert "no directory" in refused(TokenizerConfig(pretrained=missing), corpus)
+    assert "no directory" in refused(TokenizerConfig(pretrained="./missing"), corpus)
+    assert "no file" in refused(TokenizerConfig(sentencepiece=missing), corpus)
+    (tmp_path / "empty").mkdir()
+    assert "no tokenizer files" in refused(TokenizerConfig(pretrained=str(tmp_path / "empty")), corpus)
+    (tmp_path / "text").write_text("no model")
+    assert "not a sentencepiece model" in refused(TokenizerConfig(sentencepiece=str(tmp_path / "text")), corpus)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    assert "cannot load" in refused(TokenizerConfig(pretrained=str(tmp_path / "broken")), corpus)
+    for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")  # reserved: no resolver knows it
+    assert "cannot be reached" in refused(TokenizerConfig(pretrained="no-such/tokenizer"), corpus)
+    assert "neither a directory nor a name" in refused(TokenizerConfig(pretrained="not a name!"), corpus)
+
+
+def test_a_tokenizer_that_went_away(corpus: Corpus, bare_sentencepiece: str, tmp_path: Path) -> None:
+    path = tmp_path / "copy.model"
+    path.write_bytes(Path(bare_sentencepiece).read_bytes())
+    info = prepare_tokenizer(TokenizerConfig(sentencepiece=str(path)), corpus)
+    path.unlink()
+    with pytest.raises(InputError, match="has gone"):
+        load_tokenizer(info)
+
+
+def test_preparing_from_the_cache_loads_no_heavy_library(make_config: Callable[..., DataConfig]) -> None:
+    config = make_config(path="tokens-padded")
+    code = """
+import sys
+from trainer.config import DataConfig
+from trainer.data.prepare import prepare
+prepared = prepare(DataConfig.model_validate_json(sys.stdin.read()))
+heavy = {"torch", "pyarrow", "transformers", "tokenizers", "sentencepiece"} & set(sys.modules)
+print(sorted(heavy))
+"""
+    heavy = []
+    for _ in range(2):
+        result = subprocess.run(
+            [sys.executable, "-c", code], input=config.model_dump_json(), check=True, capture_output=True, text=True
+        )
+        heavy.append(result.stdout.strip())
+    assert "torch" not in heavy[0]
+    assert heavy[1] == "[]"

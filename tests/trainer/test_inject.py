@@ -1,0 +1,59 @@
+"""Costs are spent in full, in the currency they were declared in."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from trainer.config import ComputeInject, DataInject
+from trainer.inject import Injector, spend
+
+
+def test_busy_burns_that_much_cpu_time_of_this_thread() -> None:
+    before = time.thread_time_ns()
+    spend(3, "busy")
+    assert time.thread_time_ns() - before >= 3_000_000
+
+
+def test_sleep_waits_that_much_wall_time_and_hardly_uses_the_core() -> None:
+    wall, cpu = time.monotonic_ns(), time.thread_time_ns()
+    spend(20, "sleep")
+    assert time.monotonic_ns() - wall >= 20_000_000
+    assert time.thread_time_ns() - cpu < 5_000_000
+
+
+@pytest.mark.parametrize("how", ["busy", "sleep"])
+def test_nothing_is_spent_for_nothing(how: str) -> None:
+    assert Injector(DataInject(how=how), seed=0).cost_ms("read") == 0  # type: ignore[arg-type]
+    spend(0, how)  # type: ignore[arg-type]
+
+
+def test_costs_are_found_by_stage_and_by_phase() -> None:
+    data = Injector(DataInject(read_ms=1, pack_ms=2), seed=0)
+    assert [data.cost_ms(stage) for stage in ("read", "tokenize", "pack", "transfer")] == [1, 0, 2, 0]
+    compute = Injector(ComputeInject(forward_ms=3, other_ms=4), seed=0)
+    assert [compute.cost_ms(phase) for phase in ("forward", "backward", "other")] == [3, 0, 4]
+    assert Injector(None, seed=0).cost_ms("read") == 0
+
+
+def test_jitter_is_seeded_and_stays_within_its_bounds() -> None:
+    def draws(seed: int) -> list[float]:
+        injector = Injector(DataInject(read_ms=2, jitter=0.5), seed)
+        return [injector.draw_ms("read") for _ in range(200)]
+
+    assert draws(1) == draws(1) != draws(2)
+    assert 1 <= min(draws(1)) < 1.2
+    assert 2.8 < max(draws(1)) <= 3
+
+
+def test_without_jitter_every_draw_is_the_cost() -> None:
+    injector = Injector(DataInject(read_ms=2), seed=1)
+    assert {injector.draw_ms("read") for _ in range(20)} == {2}
+
+
+def test_a_stage_spends_its_own_cost() -> None:
+    injector = Injector(DataInject(read_ms=2), seed=1)
+    before = time.thread_time_ns()
+    injector.spend("read")
+    assert time.thread_time_ns() - before >= 2_000_000

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from trainer import telemetry
+from trainer.compute import build_compute
+from trainer.config import TrainerConfig
+from trainer.data.batch import IGNORED
+from trainer.data.loader import open_batches
+from trainer.data.prepare import prepare
+from trainer.errors import InputError
+from trainer.loop import train
+
+SMALL = {"corpus": {"builtin": "python-docs", "documents": 400}, "tokenizer": {"train": {"vocab_size": 1024}}}
+
+
+class Losses:
+    """A recorder that keeps the losses and what the batches held."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.names: list[str] = []
+        self.tokens = 0
+
+    def enter(self, name: str) -> None:
+        self.names.append(name)
+
+    def exit(self, name: str) -> None:
+        pass
+
+    def step(self, index: int) -> None:
+        self.names.append(f"step {index}")
+
+    def received(self, trace, tokens: int, trained_tokens: int, samples: int) -> None:
+        self.tokens += tokens
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def take(self) -> None:
+        return None
+
+
+def run(config: TrainerConfig, steps: int) -> Losses:
+    prepared = prepare(config.data)
+    recorder = Losses()
+    telemetry.attach(recorder)
+    try:
+        with open_batches(config.data, prepared, config.seed) as batches:
+            loop = train(config, build_compute(config, prepared.vocab_size), batches)
+            for _ in range(steps):
+                next(loop)
+            loop.close()
+    finally:
+        telemetry.attach(None)
+    return recorder
+
+
+def small(**sections: dict) -> TrainerConfig:
+    data = {**SMALL, "path": "tokens-stream", "batch_size": 8, "sequence_length": 64, **sections.pop("data", {})}
+    return TrainerConfig.model_validate({"data": data, **sections})
+
+
+@pytest.mark.slow
+def test_it_trains_well_below_the_unigram_entropy() -> None:
+    """A model that only knows how frequent each token is cannot get below the unigram entropy."""
+    config = small(
+        model={"preset": "llama-tiny", "layers": 2},
+        data={"corpus": {"builtin": "python-docs"}, "path": "tokens-padded", "batch_size": 16},
+        optimizer={"learning_rate": 3e-3},
+    )
+    prepared = prepare(config.data)
+    counts: Counter[int] = Counter()
+    with open_batches(config.data, prepared, seed=0) as batches:
+        for _ in range(prepared.corpus.documents // 16):  # one epoch
+            labels = next(batches).labels
+            counts.update(labels[labels != IGNORED].tolist())
+    total = sum(counts.values())
+    entropy = -sum(count / total * math.log(count / total) for count in counts.values())
+    losses = run(config, 400).losses
+    last = [losses[step] for step in range(380, 400)]
+    print(f"unigram entropy {entropy:.3f} nats, mean loss of the last 20 steps {sum(last) / len(last):.3f}")
+    assert len(losses) == 400
+    assert sum(last) / len(last) < 0.8 * entropy
+
+
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_both_families_and_precisions_learn_a_replayed_batch(preset: str, precision: str) -> None:
+    config = small(
+        model={"preset": preset, "layers": 1, "width": 32},
+        data={"replay": True, "batch_size": 2},
+        optimizer={"learning_rate": 1e-2, "lr_warmup_steps": 2},
+        compute={"precision": precision},
+    )
+    losses = run(config, 25).losses
+    assert losses[24] < losses[0] - 1.0
+    assert all(math.isfinite(loss) for loss in losses.values())
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
+    one = run(small(model={"layers": 1}, compute={"threads": 1}), 4).losses
+    same = run(small(model={"layers": 1}, compute={"threads": 1}), 4).losses
+    other = run(small(model={"layers": 1}, compute={"threads": 1}, seed=1), 4).losses
+    assert one == same
+    assert one != other
+
+
+def test_accumulation_fetches_that_many_batches_and_averages_their_gradients() -> None:
+    """Two micro-batches of one replayed batch are the same step as that batch alone."""
+    data = {"replay": True, "batch_size": 2}
+    single = run(small(model={"layers": 1}, data=data), 4)
+    double = run(small(model={"layers": 1}, data=data, optimizer={"accumulation": 2}), 4)
+    assert double.tokens == 2 * single.tokens
+    assert double.names.count("fetch") == 2 * single.names.count("fetch")
+    assert double.losses[3] == pytest.approx(single.losses[3], rel=1e-3)
+
+
+def test_phases_come_in_the_order_of_a_step() -> None:
+    config = small(model={"layers": 1}, log_every=1)
+    names = run(config, 1).names
+    assert [name for name in names if name not in telemetry.STAGES] == [
+        *("step 0", "fetch", "h2d", "forward", "backward", "optimizer", "sync", "optimizer", "log")
+    ]
+
+
+def test_data_only_computes_nothing_and_says_no_loss() -> None:
+    recorder = run(small(compute={"work": "none"}), 3)
+    assert recorder.losses == {}
+    assert recorder.tokens == 3 * 8 * 64
+
+
+def test_a_diverging_run_stops_with_the_step() -> None:
+    config = small(model={"layers": 1}, optimizer={"learning_rate": 1e30, "clip_norm": None, "lr_warmup_steps": 0})
+    with pytest.raises(FloatingPointError, match=r"^step \d+: the gradient norm is (nan|inf)"):
+        run(config, 20)
+
+
+def test_cuda_is_refused_where_there_is_none() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(InputError, match=r"compute\.device: cuda"):
+        run(small(compute={"device": "cuda"}), 1)

@@ -1,0 +1,216 @@
+"""Where a batch is computed: one interface, several residents.
+
+``TorchCompute`` is the real thing; ``NoCompute`` drops every batch (the data-only control); ``InjectedCompute``
+adds declared costs to another. An emulated accelerator will live here too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainer.config import ComputeInject, TrainerConfig
+from trainer.data.batch import Batch
+from trainer.errors import InputError
+from trainer.inject import Injector
+
+if TYPE_CHECKING:
+    import torch
+
+Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
+
+
+class Compute(Protocol):
+    """What the loop asks of a device. Only ``check_finite`` and ``read_losses`` may block the host."""
+
+    device: str
+
+    def begin_step(self, step: int) -> None:
+        """Called once per step, before its first batch is asked for."""
+
+    def to_device(self, batch: Batch) -> Batch: ...
+
+    def forward(self, batch: Batch) -> Loss: ...
+
+    def backward(self, loss: Loss) -> None:
+        """Accumulate the gradients of ``loss`` divided by the number of micro-batches."""
+
+    def clip_gradients(self) -> Any:
+        """Clip to the configured norm; the global norm as a device scalar (None where there is none)."""
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        """Block until ``norm`` is known; FloatingPointError where it is NaN or infinite."""
+
+    def optimizer_step(self) -> None: ...
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        """Block until known: for each step the mean loss over its micro-batches."""
+
+
+class TorchCompute:
+    """A transformers model with AdamW on a torch device."""
+
+    def __init__(self, config: TrainerConfig, model: torch.nn.Module, device: torch.device) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self._device = device
+        self._model = model.to(device).train()
+        self._config = config.optimizer
+        self._autocast = config.compute.precision == "bf16"
+        decayed = [p for p in model.parameters() if p.dim() >= 2]
+        others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
+        optimizer = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            fused=True if optimizer.fused is None else optimizer.fused,
+        )
+        warmup = optimizer.lr_warmup_steps
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
+        )
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+    def to_device(self, batch: Batch) -> Batch:
+        if self._device.type == "cpu":
+            return batch
+        mask = batch.attention_mask
+        return Batch(
+            batch.input_ids.to(self._device, non_blocking=True),
+            batch.labels.to(self._device, non_blocking=True),
+            None if mask is None else mask.to(self._device, non_blocking=True),
+            batch.tokens,
+            batch.trained_tokens,
+            batch.samples,
+            batch.trace,
+        )
+
+    def forward(self, batch: Batch) -> Loss:
+        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
+            output = self._model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+        # The mean over no label at all is NaN; such a batch (documents of one token) trains nothing instead.
+        return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
+
+    def backward(self, loss: Loss) -> None:
+        (loss / self._config.accumulation).backward()
+
+    def clip_gradients(self) -> Any:
+        limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
+        return self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        if not math.isfinite(value := norm.item()):
+            raise FloatingPointError(f"step {step}: the gradient norm is {value}: is optimizer.learning_rate too high?")
+
+    def optimizer_step(self) -> None:
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
+        return [float(value) for value in means.tolist()]  # one transfer for all of them
+
+
+class NoCompute:
+    """Drops every batch: what remains of a step is its input side."""
+
+    device = "none"
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+    def to_device(self, batch: Batch) -> Batch:
+        return batch
+
+    def forward(self, batch: Batch) -> Loss:
+        return None
+
+    def backward(self, loss: Loss) -> None:
+        pass
+
+    def clip_gradients(self) -> Any:
+        return None
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        pass
+
+    def optimizer_step(self) -> None:
+        pass
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        return [None] * len(losses)
+
+
+class InjectedCompute:
+    """Another compute, with declared costs on the host's main thread on top."""
+
+    def __init__(self, inner: Compute, inject: ComputeInject, seed: int) -> None:
+        self._inner = inner
+        self._cost = Injector(inject, seed)
+        self.device = inner.device
+
+    def begin_step(self, step: int) -> None:
+        self._inner.begin_step(step)
+        self._cost.spend("other")
+
+    def to_device(self, batch: Batch) -> Batch:
+        return self._inner.to_device(batch)
+
+    def forward(self, batch: Batch) -> Loss:
+        self._cost.spend("forward")
+        return self._inner.forward(batch)
+
+    def backward(self, loss: Loss) -> None:
+        self._cost.spend("backward")
+        self._inner.backward(loss)
+
+    def clip_gradients(self) -> Any:
+        return self._inner.clip_gradients()
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        self._cost.spend("sync")
+        self._inner.check_finite(norm, step)
+
+    def optimizer_step(self) -> None:
+        self._cost.spend("optimizer")
+        self._inner.optimizer_step()
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        return self._inner.read_losses(losses)
+
+
+def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
+    """The compute that ``config`` declares, seeded; InputError where this machine cannot give it."""
+    compute: Compute
+    if config.compute.work == "none":
+        compute = NoCompute()
+    else:
+        import torch
+
+        from trainer.model import build_model, resolve_shape
+
+        shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
+        device = _device(config.compute.device)
+        if config.compute.threads is not None:
+            torch.set_num_threads(config.compute.threads)
+        torch.manual_seed(config.seed)
+        compute = TorchCompute(config, build_model(shape), device)
+    if config.compute.inject is not None:
+        compute = InjectedCompute(compute, config.compute.inject, config.seed)
+    return compute
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("compute.device: cuda, but this torch sees no CUDA device; allowed here: auto, cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

@@ -1,0 +1,176 @@
+"""The trainer's whole configuration, torch-free, so that a plan can be made and checked without loading torch.
+
+Every key is addressed by its dotted path (``data.batch_size``); a wrong value is refused with that path.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Config(BaseModel):
+    """Base of all sections: unknown keys are errors, values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
+How = Literal["busy", "sleep"]
+
+PRESETS: dict[str, dict[str, object]] = {
+    # family, layers, width, heads, kv_heads, feed-forward width, vocabulary. gpt2-small: Radford et al. 2019;
+    # llama-1b / llama-8b: the published Llama 3.2 1B and Llama 3.1 8B shapes (8B with the founding study's vocabulary).
+    "gpt2-tiny": {"family": "gpt2", "layers": 4, "width": 128, "heads": 4, "kv_heads": 4, "ffn_width": 512},
+    "gpt2-small": {"family": "gpt2", "layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn_width": 3072},
+    "llama-tiny": {"family": "llama", "layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "ffn_width": 344},
+    "llama-1b": {"family": "llama", "layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn_width": 8192},
+    "llama-8b": {"family": "llama", "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14336},
+}
+PRESET_VOCABULARY = {"gpt2-small": 50257, "llama-1b": 128256, "llama-8b": 131072}
+
+
+class ModelConfig(Config):
+    """The model's shape: a preset, and any dimension of it overridden."""
+
+    preset: Literal["gpt2-tiny", "gpt2-small", "llama-tiny", "llama-1b", "llama-8b"] = "gpt2-tiny"
+    family: Literal["gpt2", "llama"] | None = None
+    layers: int | None = Field(None, ge=1)
+    width: int | None = Field(None, ge=1)
+    heads: int | None = Field(None, ge=1)
+    kv_heads: int | None = Field(None, ge=1)
+    ffn_width: int | None = Field(None, ge=1)
+    vocab_size: int | None = Field(None, ge=2)
+    """Size of the embedding table; default: the preset's, or the tokenizer's where the preset has none."""
+
+
+class TrainTokenizer(Config):
+    """A tokenizer trained once on the corpus and cached by the content of corpus and settings."""
+
+    kind: Literal["bpe", "unigram", "wordpiece"] = "bpe"
+    vocab_size: int = Field(4096, ge=300, le=1_000_000)
+
+
+class TokenizerConfig(Config):
+    """Exactly one of: train, pretrained (a directory or name for AutoTokenizer), sentencepiece (a model file)."""
+
+    train: TrainTokenizer | None = None
+    pretrained: str | None = None
+    sentencepiece: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> TokenizerConfig:
+        if sum(value is not None for value in (self.train, self.pretrained, self.sentencepiece)) != 1:
+            raise ValueError("give exactly one of train, pretrained, sentencepiece")
+        return self
+
+
+class CorpusConfig(Config):
+    """Exactly one of: builtin, or parquet (a file or glob) with its text column."""
+
+    builtin: Literal["python-docs"] | None = None
+    parquet: str | None = None
+    column: str = "text"
+    documents: int | None = Field(None, ge=1)
+    """Use only the first N documents."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> CorpusConfig:
+        if (self.builtin is None) == (self.parquet is None):
+            raise ValueError("give exactly one of builtin, parquet")
+        return self
+
+
+class DataInject(Config):
+    """Known costs added to the stages of every batch (milliseconds per batch), to test the harness on oneself."""
+
+    read_ms: Milliseconds = 0
+    tokenize_ms: Milliseconds = 0
+    pack_ms: Milliseconds = 0
+    transfer_ms: Milliseconds = 0
+    how: How = "busy"
+    """busy burns that much CPU time of the thread; sleep waits without using a core."""
+    jitter: float = Field(0, ge=0, lt=1)
+    """Each cost is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
+
+
+class DataConfig(Config):
+    """The input side: a composition of reader, tokenization and packing, and the loader around it."""
+
+    path: Literal["text-padded", "text-stream", "tokens-padded", "tokens-stream"] = "text-padded"
+    """text-*: tokenize on the fly; tokens-*: read pretokenized files. *-padded: a document a row; *-stream: packed."""
+    access: Literal["scalar", "zero-copy"] = "scalar"
+    """scalar: per-row Arrow scalars and Python lists, as the founding study did; zero-copy: Arrow buffers as arrays."""
+    corpus: CorpusConfig = CorpusConfig(builtin="python-docs")
+    tokenizer: TokenizerConfig = TokenizerConfig(train=TrainTokenizer())
+    sequence_length: int = Field(256, ge=2, le=1_048_576)
+    """At least 2: a sequence of one token has nothing to predict."""
+    batch_size: int = Field(8, ge=1, le=65_536)
+    shuffle: bool = True
+    workers: int = Field(0, ge=0, le=256)
+    prefetch: int = Field(2, ge=1, le=1024)
+    """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
+    pin_memory: bool = False
+    start_method: Literal["fork", "forkserver", "spawn"] = "fork"
+    """How loader workers start. The workers start before this process tokenizes anything, so fork is safe."""
+    replay: bool = False
+    """Replay the path's first batch for ever: no data cost (what the ideal-data control sets)."""
+    inject: DataInject | None = None
+
+
+class OptimizerConfig(Config):
+    """AdamW with linear warmup, then constant; gradients clipped by global norm."""
+
+    learning_rate: float = Field(1e-3, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    weight_decay: float = Field(0.1, ge=0)
+    lr_warmup_steps: int = Field(10, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0)
+    accumulation: int = Field(1, ge=1)
+    """Micro-batches per optimizer step."""
+    fused: bool | None = None
+    """None: fused where the device supports it."""
+
+
+class ComputeInject(Config):
+    """Known costs added to the phases of every step (milliseconds), on the host's main thread."""
+
+    forward_ms: Milliseconds = 0
+    backward_ms: Milliseconds = 0
+    optimizer_ms: Milliseconds = 0
+    sync_ms: Milliseconds = 0
+    other_ms: Milliseconds = 0
+    how: How = "busy"
+
+
+class ComputeConfig(Config):
+    """Where and how the model is computed."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: autocast with fp32 master weights."""
+    threads: int | None = Field(None, ge=1)
+    """Intra-op threads of torch on the CPU; None: torch's default."""
+    work: Literal["model", "none"] = "model"
+    """none: batches are fetched and dropped (what the data-only control sets)."""
+    check_finite: bool = True
+    """Read the gradient norm on the host each step and stop on NaN or infinity: a blocking sync."""
+    inject: ComputeInject | None = None
+
+
+class TrainerConfig(Config):
+    """One run of the trainer."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
+    steps: int = Field(40, ge=1, le=10_000_000)
+    """Measured steps."""
+    warmup_steps: int = Field(5, ge=0, le=1_000_000)
+    """Steps before those: kept in the tables, marked warmup, left out of every figure."""
+    log_every: int = Field(10, ge=1)
+    """Steps between log lines."""
+    seed: int = 0

@@ -1,0 +1,39 @@
+"""One batch: what every data path yields and the loop consumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trainer.telemetry import BatchTrace
+
+if TYPE_CHECKING:
+    import torch
+
+IGNORED = -100  # the label that cross entropy leaves out (PyTorch's ignore_index default)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Token ids and labels of shape (samples, sequence), int64, labels aligned with the inputs.
+
+    Labels follow the Hugging Face convention: ``labels[:, t]`` is the target predicted from position t - 1, the
+    model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its
+    own document could predict it). ``attention_mask`` is None where no position is padding (stream packing).
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    attention_mask: torch.Tensor | None
+    tokens: int  # positions the device computes: samples x sequence
+    trained_tokens: int  # labels that count: (labels[:, 1:] != -100).sum()
+    samples: int
+    trace: BatchTrace | None = field(default=None)
+
+    def pin_memory(self) -> Batch:
+        """Called by DataLoader's pin thread: page-locked copies, so that h2d can be asynchronous."""
+        self.input_ids = self.input_ids.pin_memory()
+        self.labels = self.labels.pin_memory()
+        if self.attention_mask is not None:
+            self.attention_mask = self.attention_mask.pin_memory()
+        return self

@@ -1,0 +1,189 @@
+"""A data path composed of reader, tokenization and packing, yielding whole batches with their stages marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from trainer import telemetry
+from trainer.config import DataConfig
+from trainer.data.batch import Batch
+from trainer.data.order import DocumentOrder
+from trainer.data.packing import Document, make_packer
+from trainer.data.prepare import Prepared
+from trainer.data.pretokenize import padding_id
+from trainer.data.readers import text_reader, token_reader
+from trainer.data.tokenizers import document_tokens, load_tokenizer
+from trainer.errors import InputError
+from trainer.inject import Injector
+
+# Epochs in a row without one token before we say so. A small shard may draw nothing but empty documents in one
+# shuffled epoch and real ones in the next, so one is not enough.
+_BARREN_EPOCHS = 16
+_MOST_ROWS_PER_READ = 1024
+
+
+class Source(Protocol):
+    """Batches one after the other; None at the end (only a source made for one epoch has one)."""
+
+    def next_batch(self) -> Batch | None: ...
+
+
+class Composition:
+    """One data path in one process: read, tokenize, pack, one batch at a time."""
+
+    def __init__(
+        self, config: DataConfig, prepared: Prepared, order: DocumentOrder, injector: Injector, marked: bool = True
+    ) -> None:
+        corpus = prepared.corpus
+        reads_text, stream, scalar = is_text(config), is_stream(config), config.access == "scalar"
+        self._reader: Any
+        if reads_text:
+            self._reader = text_reader(config, corpus.files, corpus.column, corpus.documents)
+        else:
+            assert prepared.pretokenized is not None, "prepare() was given another data path"
+            self._reader = token_reader(config, prepared.pretokenized, corpus.documents)
+        self._tokenizer = load_tokenizer(prepared.tokenizer) if reads_text else None
+        self._eos_id = prepared.tokenizer.eos_id
+        self._packer = make_packer(stream, scalar, config.sequence_length, padding_id(prepared.tokenizer))
+        self._stream, self._batch_size = stream, config.batch_size
+        self._order, self._injector, self._marked = order, injector, marked
+        self._charged: set[str] = set()
+        self._length = config.sequence_length
+        # Streams: the running mean of tokens per document says how many documents to read. A guess at first.
+        self._documents, self._tokens = 1, config.sequence_length
+        self._barren_since = order.epoch
+
+    @property
+    def left_over(self) -> int:
+        """Tokens that wait for the rest of their row."""
+        return self._packer.left_over
+
+    def next_batch(self) -> Batch | None:
+        """Build the next batch, with the declared costs spent inside its stages and its trace attached."""
+        self._charged.clear()
+        while missing := self._packer.missing_tokens(self._batch_size):
+            documents = self._read_documents(self._rows_for(missing))
+            if documents is None:
+                break
+            self._packer.add(documents)
+        rows = min(self._batch_size, self._packer.ready)
+        if not rows:
+            return None
+        for stage in ("read", "tokenize"):  # a declared cost is per batch, also where the batch needed no read
+            if stage not in self._charged and self._injector.cost_ms(stage):
+                with self._span(stage):
+                    self._charge(stage)
+        with self._span("pack"):
+            batch = self._packer.pack(rows)
+            self._charge("pack")
+        self._injector.spend("transfer")
+        if self._marked:
+            batch.trace = telemetry.take()
+        return batch
+
+    def _read_documents(self, rows: int) -> list[Document] | None:
+        """The next documents that have tokens (perhaps none of them has); None at the end."""
+        with self._span("read"):
+            indices = self._order.take(rows)
+            documents: list[Any] = self._reader.read(indices)
+            self._charge("read")
+        if not len(indices):
+            return None
+        if self._tokenizer is not None:
+            with self._span("tokenize"):
+                documents = document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
+                self._charge("tokenize")
+        elif self._stream:
+            documents = [tokens for (tokens,) in documents]
+        found = [document for document in documents if _has_tokens(document)]
+        self._watch(found)
+        return found
+
+    def _rows_for(self, missing_tokens: int) -> int:
+        tokens_per_document = self._tokens / self._documents if self._stream else self._length
+        return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
+
+    def _watch(self, found: list[Document]) -> None:
+        """Learn the mean length of documents, and refuse to search for ever where no document has a token."""
+        if found:
+            if self._stream:
+                self._documents += len(found)
+                self._tokens += sum(map(len, found))
+            self._barren_since = self._order.epoch
+        elif self._order.epoch - self._barren_since > _BARREN_EPOCHS:
+            raise InputError(
+                "data.corpus: no document with a token in "
+                f"{_BARREN_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
+            )
+
+    def _charge(self, stage: str) -> None:
+        if stage not in self._charged:
+            self._charged.add(stage)
+            self._injector.spend(stage)
+
+    def _span(self, stage: str) -> AbstractContextManager[None]:
+        return telemetry.span(stage) if self._marked else nullcontext()
+
+
+class Replay:
+    """One batch for ever: no data cost but the declared ones."""
+
+    def __init__(self, batch: Batch, injector: Injector) -> None:
+        self._batch, self._injector = batch, injector
+
+    def next_batch(self) -> Batch:
+        """A fresh Batch around the same tensors."""
+        for stage in telemetry.STAGES:
+            if self._injector.cost_ms(stage):
+                with telemetry.span(stage):
+                    self._injector.spend(stage)
+        self._injector.spend("transfer")
+        batch = self._batch
+        return Batch(
+            input_ids=batch.input_ids,
+            labels=batch.labels,
+            attention_mask=batch.attention_mask,
+            tokens=batch.tokens,
+            trained_tokens=batch.trained_tokens,
+            samples=batch.samples,
+            trace=telemetry.take(),
+        )
+
+
+def make_source(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> Source:
+    """The endless source of batches of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+    injector = Injector(config.inject, seed * 1_000_003 + worker)
+    if config.replay:
+        # Every worker replays the same batch: the first one of the first worker.
+        order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, 0, workers)
+        batch = Composition(config, prepared, order, Injector(None, seed), marked=False).next_batch()
+        assert batch is not None
+        return Replay(batch, injector)
+    order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, worker, workers)
+    return Composition(config, prepared, order, injector)
+
+
+def epoch_batches(config: DataConfig, prepared: Prepared, seed: int) -> Iterator[tuple[Batch, int]]:
+    """Exactly one epoch in one process, each batch with the tokens left over so far; the last may have fewer rows."""
+    order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, endless=False)
+    composition = Composition(config, prepared, order, Injector(None, seed), marked=False)
+    while (batch := composition.next_batch()) is not None:
+        yield batch, composition.left_over
+
+
+def is_text(config: DataConfig) -> bool:
+    """Whether the path tokenizes on the fly."""
+    return config.path.startswith("text-")
+
+
+def is_stream(config: DataConfig) -> bool:
+    """Whether the path packs documents end to end."""
+    return config.path.endswith("-stream")
+
+
+def _has_tokens(document: Document) -> bool:
+    if isinstance(document, tuple):
+        return bool(document[1][0])  # the mask's first position
+    return len(document) > 0

@@ -1,0 +1,126 @@
+"""Batches without end, built inline or by DataLoader workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from trainer.config import DataConfig
+from trainer.data.batch import Batch
+from trainer.data.dataset import Source, make_source
+from trainer.data.prepare import Prepared
+from trainer.data.tokenizers import keep_single_threaded
+from trainer.errors import InputError
+
+# A batch leaves its worker through a helper thread, which must get the interpreter's lock several times while the
+# worker already builds its next batch in Python. At Python's default of 5 ms a turn, a batch that was ready arrived
+# 60 ms late (scenarios/known-truth.yaml, a worker1-busy that held the lock all the time); so, 8 ms.
+_SWITCH_INTERVAL_S = 2e-4
+
+WorkerInit = Callable[[int], None]
+
+
+class Batches:
+    """An infinite iterator of batches; ``close()`` (or leaving the with block) ends its workers."""
+
+    def __init__(self, iterator: Iterator[Batch | InputError], pin: bool) -> None:
+        self._iterator: Iterator[Batch | InputError] | None = iterator
+        self._pin = pin  # only inline: DataLoader pins what its workers send
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._iterator is None:
+            raise StopIteration
+        batch = next(self._iterator)
+        if isinstance(batch, InputError):
+            self.close()
+            raise batch
+        return batch.pin_memory() if self._pin else batch
+
+    def close(self) -> None:
+        """End the workers and wait for them; the iterator is over after that. Harmless when called again."""
+        iterator, self._iterator = self._iterator, None
+        shutdown = getattr(iterator, "_shutdown_workers", None)  # DataLoader has no public way to end them now
+        if shutdown is not None:
+            shutdown()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init: WorkerInit | None = None) -> Batches:
+    """Open the data path and, where ``config.workers`` is not 0, start its workers, which begin to prefetch at once.
+
+    ``worker_init(worker_id)`` runs first thing in each worker process and must be picklable. With workers 0 it is not
+    called, and the first batch is built when it is asked for (a replayed one: here). InputError where the workers
+    outnumber the documents.
+    """
+    keep_single_threaded()
+    documents = prepared.corpus.documents - prepared.corpus.empty
+    if config.workers > documents:
+        raise InputError(
+            f"data.workers: {config.workers} workers but only {documents} document{'s' if documents != 1 else ''} "
+            f"in the corpus {prepared.corpus.name}; at most {documents}"
+        )
+    pin = config.pin_memory and torch.cuda.is_available()
+    if config.workers == 0:
+        return Batches(_endless(make_source(config, prepared, seed, 0, 1)), pin)
+    loader = DataLoader(
+        _BatchDataset(config, prepared, seed),
+        batch_size=None,
+        num_workers=config.workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin,
+        prefetch_factor=config.prefetch,
+        persistent_workers=True,
+        multiprocessing_context=config.start_method,
+        worker_init_fn=_WorkerStart(worker_init),
+        generator=torch.Generator().manual_seed(seed),  # else DataLoader draws from the model's random state
+    )
+    return Batches(iter(loader), pin=False)
+
+
+class _BatchDataset(IterableDataset[Any]):
+    """What a worker iterates: its own share of the documents, as whole batches."""
+
+    def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
+        self._config, self._prepared, self._seed = config, prepared, seed
+
+    def __iter__(self) -> Iterator[Batch | InputError]:
+        worker = get_worker_info()
+        assert worker is not None
+        # An exception that crosses the process boundary grows a traceback into its message; a value does not.
+        try:
+            yield from _endless(make_source(self._config, self._prepared, self._seed, worker.id, worker.num_workers))
+        except InputError as error:
+            yield error
+
+
+class _WorkerStart:
+    def __init__(self, hook: WorkerInit | None) -> None:
+        self._hook = hook
+
+    def __call__(self, worker: int) -> None:
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        torch.set_num_threads(1)  # packing is too small to share, and the cores belong to the model
+        keep_single_threaded()
+        if self._hook is not None:
+            self._hook(worker)
+
+
+def _endless(source: Source) -> Iterator[Batch | InputError]:
+    while (batch := source.next_batch()) is not None:
+        yield batch
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,48 @@
+"""Which document comes next: a seeded permutation per epoch, strided over the workers, without end (or for one epoch).
+
+The same for every data path, so that two paths see the same documents in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class DocumentOrder:
+    """Document indices of one shard: worker ``worker`` of ``workers`` takes every ``workers``-th of each epoch."""
+
+    def __init__(
+        self, documents: int, seed: int, shuffle: bool, worker: int = 0, workers: int = 1, endless: bool = True
+    ) -> None:
+        assert 0 <= worker < workers <= documents, (worker, workers, documents)
+        self._documents, self._seed, self._shuffle = documents, seed, shuffle
+        self._worker, self._workers, self._endless = worker, workers, endless
+        self.epoch = 0  # the epoch that the next index belongs to, unless it is used up
+        self._shard = self._make_shard(0)
+        self._position = 0
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """The next indices, at least 1 and at most ``count``: a call never reaches over the end of an epoch.
+
+        An empty array means the end, which only an order that is not endless has.
+        """
+        if self._position == len(self._shard) and self._endless:
+            self.epoch += 1
+            self._shard = self._make_shard(self.epoch)
+            self._position = 0
+        taken = self._shard[self._position : self._position + count]
+        self._position += len(taken)
+        return taken
+
+    def _make_shard(self, epoch: int) -> NDArray[np.int64]:
+        import numpy as np
+
+        if self._shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self._documents)
+        else:
+            order = np.arange(self._documents)
+        return order[self._worker :: self._workers]

@@ -1,0 +1,233 @@
+"""Packing: documents' tokens into batches, padded (a document a row) or as one stream (documents end to end).
+
+Each packer exists twice: over Python lists, as the founding study did it, and over numpy arrays. Both give the same
+batches. Labels are as :class:`trainer.data.batch.Batch` says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.data.batch import IGNORED, Batch
+
+Array = NDArray[Any]
+# One document: its tokens, or, read from a padded file, (input_ids, attention_mask) of the final length.
+Document = Any
+
+
+class Packer(Protocol):
+    """Documents in, batches out."""
+
+    def add(self, documents: Sequence[Document]) -> None:
+        """Take documents, each with at least one token."""
+
+    def missing_tokens(self, rows: int) -> int:
+        """About how many tokens are missing before ``pack(rows)`` can be called; 0: none."""
+
+    def pack(self, rows: int) -> Batch:
+        """The next ``rows`` rows as a batch; they must be there."""
+
+    @property
+    def ready(self) -> int:
+        """How many whole rows are there."""
+
+    @property
+    def left_over(self) -> int:
+        """Tokens held that do not fill a row (0 where every document is a row)."""
+
+
+class _Padded:
+    """What both padded packers share: one document a row, truncated and padded on the right."""
+
+    def __init__(self, length: int, pad_id: int) -> None:
+        self._length, self._pad_id = length, pad_id
+        self._held: deque[Document] = deque()
+
+    def add(self, documents: Sequence[Document]) -> None:
+        self._held.extend(documents)
+
+    def missing_tokens(self, rows: int) -> int:
+        return max(0, rows - len(self._held)) * self._length
+
+    @property
+    def ready(self) -> int:
+        return len(self._held)
+
+    @property
+    def left_over(self) -> int:
+        return 0
+
+    def _take(self, rows: int) -> list[Document]:
+        return [self._held.popleft() for _ in range(rows)]
+
+
+class ScalarPadded(_Padded):
+    """Padded rows through Python lists."""
+
+    def pack(self, rows: int) -> Batch:
+        inputs, masks, labels, trained = [], [], [], 0
+        for document in self._take(rows):
+            if isinstance(document, tuple):
+                ids, mask = document
+            else:
+                kept = document[: self._length]
+                padding = self._length - len(kept)
+                ids = kept + [self._pad_id] * padding
+                mask = [1] * len(kept) + [0] * padding
+            targets = [token if real else IGNORED for token, real in zip(ids, mask, strict=True)]
+            targets[0] = IGNORED
+            trained += sum(mask) - 1
+            inputs.append(ids)
+            masks.append(mask)
+            labels.append(targets)
+        return Batch(
+            input_ids=torch.tensor(inputs, dtype=torch.int64),
+            labels=torch.tensor(labels, dtype=torch.int64),
+            attention_mask=torch.tensor(masks, dtype=torch.int64),
+            tokens=rows * self._length,
+            trained_tokens=trained,
+            samples=rows,
+        )
+
+
+class ArrayPadded(_Padded):
+    """Padded rows through numpy, each token copied once, into the batch."""
+
+    def pack(self, rows: int) -> Batch:
+        ids = np.full((rows, self._length), self._pad_id, dtype=np.int64)
+        mask = np.zeros((rows, self._length), dtype=np.int64)
+        for row, document in enumerate(self._take(rows)):
+            if isinstance(document, tuple):
+                ids[row], mask[row] = document
+            else:
+                kept = document[: self._length]
+                ids[row, : len(kept)] = kept
+                mask[row, : len(kept)] = 1
+        labels = np.where(mask == 1, ids, IGNORED)
+        labels[:, 0] = IGNORED
+        return Batch(
+            input_ids=torch.from_numpy(ids),
+            labels=torch.from_numpy(labels),
+            attention_mask=torch.from_numpy(mask),
+            tokens=rows * self._length,
+            trained_tokens=int(mask.sum()) - rows,
+            samples=rows,
+        )
+
+
+class ScalarStream:
+    """The stream through Python lists: one growing list of tokens, cut into rows."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._tokens: list[int] = []
+        self._labels: list[int] = []
+        self._position = 0  # everything before it was packed already
+
+    def add(self, documents: Sequence[Document]) -> None:
+        for document in documents:
+            self._tokens.extend(document)
+            self._labels.append(IGNORED)
+            self._labels.extend(document[1:])
+
+    def missing_tokens(self, rows: int) -> int:
+        return max(0, rows * self._length - self._available)
+
+    @property
+    def ready(self) -> int:
+        return self._available // self._length
+
+    @property
+    def left_over(self) -> int:
+        return self._available % self._length
+
+    def pack(self, rows: int) -> Batch:
+        length, start = self._length, self._position
+        cuts = range(start, start + rows * length, length)
+        inputs = [self._tokens[cut : cut + length] for cut in cuts]
+        labels = [self._labels[cut : cut + length] for cut in cuts]
+        self._position += rows * length
+        if self._position > len(self._tokens) // 2:  # not at every batch: one 10 MB document holds a thousand of them
+            del self._tokens[: self._position]
+            del self._labels[: self._position]
+            self._position = 0
+        return Batch(
+            input_ids=torch.tensor(inputs, dtype=torch.int64),
+            labels=torch.tensor(labels, dtype=torch.int64),
+            attention_mask=None,
+            tokens=rows * length,
+            trained_tokens=rows * (length - 1) - sum(row[1:].count(IGNORED) for row in labels),
+            samples=rows,
+        )
+
+    @property
+    def _available(self) -> int:
+        return len(self._tokens) - self._position
+
+
+class ArrayStream:
+    """The stream through numpy: documents wait as they came and are copied once, into the batch."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._held: deque[Array] = deque()
+        self._position = 0  # tokens of the first held document that were packed already
+        self._available = 0
+
+    def add(self, documents: Sequence[Document]) -> None:
+        for document in documents:
+            tokens = np.asarray(document, dtype=np.int32)
+            self._held.append(tokens)
+            self._available += len(tokens)
+
+    def missing_tokens(self, rows: int) -> int:
+        return max(0, rows * self._length - self._available)
+
+    @property
+    def ready(self) -> int:
+        return self._available // self._length
+
+    @property
+    def left_over(self) -> int:
+        return self._available % self._length
+
+    def pack(self, rows: int) -> Batch:
+        size = rows * self._length
+        ids = np.empty(size, dtype=np.int64)
+        starts = []
+        filled = 0
+        while filled < size:
+            document, begin = self._held[0], self._position
+            if begin == 0:
+                starts.append(filled)
+            copied = min(len(document) - begin, size - filled)
+            ids[filled : filled + copied] = document[begin : begin + copied]
+            filled += copied
+            self._position += copied
+            if self._position == len(document):
+                self._held.popleft()
+                self._position = 0
+        self._available -= size
+        labels = ids.copy()
+        labels[starts] = IGNORED
+        return Batch(
+            input_ids=torch.from_numpy(ids.reshape(rows, self._length)),
+            labels=torch.from_numpy(labels.reshape(rows, self._length)),
+            attention_mask=None,
+            tokens=size,
+            trained_tokens=rows * (self._length - 1) - sum(start % self._length != 0 for start in starts),
+            samples=rows,
+        )
+
+
+def make_packer(stream: bool, scalar: bool, length: int, pad_id: int) -> Packer:
+    """The packer of a data path; ``length`` is the sequence length in tokens."""
+    if stream:
+        return ScalarStream(length) if scalar else ArrayStream(length)
+    return ScalarPadded(length, pad_id) if scalar else ArrayPadded(length, pad_id)

@@ -1,0 +1,99 @@
+"""Other people's tokenizers through transformers' AutoTokenizer, imported once.
+
+Importing transformers takes seconds and loads torch. So a tokenizer with a fast backend is saved into the cache as a
+plain ``tokenizer.json``, and from then on neither this process nor any loader worker needs transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainer.data import cache, train_tokenizer
+from trainer.errors import InputError
+
+_KEY = "data.tokenizer.pretrained"
+
+
+def import_tokenizer(name: str) -> Path:
+    """The cached folder of the tokenizer ``name`` (a directory, or a name on the Hugging Face hub)."""
+    source = _local_folder(name)
+    if source is None:
+        _check_hub_resolves(name)
+        load_auto(name)  # downloads it, or says in one line why it cannot
+        source = _local_folder(name)
+        if source is None:
+            raise InputError(f"{_KEY}: {name} was loaded but is not in the Hugging Face cache; give a directory")
+    folder = source
+    contents = [[path.name, cache.file_fingerprint(path)] for path in _tokenizer_files(folder)]
+    if not contents:
+        raise InputError(f"{_KEY}: {name} holds no tokenizer files (tokenizer.json, tokenizer_config.json, ...)")
+
+    def build(to: Path) -> None:
+        tokenizer = load_auto(str(folder), name)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        location, fingerprint = None, None
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
+            backend.save(str(to / "tokenizer.json"))
+        else:
+            location, fingerprint = str(folder), cache.fingerprint(contents)
+        ids = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+        train_tokenizer.write_facts(to, tokenizer.get_vocab(), *ids, location, fingerprint)
+
+    return cache.folder("tokenizer", ["pretrained", version("transformers"), str(folder), contents], build)
+
+
+def load_auto(location: str, name: str | None = None) -> Any:
+    """AutoTokenizer for ``location``; ``name`` is what the user called it."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(location)
+    except Exception as error:  # transformers and the hub raise a dozen kinds; the user needs one line
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{_KEY}: cannot load {name or location}: {reason}") from error
+
+
+def _local_folder(name: str) -> Path | None:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise InputError(f"{_KEY}: no directory {name}")
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model"):
+        try:
+            found = try_to_load_from_cache(name, file)
+        except HFValidationError as error:
+            raise InputError(f"{_KEY}: {name} is neither a directory nor a name on the Hugging Face hub") from error
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+def _check_hub_resolves(name: str) -> None:
+    """Say so at once on a machine without a network: the hub's client would retry for most of a minute first."""
+    if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return  # the proxy resolves names, this machine need not
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise InputError(
+            f"{_KEY}: {name} is neither a directory nor in the Hugging Face cache, and {host} cannot be reached"
+        ) from error
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    """The files a tokenizer may be made of; weights, which may be huge, are not among them."""
+    suffixes = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken"}
+    files = (path for path in folder.iterdir() if path.is_file() and path.suffix in suffixes)
+    return sorted(path for path in files if not path.name.endswith(".index.json"))

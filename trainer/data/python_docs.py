@@ -1,0 +1,90 @@
+"""The builtin corpus: real documents taken from the running Python installation itself.
+
+Documentation topics, docstrings and module sources of the standard library, found by parsing (nothing is imported),
+deduplicated and ordered by the hash of their text: the kinds are mixed, and the order is the same for a given Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.errors import InputError
+
+RECIPE = 1  # raise it when what is collected changes: it is part of the cache key
+
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+_SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they describe this very machine
+_SHORTEST_DOCSTRING = 200  # characters; below it stubs ("Return True if ...") would outnumber everything else
+_FEWEST_DOCUMENTS = 100
+
+
+def stdlib() -> Path:
+    """The folder of the standard library's sources."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def collect(root: Path) -> list[str]:
+    """The documents found under ``root`` in their final order; InputError where the sources are not installed."""
+    documents: dict[bytes, str] = {}
+    for text in _documents(root):
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:  # a docstring with a lone surrogate has no UTF-8 form
+            continue
+        documents.setdefault(hashlib.sha256(encoded).digest(), text)
+    if len(documents) < _FEWEST_DOCUMENTS:
+        raise InputError(
+            f"data.corpus.builtin: python-docs found only {len(documents)} documents in {root}; "
+            "this Python comes without its sources, give data.corpus.parquet instead"
+        )
+    return [documents[key] for key in sorted(documents)]
+
+
+def _documents(root: Path) -> Iterator[str]:
+    for path in _sources(root):
+        try:
+            with tokenize.open(path) as file:  # honours the coding line
+                source = file.read()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # old escapes in old modules
+                tree = ast.parse(source)
+        except (OSError, SyntaxError, ValueError):  # some sources are broken on purpose (lib2to3's test data)
+            continue
+        if path.parent.name == "pydoc_data" and path.name == "topics.py":
+            yield from _strings_of_mapping(tree)
+            continue
+        if source.strip():
+            yield source.strip()
+        yield from _docstrings(tree)
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for entry in sorted(root.iterdir(), key=lambda path: path.name):
+        if entry.name.startswith(_SKIPPED_PREFIXES) or entry.is_symlink():
+            continue
+        if entry.is_dir() and entry.name not in _SKIPPED_FOLDERS:
+            yield from _sources(entry)
+        elif entry.suffix == ".py":
+            yield entry
+
+
+def _strings_of_mapping(tree: ast.Module) -> Iterator[str]:
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            for value in statement.value.values:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value.strip()
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and len(text) >= _SHORTEST_DOCSTRING:
+                yield text.strip()

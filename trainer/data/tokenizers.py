@@ -1,0 +1,175 @@
+"""Tokenizers: trained on the corpus and cached, or somebody else's; one small protocol for all of them.
+
+No tokenizer adds special tokens by itself here: a document's tokens are its text's tokens and, where the tokenizer has
+one, the end-of-document id (see :func:`document_tokens`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.config import TokenizerConfig
+from trainer.data import cache, pretrained, train_tokenizer
+from trainer.data.corpus import Corpus
+from trainer.errors import InputError
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """A tokenizer that is ready to load in any process; picklable."""
+
+    kind: str  # bpe, unigram, wordpiece, pretrained, sentencepiece
+    location: str  # a tokenizer.json, a sentencepiece model file, or a folder for AutoTokenizer
+    vocab_size: int  # largest id + 1
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
+    fingerprint: str  # of the tokenizer's content
+    engine: str  # library and version that encodes; another version may cut text otherwise
+
+
+class Tokenizer(Protocol):
+    """What :func:`load_tokenizer` returns: plain token ids, no special tokens added."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
+
+
+def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
+    """Find, train or import the tokenizer; cached, and cheap when it is there already."""
+    keep_single_threaded()
+    if config.train is not None:
+        kind, vocab_size = config.train.kind, config.train.vocab_size
+        key = [train_tokenizer.RECIPE, corpus.fingerprint, kind, vocab_size]
+        folder = cache.folder("tokenizer", key, lambda to: train_tokenizer.train(kind, vocab_size, corpus, to))
+        return _info(kind, folder)
+    if config.pretrained is not None:
+        return _info("pretrained", pretrained.import_tokenizer(config.pretrained))
+    assert config.sentencepiece is not None
+    return _sentencepiece_info(config.sentencepiece)
+
+
+def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
+    """Load the tokenizer into this process; InputError where its file has gone."""
+    keep_single_threaded()
+    if not Path(info.location).exists():
+        raise InputError(f"{info.location}: the tokenizer has gone since it was prepared")
+    if info.kind == "sentencepiece":
+        return _SentencePiece(_sentencepiece_model(info.location))
+    if info.location.endswith(".json"):
+        return _Fast(info.location)
+    return _Slow(pretrained.load_auto(info.location))
+
+
+def document_tokens(encoded: Sequence[list[int]], eos_id: int | None) -> list[list[int]]:
+    """Close each encoded document with ``eos_id`` (if any), in place of an end marker; an empty one stays empty."""
+    if eos_id is None:
+        return list(encoded)
+    return [[*tokens, eos_id] if tokens else tokens for tokens in encoded]
+
+
+def keep_single_threaded() -> None:
+    """Forking after a Rust-threaded tokenizer has run deadlocks, so its threads are switched off in every process."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def engine(kind: str, location: str) -> str:
+    """Library and version that will encode, without importing it."""
+    from importlib.metadata import version
+
+    fast = location.endswith(".json")
+    library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
+    return f"{library} {version(library)}"
+
+
+def _info(kind: str, folder: Path) -> TokenizerInfo:
+    facts = train_tokenizer.read_facts(folder)
+    location = str(folder / "tokenizer.json") if facts["location"] is None else facts["location"]
+    return TokenizerInfo(
+        kind=kind,
+        location=location,
+        vocab_size=facts["vocab_size"],
+        eos_id=facts["eos_id"],
+        bos_id=facts["bos_id"],
+        pad_id=facts["pad_id"],
+        fingerprint=facts["fingerprint"],
+        engine=engine(kind, location),
+    )
+
+
+def _sentencepiece_info(location: str) -> TokenizerInfo:
+    path = Path(location).expanduser().absolute()
+    if not path.is_file():
+        raise InputError(f"data.tokenizer.sentencepiece: no file {location}")
+
+    def facts() -> list[int]:
+        model = _sentencepiece_model(str(path))
+        return [model.get_piece_size(), model.eos_id(), model.bos_id(), model.pad_id()]
+
+    size, *specials = cache.remember("sentencepiece", cache.file_identity(path), facts)
+    eos_id, bos_id, pad_id = (None if special < 0 else special for special in specials)
+    return TokenizerInfo(
+        kind="sentencepiece",
+        location=str(path),
+        vocab_size=size,
+        eos_id=eos_id,
+        bos_id=bos_id,
+        pad_id=pad_id,
+        fingerprint=cache.file_fingerprint(path),
+        engine=engine("sentencepiece", str(path)),
+    )
+
+
+def _sentencepiece_model(location: str) -> Any:
+    import sentencepiece
+
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=location)
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"data.tokenizer.sentencepiece: {location} is not a sentencepiece model") from error
+
+
+class _Fast:
+    """The `tokenizers` library itself, without the transformers layer above it."""
+
+    def __init__(self, location: str) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_file(location)
+        self._tokenizer.no_truncation()  # a saved tokenizer may carry both; documents are cut by packing alone
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+class _SentencePiece:
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._model.encode(text, out_type=int))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return list(self._model.encode(texts, out_type=int, num_threads=1))
+
+
+class _Slow:
+    """A transformers tokenizer without a fast backend."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]

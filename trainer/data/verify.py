@@ -1,0 +1,194 @@
+"""The proof that tokenizing on the fly and reading pretokenized files train on the very same batches.
+
+Every document is tokenized afresh and compared with both pretokenized files; then every data path runs one epoch in
+order and is compared, batch by batch, with an independent, deliberately plain construction of what it should yield.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import DataConfig
+from trainer.data.batch import IGNORED, Batch
+from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts, prepare_corpus
+from trainer.data.dataset import epoch_batches, is_stream
+from trainer.data.prepare import Prepared, format_of
+from trainer.data.pretokenize import Pretokenized, padding_id, pretokenize
+from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
+
+_PATHS = ("text-padded", "tokens-padded", "text-stream", "tokens-stream")
+_ACCESSES = ("scalar", "zero-copy")
+Rows = dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was compared, and the first difference (None: everything is identical)."""
+
+    documents: int
+    empty: int  # documents without a token, skipped by every path
+    tokens: int  # of all documents, end-of-document ids included
+    truncated_tokens: int  # what padded rows cut off
+    left_over_tokens: int  # what the stream carries into the next epoch
+    batches: int  # compared, over all paths
+    paths: tuple[str, ...]  # compared, as path/access
+    difference: str | None
+
+    @property
+    def identical(self) -> bool:
+        """Whether no difference was found."""
+        return self.difference is None
+
+
+class _DifferenceError(Exception):
+    pass
+
+
+def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None) -> VerifyReport:
+    """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size; see the module.
+
+    Takes about five tokenizations of the corpus. ``progress`` is told what is being compared.
+    """
+    corpus = prepare_corpus(config.corpus)
+    info = prepare_tokenizer(config.tokenizer, corpus)
+    whole = pretokenize(corpus, info, "token-list", config.sequence_length)
+    padded = pretokenize(corpus, info, "padded", config.sequence_length)
+    manifest = whole.manifest
+    batches, left_over, compared, difference = 0, 0, [], None
+    try:
+        progress(f"{corpus.documents} documents against both pretokenized files")
+        _compare_documents(corpus, info, whole, padded, config.sequence_length)
+        for path in _PATHS:
+            for access in _ACCESSES:
+                name = f"{path}/{access}"
+                progress(f"{name}, one epoch batch by batch")
+                update = {"path": path, "access": access, "shuffle": False, "workers": 0, "replay": False}
+                one = config.model_copy(update=update)
+                folder = {None: None, "padded": padded.folder, "token-list": whole.folder}[format_of(one)]
+                prepared = Prepared(corpus, info, folder)
+                count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens)
+                batches += count
+                left_over = max(left_over, left)
+                compared.append(name)
+    except _DifferenceError as found:
+        difference = str(found)
+    return VerifyReport(
+        documents=manifest.documents,
+        empty=manifest.empty,
+        tokens=manifest.tokens,
+        truncated_tokens=manifest.tokens - padded.manifest.rows_tokens,
+        left_over_tokens=left_over,
+        batches=batches,
+        paths=tuple(compared),
+        difference=difference,
+    )
+
+
+def _compare_documents(
+    corpus: Corpus, info: TokenizerInfo, whole: Pretokenized, padded: Pretokenized, length: int
+) -> None:
+    tokenizer = load_tokenizer(info)
+    pad_id, total, index = padding_id(info), 0, 0
+    stored = zip_longest(
+        _rows(whole.data, "tokens"), _rows(padded.data, "input_ids"), _rows(padded.data, "attention_mask")
+    )
+    for texts in iter_texts(corpus):
+        for text in texts:
+            tokens = tokenizer.encode(text)
+            if tokens and info.eos_id is not None:
+                tokens = [*tokens, info.eos_id]
+            kept = tokens[:length]
+            ids = kept + [pad_id] * (length - len(kept))
+            mask = [1] * len(kept) + [0] * (length - len(kept))
+            for name, expected, found in zip(
+                ("tokens", "input_ids", "attention_mask"), (tokens, ids, mask), next(stored, (None,) * 3), strict=True
+            ):
+                if found != expected:
+                    raise _DifferenceError(f"document {index}: stored {name} differ from tokenizing it afresh")
+            total += len(tokens)
+            index += 1
+    if next(stored, None) is not None:
+        raise _DifferenceError(f"the pretokenized files hold more than the corpus' {index} documents")
+    if total != whole.manifest.tokens:
+        raise _DifferenceError(f"{total} tokens in the documents, {whole.manifest.tokens} in the manifest")
+
+
+def _compare_epoch(
+    name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int
+) -> tuple[int, int]:
+    """(batches compared, tokens left over at the end of the epoch)."""
+    stream = is_stream(config)
+    documents = (tokens for tokens in _rows(whole.data, "tokens") if tokens)
+    rows = (_stream_rows if stream else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
+    batches = left_over = tokens = 0
+    for batch, held in epoch_batches(config, prepared, seed=0):
+        left_over = held  # the last batch's counts
+        _compare_batch(f"{name}, batch {batches}", batch, rows, stream)
+        batches += 1
+        mask = batch.attention_mask
+        tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
+    expected = whole.manifest.tokens if stream else padded_tokens
+    if tokens + left_over != expected:
+        raise _DifferenceError(f"{name}: {tokens} tokens in batches and {left_over} left over, expected {expected}")
+    if next(rows, None) is not None:
+        raise _DifferenceError(f"{name}: ends after {batches} batches, too early")
+    return batches, left_over
+
+
+def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], stream: bool) -> None:
+    found = {"input_ids": batch.input_ids, "labels": batch.labels}
+    if not stream:
+        if batch.attention_mask is None:
+            raise _DifferenceError(f"{where}: no attention mask")
+        found["attention_mask"] = batch.attention_mask
+    trained = 0
+    for sample in range(batch.samples):
+        expected = next(rows, None)
+        if expected is None:
+            raise _DifferenceError(f"{where}: row {sample} is one too many")
+        for name, tensor in found.items():
+            differs = np.flatnonzero(tensor[sample].numpy() != expected[name])
+            if len(differs):
+                at = int(differs[0])
+                raise _DifferenceError(
+                    f"{where}: {name}[{sample}, {at}] is {int(tensor[sample, at])}, expected {expected[name][at]}"
+                )
+        trained += int((expected["labels"][1:] != IGNORED).sum())
+    if trained != batch.trained_tokens:
+        raise _DifferenceError(f"{where}: trained_tokens is {batch.trained_tokens}, expected {trained}")
+
+
+def _rows(data: Path, column: str) -> Iterator[list[int]]:
+    import pyarrow.parquet as pq
+
+    for batch in pq.ParquetFile(data).iter_batches(ROW_GROUP, columns=[column]):
+        yield from batch.column(0).to_pylist()
+
+
+def _padded_rows(documents: Iterator[list[int]], length: int, pad_id: int) -> Iterator[Rows]:
+    for tokens in documents:
+        kept = min(len(tokens), length)
+        padding = [0] * (length - kept)
+        yield {
+            "input_ids": np.array(tokens[:kept] + [pad_id for _ in padding]),
+            "labels": np.array([IGNORED] + tokens[1:kept] + [IGNORED for _ in padding]),
+            "attention_mask": np.array([1] * kept + padding),
+        }
+
+
+def _stream_rows(documents: Iterator[list[int]], length: int, _: int) -> Iterator[Rows]:
+    ids: list[int] = []
+    labels: list[int] = []
+    for tokens in documents:
+        ids += tokens
+        labels += [IGNORED, *tokens[1:]]
+        whole = len(ids) - len(ids) % length
+        for cut in range(0, whole, length):
+            yield {"input_ids": np.array(ids[cut : cut + length]), "labels": np.array(labels[cut : cut + length])}
+        del ids[:whole], labels[:whole]

@@ -1,0 +1,79 @@
+"""Known costs, spent on purpose, so that everyone can test the harness on himself.
+
+A cost is either *busy* (CPU time of the calling thread, so that contention stretches it like real work) or *sleep*
+(wall time without using a core).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+
+from trainer.config import ComputeInject, DataInject, How
+
+# A sleeping thread wakes tens of microseconds late; the last stretch is spun, so that a wait never oversleeps.
+_SPIN_NS = 100_000
+# Busy work is hashing, which lets go of the interpreter's lock as the tokenizers' Rust code does: a loader worker's
+# helper thread can then hand over the batch before. From 2 MiB (about a millisecond) down to 8 KiB at a time.
+_WORK = memoryview(bytes(2 * 2**20))
+_LEAST_BYTES = 8 * 1024
+
+
+def spend(milliseconds: float, how: How) -> None:
+    """Spend ``milliseconds``: of this thread's CPU time (busy) or of wall time (sleep). Nothing for 0 or less."""
+    if milliseconds <= 0:
+        return
+    nanoseconds = round(milliseconds * 1e6)
+    if how == "busy":
+        _burn(nanoseconds)
+        return
+    deadline = time.monotonic_ns() + nanoseconds
+    if nanoseconds > _SPIN_NS:
+        time.sleep((nanoseconds - _SPIN_NS) / 1e9)
+    while time.monotonic_ns() < deadline:
+        pass
+
+
+def _burn(nanoseconds: int) -> None:
+    """Spend CPU time of this thread in few, long calls, the last ones short so as not to overshoot."""
+    start = now = time.thread_time_ns()
+    size, done = _LEAST_BYTES, 0
+    while (left := start + nanoseconds - now) > 0:
+        if done:
+            # Three quarters of what is left, at the speed so far.
+            size = max(_LEAST_BYTES, min(len(_WORK), left * done * 3 // (4 * max(now - start, 1))))
+        hashlib.sha256(_WORK[:size])
+        done += size
+        now = time.thread_time_ns()
+
+
+class Injector:
+    """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
+
+    Without a section (``None``) every cost is 0.
+    """
+
+    def __init__(self, inject: DataInject | ComputeInject | None, seed: int) -> None:
+        self._how: How = inject.how if inject is not None else "busy"
+        self._jitter = inject.jitter if isinstance(inject, DataInject) else 0.0
+        self._random = random.Random(seed)
+        section = inject.model_dump() if inject is not None else {}
+        self._costs_ms: dict[str, float] = {
+            key.removesuffix("_ms"): value for key, value in section.items() if key.endswith("_ms")
+        }
+
+    def cost_ms(self, name: str) -> float:
+        """The declared cost of stage or phase ``name`` in milliseconds, before jitter; 0 where none is declared."""
+        return self._costs_ms.get(name, 0.0)
+
+    def draw_ms(self, name: str) -> float:
+        """The next cost of ``name`` in milliseconds, jittered by a uniform draw from [1 - jitter, 1 + jitter]."""
+        cost_ms = self.cost_ms(name)
+        if cost_ms and self._jitter:
+            cost_ms *= self._random.uniform(1 - self._jitter, 1 + self._jitter)
+        return cost_ms
+
+    def spend(self, name: str) -> None:
+        """Spend the next cost of stage or phase ``name`` (see :meth:`draw_ms`)."""
+        spend(self.draw_ms(name), self._how)
