@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
-from trainer.config import TrainerConfig
+from harness.launch.template import Template
+from trainer.config import PRESETS, TrainerConfig
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,34 @@ def run_block(
 
     Whatever happens (KeyboardInterrupt included) no process is left behind.
     """
-    try:
-        if interleave == "slices":
-            _slices(processes, turns, progress, most_starting)
-        else:
-            for process in processes:
-                _slices([process], turns, progress, 1)
-    finally:
-        for process in processes:
-            process.kill()
+    together = [processes] if interleave == "slices" else [[process] for process in processes]
+    for group in together:
+        template = Template(_modules(group))
+        try:
+            _take_turns(group, template, turns, progress, most_starting)
+        finally:
+            for process in group:
+                process.kill()
+            template.close()
 
 
-def _slices(processes: list[RunProcess], turns: dict[str, Turns], progress: Progress, most_starting: int) -> None:
+def _modules(processes: list[RunProcess]) -> list[str]:
+    """What the runs will import anyway."""
+    modules = ["harness.launch.child", "trainer.loop", "trainer.compute", "trainer.data.loader", "pyarrow.parquet"]
+    if any(process.record.config["compute"]["work"] == "model" for process in processes):
+        modules += ["torch.optim", "trainer.model"]
+        families = {_family(process.record.config["model"]) for process in processes}
+        modules += [f"transformers.models.{family}.modeling_{family}" for family in sorted(families)]
+    return modules
+
+
+def _family(model: dict[str, Any]) -> str:
+    return str(model["family"] or PRESETS[model["preset"]]["family"])
+
+
+def _take_turns(
+    processes: list[RunProcess], template: Template, turns: dict[str, Turns], progress: Progress, most_starting: int
+) -> None:
     alive: list[RunProcess] = []
 
     def survives(process: RunProcess, action: Callable[[], None]) -> bool:
@@ -73,7 +91,7 @@ def _slices(processes: list[RunProcess], turns: dict[str, Turns], progress: Prog
         while waiting and len(starting) < most_starting:
             starting.append(waiting.pop(0))
             progress.starting(starting[-1].record.arm, starting[-1].record.block)
-            starting[-1].start()
+            starting[-1].start(template)
         process = starting.pop(0)
         if survives(process, process.wait_ready):
             process.stop()

@@ -1,7 +1,7 @@
 """One run in its own process: builds the trainer, takes turns when told to, writes its tables.
 
 The parent speaks JSON lines over an inherited socket: first the run's order, then turns, then ``finish``. Standard
-output and error are the run's log. Started as ``python -m harness.launch.child FD``.
+output and error are the run's log. Forked from ``launch.template``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.environment import record_environment
 from harness.launch.tables import spans_table, steps_table
 from harness.probes.host import HostProbe
 from harness.probes.loader import attach_in_worker, die_with_parent
@@ -47,9 +46,10 @@ class Channel:
         return json.loads(line)  # type: ignore[no-any-return]
 
 
-def main() -> int:
+def main(descriptor: int) -> int:
+    """Serve one run over the socket ``descriptor``; the exit status."""
     die_with_parent()  # a stopped child cannot notice that its parent was killed
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = Channel(socket.socket(fileno=descriptor))
     order = channel.receive()
     record = RunRecord(**order["record"])
     record.pid = os.getpid()
@@ -102,7 +102,6 @@ class Run:
         batches = open_batches(self.config.data, prepared, self.config.seed, attach_in_worker)
         compute = build_compute(self.config, prepared.tokenizer.vocab_size)
         self.record.facts = _facts(self.config, compute.device, prepared)
-        self.record.environment = record_environment()
         self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
         self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         telemetry.attach(self.recorder)
@@ -170,7 +169,3 @@ def _facts(config: TrainerConfig, device: str, prepared: Any) -> dict[str, Any]:
         "tokenizer_fingerprint": prepared.tokenizer.fingerprint,
         "corpus_fingerprint": prepared.corpus.fingerprint,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

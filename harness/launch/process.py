@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from harness.launch.child import Channel
+from harness.launch.template import Template
 from harness.results import RunRecord, StudyFolder
 
 
@@ -25,28 +24,21 @@ class RunProcess:
         self.record = record
         self._folder = folder
         self._host = host
-        self._process: subprocess.Popen[bytes] | None = None
+        self._template: Template | None = None
+        self._pid = 0
+        self._exit_code: int | None = None
         self._channel: Channel | None = None
 
-    def start(self) -> None:
+    def start(self, template: Template) -> None:
         """Start building; :meth:`wait_ready` waits for it."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("run.json", "steps.parquet", "spans.parquet", "samples.parquet"):
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
         ours, theirs = socket.socketpair()
-        # One core's worth of settings is left to the scenario; only the tokenizers' own threads are ruled out.
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        with open(folder / "log.txt", "ab") as log, theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.launch.child", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        with theirs:
+            self._pid = template.fork(theirs, folder / "log.txt")
+        self._template = template
         self._channel = Channel(ours)
         self._channel.send({"record": asdict(self.record), "study": str(self._folder.path), "host": self._host})
 
@@ -63,8 +55,7 @@ class RunProcess:
         """Let it write its tables and end; RunFailed where it could not."""
         self._send({"do": "finish"})
         self._expect("done")
-        assert self._process is not None
-        self._process.wait()
+        self._wait()
 
     def stop(self) -> None:
         """Stop the run and its workers where they stand (SIGSTOP): they use no core until :meth:`go_on`."""
@@ -76,15 +67,20 @@ class RunProcess:
     def kill(self) -> None:
         """End the run and its workers at once; nothing more is written."""
         self._signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
+        self._wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
+        """Signal the run and its workers; nothing where it was never started or has been waited for."""
+        if self._template is not None and self._exit_code is None:
             try:
-                os.killpg(self._process.pid, number)
-            except ProcessLookupError:
-                pass  # ended in between
+                os.killpg(self._pid, number)
+            except ProcessLookupError:  # it has not come to make its own process group yet
+                os.kill(self._pid, number)  # not waited for yet, so the number is still its own
+
+    def _wait(self) -> int | None:
+        if self._template is not None and self._exit_code is None:
+            self._exit_code = self._template.wait(self._pid)
+        return self._exit_code
 
     def _send(self, message: dict[str, object]) -> None:
         assert self._channel is not None
@@ -105,9 +101,8 @@ class RunProcess:
 
     def _fail(self, error: str | None) -> None:
         """Wait for the end, see to it that a run.json tells it, and raise."""
-        assert self._process is not None
-        code = self._process.wait()
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)  # what closed its channel has nothing more to say; its workers go with it
+        code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is not None:
             self.record = written
@@ -120,8 +115,8 @@ class RunProcess:
         raise RunFailed(self.record.error)
 
 
-def _reason(code: int) -> str:
-    if code >= 0:
+def _reason(code: int | None) -> str:
+    if code is None or code >= 0:
         return f"the process ended with status {code} and no word; see log.txt"
     name = signal.Signals(-code).name
     return f"the process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -85,11 +85,12 @@ def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
     todo = [name for names in missing for name in names]
     print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
     interrupted = False
+    environment = record_environment()  # now, not when the study was begun: a resumed one may find another
     with _terminable(), Progress(len(todo), sum(turns[name].total_steps for name in todo)) as progress:
         try:
             for block, names in enumerate(missing):
                 if names:
-                    _run_block(folder, record, block, names, turns, progress)
+                    _run_block(folder, record, block, names, turns, environment, progress)
         except KeyboardInterrupt:
             interrupted = True
             progress.note("interrupted: finished runs are kept")
@@ -106,6 +107,7 @@ def _run_block(
     block: int,
     names: list[str],
     turns: dict[str, Turns],
+    environment: dict[str, Any],
     progress: Progress,
 ) -> None:
     arms = {arm["name"]: arm for arm in record.arms}
@@ -123,6 +125,7 @@ def _run_block(
                 interleave=record.interleave,
                 config=arms[name]["config"],
                 declared=arms[name]["declared"],
+                environment=environment,
             ),
             folder,
             host=bool(record.scenario_text["probes"]["host"]),

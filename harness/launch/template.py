@@ -1,0 +1,121 @@
+"""A process that has everything imported and forks runs: their start takes milliseconds, not six seconds of CPU.
+
+One template serves the runs of one block that live side by side, so they share its memory layout and its code pages,
+and the next block gets another template. It never computes, tokenizes or touches a device, so forking it is safe.
+Started as ``python -m harness.launch.template FD MODULE...``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_MOST_BYTES = 4096  # of one request
+
+
+class Template:
+    """The parent's side: start it, ask it for runs, close it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness.launch.template", str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the parent, which decides what is kept
+            )
+
+    def fork(self, channel: socket.socket, log: Path) -> int:
+        """Fork a run that speaks over ``channel`` and appends its output to ``log``; its process id."""
+        with open(log, "ab") as file:
+            request = json.dumps({"do": "fork"}).encode()
+            socket.send_fds(self._socket, [request], [channel.fileno(), file.fileno()])
+        answer = self._answer()
+        while "code" in answer:  # of a wait that Ctrl-C cut short
+            answer = self._answer()
+        return int(answer["pid"])
+
+    def wait(self, pid: int) -> int:
+        """Block until that run has ended; its exit status, negative for a signal as subprocess has it."""
+        self._socket.send(json.dumps({"do": "wait", "pid": pid}).encode())
+        answer = self._answer()
+        while answer["pid"] != pid or "code" not in answer:  # of a request that Ctrl-C cut short
+            answer = self._answer()
+        return int(answer["code"])
+
+    def close(self) -> None:
+        """End the template (and, by their own request, whatever runs are left)."""
+        self._socket.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        answer = self._socket.recv(_MOST_BYTES)
+        if not answer:
+            raise RuntimeError(f"the template process ended with status {self._process.wait()}; its error is above")
+        return json.loads(answer)  # type: ignore[no-any-return]
+
+
+def main() -> int:
+    from harness.probes.loader import die_with_parent
+
+    die_with_parent()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is here stays in shared pages: no collection in a run touches it
+    codes: dict[int, int] = {}
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 2)
+        if not request:
+            return 0
+        message = json.loads(request)
+        if message["do"] == "wait":
+            pid = message["pid"]
+            if pid not in codes:
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            answer = {"pid": pid, "code": codes[pid]}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _become_run(*descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            answer = {"pid": pid}
+        connection.send(json.dumps(answer).encode())
+
+
+def _become_run(channel: int, log: int) -> NoReturn:
+    """In the forked process: a session of its own, its output into its log, then the run; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from harness.launch.child import main as run
+
+        code = run(channel)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
