@@ -24,12 +24,21 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only
 
-# Where an NVIDIA driver is present the pinned CPU build of torch would be wrong: the constraint on torch is left
-# out there, and pip takes the newest CUDA build (or keeps the torch that --system-site-packages brings).
+# The constraints pin what CI runs, torch's CPU build among it. On a machine with an NVIDIA device the versions that it
+# brings are kept instead (torch is then looked for outside the environment), within the ranges of pyproject.toml.
+ifeq ($(wildcard /dev/nvidiactl),)
+VENV_FLAGS :=
+PIP_FLAGS := -c constraints.txt
+else
+VENV_FLAGS := --system-site-packages
+PIP_FLAGS :=
+endif
+
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	@echo "setting up $(VENV): a few minutes, once"
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e '.[dev]'
+	@touch $(STAMP)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,53 @@
+"""What needs a CUDA device. Not run where there is none; run it there with `python -m pytest tests/gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.launch.tables import steps_table
+from harness.probes.steps import StepRecorder
+from harness.results import PHASES
+from trainer import telemetry
+from trainer.compute import build_compute
+from trainer.config import TrainerConfig
+from trainer.data.loader import open_batches
+from trainer.data.prepare import prepare
+from trainer.loop import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_trains_on_cuda_and_the_ledger_holds(precision: str) -> None:
+    config = TrainerConfig.model_validate(
+        {
+            "data": {
+                "corpus": {"builtin": "python-docs", "documents": 200},
+                "tokenizer": {"train": {"vocab_size": 1024}},
+                "sequence_length": 64,
+                "workers": 1,
+                "pin_memory": True,
+            },
+            "compute": {"device": "cuda", "precision": precision},
+            "optimizer": {"learning_rate": 3e-3},
+        }
+    )
+    recorder = StepRecorder()
+    with open_batches(config.data, prepare(config.data), seed=0) as batches:
+        compute = build_compute(config, 1024)
+        telemetry.attach(recorder)
+        try:
+            loop = train(config, compute, batches)
+            for _ in range(60):
+                next(loop)
+            recorder.pause()
+            loop.close()
+        finally:
+            telemetry.attach(None)
+    table = steps_table(recorder)
+    assert [sum(table[f"{phase}_ns"][row] for phase in PHASES) for row in range(60)] == table["wall_ns"]
+    assert table["loss"][59] < table["loss"][0] - 0.5
