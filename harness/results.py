@@ -239,16 +239,20 @@ class StudyFolder:
         return RunRecord(**content)
 
     def runs(self) -> Iterator[RunData]:
-        """Every run that left a run.json, by arm name and block."""
+        """Every run that left a run.json, by arm name and block; one with a damaged table counts as failed."""
         for path in sorted(self.path.glob("runs/*/*/run.json"), key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             content = _read_json(path)
             _check_schema(path, content)
-            yield RunData(
-                RunRecord(**content),
-                read_table(path.with_name("steps.parquet"), STEP_COLUMNS),
-                read_table(path.with_name("spans.parquet"), SPAN_COLUMNS),
-                read_table(path.with_name("samples.parquet"), SAMPLE_COLUMNS),
-            )
+            record = RunRecord(**content)
+            try:
+                steps, spans, samples = (
+                    read_table(path.with_name(f"{name}.parquet"), columns)
+                    for name, columns in (("steps", STEP_COLUMNS), ("spans", SPAN_COLUMNS), ("samples", SAMPLE_COLUMNS))
+                )
+            except InputError as error:  # one damaged table must not cost the report of all the other runs
+                record.status, record.error = "failed", str(error)
+                steps = spans = samples = None
+            yield RunData(record, steps, spans, samples)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

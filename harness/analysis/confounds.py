@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.analysis.comparisons import Blocks
 from harness.analysis.wording import count, percent
+from harness.overrides import flatten
 from harness.results import RunRecord
 
 LOAD = 0.1  # cores: less load by other processes is not worth a warning
@@ -42,18 +43,6 @@ def confounds(
         *_blocks(baseline, candidate, records, names, blocks),
     ]
     return list(dict.fromkeys(found))
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"data": {"workers": 2}}`` as ``{"data.workers": 2}``."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{path}."))
-        else:
-            flat[path] = value
-    return flat
 
 
 def _pairs(baseline: Blocks, candidate: Blocks) -> Iterable[tuple[RunRecord, RunRecord]]:

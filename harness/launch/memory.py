@@ -9,8 +9,8 @@ from trainer.config import TrainerConfig
 from trainer.flops import parameters
 from trainer.model import resolve_shape
 
-# What a run forked from the template has for itself, the model left out (measured with tiny models: 50 to 260 MB private;
-# the 270 MB of torch and transformers are shared).
+# What a run forked from the template has for itself, the model left out (measured with tiny models: 50 to 260 MB
+# private; the 270 MB of torch and transformers are shared).
 PROCESS_BYTES = 300 * 2**20
 WORKER_BYTES = 200 * 2**20  # a forked loader worker's own pages
 MOST_OF_MEMORY = 0.7  # leaves room for the page cache, which the readers live on

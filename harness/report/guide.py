@@ -37,7 +37,7 @@ def reproduction(report: StudyReport) -> str:
         facts.append(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else ""))
     lines.append("\n".join(f"- {fact}" for fact in facts))
     environment = {key: value for key, value in report.environment.items() if value is not None}
-    devices = dict.fromkeys(arm.device for arm in report.arms if arm.device)
+    devices = dict.fromkeys(arm.device for arm in report.arms if arm.device and arm.control != "data-only")
     if devices:
         environment = {"device": ", ".join(devices), **environment}
     if environment:

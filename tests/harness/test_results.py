@@ -1,0 +1,53 @@
+"""The study folder: what was written is read back, and damage stays where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.results import STEP_COLUMNS, RunRecord, StudyFolder, StudyRecord, write_json, write_table
+from trainer.errors import InputError
+
+
+def study(folder: Path) -> StudyFolder:
+    result = StudyFolder(folder)
+    result.write_study(StudyRecord("s", "q?", "done"))
+    for arm in ("a", "b"):
+        result.write_tables(arm, 0, {"step": [0, 1], "wall_ns": [5, 6]}, {}, {})
+        result.write_run(RunRecord(arm, 0, "done"))
+    return result
+
+
+def test_a_damaged_table_fails_its_own_run_only(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    damaged = folder.run("a", 0) / "steps.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    first, second = folder.runs()
+    assert first.record.status == "failed"
+    assert "not a readable parquet file" in (first.record.error or "")
+    assert first.steps is None
+    assert second.record.status == "done"
+    assert second.steps is not None
+    assert second.steps.column("wall_ns").to_pylist() == [5, 6]
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    write_json(folder.study_json, {"schema": 2})
+    with pytest.raises(InputError, match="schema 2; this version reads schema 1"):
+        folder.read_study()
+    with pytest.raises(InputError, match="is this a study folder"):
+        StudyFolder(tmp_path / "nowhere").read_study()
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    write_table(path, STEP_COLUMNS, {"step": [1]})
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"NaN|Out of range"):
+        write_json(path, {"value": float("nan")})
+    with pytest.raises(Exception, match="int"):
+        write_table(path, STEP_COLUMNS, {"step": ["no number"]})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
