@@ -160,7 +160,9 @@ def _add_device(report: ArmReport, facts: Mapping[str, Any]) -> None:
         report.mfu_reason = "this control computes nothing"
         return
     flops = facts.get("flops_per_token")
-    if flops is not None and report.tokens_per_s is not None:
+    if flops is None:
+        report.mfu_reason = "the FLOPs per token are unknown, or no model is computed"
+    elif report.tokens_per_s is not None:
         report.model_flops_per_s = float(flops) * report.tokens_per_s.median
 
 

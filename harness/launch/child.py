@@ -157,9 +157,10 @@ def _facts(config: TrainerConfig, device: str, prepared: Any) -> dict[str, Any]:
     from trainer.model import resolve_shape
 
     shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
+    computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
     return {
-        "parameters": parameters(shape),
-        "flops_per_token": flops_per_token(shape, config.data.sequence_length),
+        "parameters": parameters(shape) if computed else None,
+        "flops_per_token": flops_per_token(shape, config.data.sequence_length) if computed else None,
         "vocab_size": shape.vocab_size,
         "device": device,
         "device_count": 1,
