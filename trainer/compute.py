@@ -21,9 +21,10 @@ Loss = Any  # what forward returns: a device scalar for torch, None where nothin
 
 
 class Compute(Protocol):
-    """What the loop asks of a device. Only ``check_finite`` and ``read_losses`` may block the host."""
+    """What the loop asks of a device. Only ``check_finite``, ``read_losses`` and ``synchronize`` may block the host."""
 
     device: str
+    asynchronous: bool  # whether the host runs ahead of the device
 
     def begin_step(self, step: int) -> None:
         """Called once per step, before its first batch is asked for."""
@@ -46,6 +47,9 @@ class Compute(Protocol):
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         """Block until known: for each step the mean loss over its micro-batches."""
 
+    def synchronize(self) -> None:
+        """Block until the device has nothing left to do."""
+
 
 class TorchCompute:
     """A transformers model with AdamW on a torch device."""
@@ -55,6 +59,7 @@ class TorchCompute:
 
         self._torch = torch
         self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self.asynchronous = device.type != "cpu"
         self._device = device
         self._model = model.to(device).train()
         self._config = config.optimizer
@@ -116,11 +121,16 @@ class TorchCompute:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
         return [float(value) for value in means.tolist()]  # one transfer for all of them
 
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            self._torch.cuda.synchronize(self._device)
+
 
 class NoCompute:
     """Drops every batch: what remains of a step is its input side."""
 
     device = "none"
+    asynchronous = False
 
     def begin_step(self, step: int) -> None:
         pass
@@ -146,14 +156,18 @@ class NoCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return [None] * len(losses)
 
+    def synchronize(self) -> None:
+        pass
+
 
 class InjectedCompute:
     """Another compute, with declared costs on the host's main thread on top."""
 
-    def __init__(self, inner: Compute, inject: ComputeInject, seed: int) -> None:
+    def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
         self._inner = inner
-        self._cost = Injector(inject, seed)
+        self._cost = Injector(inject, seed, parts={"forward": micro_batches, "backward": micro_batches})
         self.device = inner.device
+        self.asynchronous = inner.asynchronous
 
     def begin_step(self, step: int) -> None:
         self._inner.begin_step(step)
@@ -184,6 +198,9 @@ class InjectedCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return self._inner.read_losses(losses)
 
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+
 
 def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
     """The compute that ``config`` declares, seeded; InputError where this machine cannot give it."""
@@ -202,7 +219,7 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
         torch.manual_seed(config.seed)
         compute = TorchCompute(config, build_model(shape), device)
     if config.compute.inject is not None:
-        compute = InjectedCompute(compute, config.compute.inject, config.seed)
+        compute = InjectedCompute(compute, config.compute.inject, config.seed, config.optimizer.accumulation)
     return compute
 
 

@@ -159,6 +159,14 @@ class ComputeConfig(Config):
     """Read the gradient norm on the host each step and stop on NaN or infinity: a blocking sync."""
     inject: ComputeInject | None = None
 
+    @model_validator(mode="after")
+    def _sync_has_a_place(self) -> ComputeConfig:
+        if self.inject is not None and self.inject.sync_ms and not self.check_finite:
+            raise ValueError(
+                "inject.sync_ms is spent where check_finite blocks; allowed: check_finite true, or sync_ms 0"
+            )
+        return self
+
 
 class TrainerConfig(Config):
     """One run of the trainer."""

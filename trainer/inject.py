@@ -51,16 +51,20 @@ def _burn(nanoseconds: int) -> None:
 class Injector:
     """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
 
-    Without a section (``None``) every cost is 0.
+    Without a section (``None``) every cost is 0. ``parts``: in how many equal parts a cost is spent (default 1).
     """
 
-    def __init__(self, inject: DataInject | ComputeInject | None, seed: int) -> None:
+    def __init__(
+        self, inject: DataInject | ComputeInject | None, seed: int, parts: dict[str, int] | None = None
+    ) -> None:
         self._how: How = inject.how if inject is not None else "busy"
         self._jitter = inject.jitter if isinstance(inject, DataInject) else 0.0
         self._random = random.Random(seed)
         section = inject.model_dump() if inject is not None else {}
         self._costs_ms: dict[str, float] = {
-            key.removesuffix("_ms"): value for key, value in section.items() if key.endswith("_ms")
+            name: value / (parts or {}).get(name, 1)
+            for key, value in section.items()
+            if key.endswith("_ms") and (name := key.removesuffix("_ms"))
         }
 
     def cost_ms(self, name: str) -> float:

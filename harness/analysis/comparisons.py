@@ -15,13 +15,31 @@ from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_blocks, paire
 
 Verdict = Literal["gain", "loss", "none"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
-Rate = Callable[[Turn], float | None]
+Rate = Callable[[Turn], tuple[float, float] | None]  # what a turn did, and the time or steps it took for that
+
+
+def per_second(amount: float | None, turn: Turn) -> tuple[float, float] | None:
+    """``amount`` of ``turn`` as a rate; None where it was not counted."""
+    return None if amount is None else (amount, turn.wall_ns / 1e9)
+
+
+def trained_tokens_per_s(turn: Turn) -> tuple[float, float] | None:
+    return per_second(turn.trained_tokens, turn)
+
+
+def tokens_per_s(turn: Turn) -> tuple[float, float] | None:
+    return per_second(turn.tokens, turn)
+
+
+def steps_per_s(turn: Turn) -> tuple[float, float] | None:
+    return per_second(turn.steps, turn)
+
 
 # What "faster" means, best first: a trainer that does not count tokens is compared by what it does tell.
 MEASURES: tuple[tuple[str, Rate], ...] = (
-    ("trained tokens/s", lambda turn: turn.trained_tokens_per_s),
-    ("tokens/s", lambda turn: turn.tokens_per_s),
-    ("steps/s", lambda turn: turn.steps_per_s),
+    ("trained tokens/s", trained_tokens_per_s),
+    ("tokens/s", tokens_per_s),
+    ("steps/s", steps_per_s),
 )
 SAME = 0.01  # tokens per step that differ by less are called the same
 
@@ -92,8 +110,8 @@ def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls:
         if result.measured is not None:
             result.measure = name
             break
-    result.tokens_ratio = speed(base, other, lambda turn: turn.tokens_per_s)
-    result.step_time = speed(base, other, lambda turn: turn.steps_per_s)
+    result.tokens_ratio = speed(base, other, tokens_per_s)
+    result.step_time = speed(base, other, steps_per_s)
     result.positions_per_step = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
     result.trained_per_step = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
     result.baseline_waits, result.candidate_waits = _waits(base), _waits(other)
@@ -134,9 +152,9 @@ def ceiling(blocks: Blocks) -> Estimate | None:
 
 def _add_controls(result: Comparison, base: Blocks, controls: Controls) -> None:
     alone = [controls.get("data-only", arm) for arm in (result.baseline, result.candidate)]
-    result.isolated = speed(alone[0], alone[1], lambda turn: turn.tokens_per_s)
+    result.isolated = speed(alone[0], alone[1], tokens_per_s)
     if result.isolated is None:
-        result.isolated = speed(alone[0], alone[1], lambda turn: turn.steps_per_s)
+        result.isolated = speed(alone[0], alone[1], steps_per_s)
     if result.isolated is None:
         without = [arm for arm, runs in zip((result.baseline, result.candidate), alone, strict=True) if not runs]
         result.reasons["isolated"] = (
@@ -144,7 +162,7 @@ def _add_controls(result: Comparison, base: Blocks, controls: Controls) -> None:
             if without
             else ("the data-only controls share no finished block")
         )
-    result.ideal = speed(base, controls.get("ideal-data", result.baseline), lambda turn: turn.steps_per_s)
+    result.ideal = speed(base, controls.get("ideal-data", result.baseline), steps_per_s)
     if result.ideal is None:
         result.reasons["ideal"] = f"no finished ideal-data control of {result.baseline}"
     if result.ceiling is None:
@@ -180,9 +198,9 @@ def _judge(result: Comparison) -> None:
     result.resolution = max(measured.distance, floor)
 
 
-def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, float]] | None:
+def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
     """{block: {turn: rate}}; None where any turn lacks it, so that a ratio never mixes turns with and without."""
-    rates: dict[int, dict[int, float]] = {}
+    rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for turn, totals in run.turns.items():
             value = rate(totals)

@@ -20,6 +20,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "parameters": ("model", "data.tokenizer"),
     "flops_per_token": ("model", "data.tokenizer", "data.sequence_length"),
     "device": ("compute.device",),
+    "asynchronous": ("compute.device",),
     "device_count": ("compute.device",),
     "threads": ("compute.threads",),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus"),  # a trained tokenizer follows its corpus

@@ -43,12 +43,12 @@ class Turn:
     @property
     def tokens_per_s(self) -> float | None:
         """Positions computed per second, padding included."""
-        return None if not self.tokens else self.tokens / self.wall_ns * 1e9
+        return None if self.tokens is None else self.tokens / self.wall_ns * 1e9
 
     @property
     def trained_tokens_per_s(self) -> float | None:
         """Labels that count, per second."""
-        return None if not self.trained_tokens else self.trained_tokens / self.wall_ns * 1e9
+        return None if self.trained_tokens is None else self.trained_tokens / self.wall_ns * 1e9
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RunLedger:
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
     loss: float | None
-    other_cpu_cores: float | None  # cores that other processes of the host kept busy, median over the run
+    other_cpu_cores: float | None  # cores that others took from this host, mean over the run
 
     @property
     def mean_step_ms(self) -> float:
@@ -75,7 +75,12 @@ class RunLedger:
 
     @property
     def waited_ms(self) -> float | None:
-        """Time per step that the main thread waited for data: all exposed stages, or the fetch phase without them."""
+        """Time per step that was waited for data: all exposed stages, or the fetch phase where nobody split it.
+
+        None on an asynchronous device, where a wait of the host may cost nothing.
+        """
+        if self.record.facts.get("asynchronous"):
+            return None
         return sum(self.exposed_ms.values()) if self.exposed_ms else self.phase_ms.get("fetch")
 
     @property
@@ -153,6 +158,13 @@ def _other_load(samples: pa.Table | None) -> float | None:
     if samples is None:
         return None
     rows = zip(*(samples.column(name).to_pylist() for name in ("source", "metric", "value")), strict=True)
-    known = [value for source, metric, value in rows if (source, metric) == ("host", "other_cpu_cores")]
-    known = [value for value in known if value is not None]
-    return float(np.median(known)) if known else None
+    taken: dict[str, list[float]] = {
+        "other_cpu_cores": [],
+        "stolen_cpu_cores": [],
+    }  # by others here, and by the hypervisor for others elsewhere
+    for source, metric, value in rows:
+        if source == "host" and metric in taken and value is not None:
+            taken[metric].append(value)
+    if not taken["other_cpu_cores"]:
+        return None
+    return float(sum(np.mean(values) for values in taken.values() if values))

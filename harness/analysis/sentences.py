@@ -160,7 +160,11 @@ def disagreements(c: Comparison) -> list[str]:
         if ideal.ci_low > top:
             found.append(
                 f"{what}, more than its ceiling of {ratio(limit.median)} from waiting, "
-                f"so hidden data work slows the step as well{contended}"
+                + (
+                    f"so hidden data work may slow the step as well{contended}"
+                    if _hides(waits)
+                    else f"and why is not known{contended}"
+                )
             )
         elif ideal.ci_high < bottom:
             found.append(
@@ -175,3 +179,8 @@ def disagreements(c: Comparison) -> list[str]:
             f"{ratio(limit.median)} from waiting, so more than the wait for data changed{contended}"
         )
     return found
+
+
+def _hides(waits: Waits | None) -> bool:
+    """Whether any data work runs behind the step: only then can hidden work be blamed for anything."""
+    return waits is not None and sum(waits.hidden_ms.values()) > 0

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.comparisons import Blocks, Comparison, Controls, Rate, compare, speed, stage_means
+from harness.analysis.comparisons import (
+    Blocks,
+    Comparison,
+    Controls,
+    Rate,
+    compare,
+    speed,
+    stage_means,
+    steps_per_s,
+    tokens_per_s,
+    trained_tokens_per_s,
+)
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.ledger import RunLedger, mean_over, measure
 from harness.analysis.sentences import ASK_FOR, sentence
@@ -78,7 +89,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
     for arm in arms:
         if arm.control and arm.of:
             own, whole = ledgers.get(arm.name, {}), ledgers.get(arm.of, {})
-            arm.against_arm = speed(whole, own, lambda turn: turn.steps_per_s)
+            arm.against_arm = speed(whole, own, steps_per_s)
     by_name: dict[str, Blocks] = {arm["name"]: ledgers.get(arm["name"], {}) for arm in declared}
     controls = Controls(
         {(arm["control"], arm["of"]): ledgers.get(arm["name"], {}) for arm in declared if arm.get("control")}
@@ -130,9 +141,9 @@ def _arm(arm: Mapping[str, Any], blocks: Blocks) -> ArmReport:
         return report
     steps = np.concatenate([run.step_ms for run in runs])
     report.steps = len(steps)
-    report.tokens_per_s = _over_turns(runs, lambda turn: turn.tokens_per_s)
-    report.trained_tokens_per_s = _over_turns(runs, lambda turn: turn.trained_tokens_per_s)
-    report.step_ms = _over_turns(runs, lambda turn: turn.step_ms)
+    report.tokens_per_s = _over_turns(runs, tokens_per_s)
+    report.trained_tokens_per_s = _over_turns(runs, trained_tokens_per_s)
+    report.step_ms = _over_turns(runs, lambda turn: (turn.wall_ns / 1e6, float(turn.steps)))
     report.p50_ms, report.p95_ms = (float(np.percentile(steps, q)) for q in (50, 95))
     report.useful_fraction = useful_fraction(blocks)
     tokens = [run.tokens for run in runs if run.tokens is not None]
@@ -167,7 +178,7 @@ def _add_device(report: ArmReport, facts: Mapping[str, Any]) -> None:
 
 
 def _over_turns(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
-    values: dict[int, dict[int, float]] = {}
+    values: dict[int, dict[int, tuple[float, float]]] = {}
     for run in runs:
         found = {turn: value(totals) for turn, totals in run.turns.items()}
         values[run.record.block] = {turn: one for turn, one in found.items() if one is not None}

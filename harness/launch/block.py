@@ -91,9 +91,10 @@ def _take_turns(
         while waiting and len(starting) < most_starting:
             starting.append(waiting.pop(0))
             progress.starting(starting[-1].record.arm, starting[-1].record.block)
-            starting[-1].start(template)
-        process = starting.pop(0)
-        if survives(process, process.wait_ready):
+            if not survives(starting[-1], partial(starting[-1].start, template)):
+                starting.pop()
+        process = starting.pop(0) if starting else None
+        if process is not None and survives(process, process.wait_ready):
             process.stop()
             alive.append(process)
     for turn in range(max(turns[process.record.arm].count for process in processes)):

@@ -25,6 +25,7 @@ from harness.probes.run_queue import RunQueue
 from harness.probes.steps import StepRecorder
 from harness.results import RunRecord, StudyFolder
 from trainer import telemetry
+from trainer.compute import Compute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -78,6 +79,7 @@ class Run:
         self.host = HostProbe() if host else None
         self.run_queue: RunQueue | None = None
         self.recorder: StepRecorder | None = None
+        self.compute: Compute | None = None
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, say ready, then run the turns that the parent asks for."""
@@ -100,8 +102,8 @@ class Run:
         prepared = prepare(self.config.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         batches = open_batches(self.config.data, prepared, self.config.seed, attach_in_worker)
-        compute = build_compute(self.config, prepared.tokenizer.vocab_size)
-        self.record.facts = _facts(self.config, compute.device, prepared)
+        compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
+        self.record.facts = _facts(self.config, compute, prepared)
         self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
         self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         telemetry.attach(self.recorder)
@@ -129,9 +131,11 @@ class Run:
 
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
         assert self.recorder is not None
+        assert self.compute is not None
         self.recorder.warmup = warmup
         for _ in range(count):
             next(steps)
+        self.compute.synchronize()  # in the last step: what it queued is its own time, not the next arm's
         self.recorder.pause()
 
     def write(self) -> None:
@@ -143,14 +147,14 @@ class Run:
             self.folder.write_tables(
                 self.record.arm,
                 self.record.block,
-                steps_table(self.recorder),
+                steps_table(self.recorder, asynchronous=self.compute is not None and self.compute.asynchronous),
                 spans_table(self.recorder, os.getpid(), threading.get_native_id(), rank=0),
                 self.host.samples if self.host is not None else {},
             )
         self.folder.write_run(self.record)
 
 
-def _facts(config: TrainerConfig, device: str, prepared: Any) -> dict[str, Any]:
+def _facts(config: TrainerConfig, compute: Compute, prepared: Any) -> dict[str, Any]:
     import torch
 
     from trainer.flops import flops_per_token, parameters
@@ -162,7 +166,8 @@ def _facts(config: TrainerConfig, device: str, prepared: Any) -> dict[str, Any]:
         "parameters": parameters(shape) if computed else None,
         "flops_per_token": flops_per_token(shape, config.data.sequence_length) if computed else None,
         "vocab_size": shape.vocab_size,
-        "device": device,
+        "device": compute.device,
+        "asynchronous": compute.asynchronous,
         "device_count": 1,
         "threads": torch.get_num_threads(),
         "workers": config.data.workers,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from harness.launch.child import Channel
-from harness.launch.template import Template
+from harness.launch.template import Template, TemplateGone
 from harness.results import RunRecord, StudyFolder
 
 
@@ -30,17 +31,20 @@ class RunProcess:
         self._channel: Channel | None = None
 
     def start(self, template: Template) -> None:
-        """Start building; :meth:`wait_ready` waits for it."""
+        """Start building, :meth:`wait_ready` waits for it; RunFailed where it cannot even start."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("run.json", "steps.parquet", "spans.parquet", "samples.parquet"):
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._pid = template.fork(theirs, folder / "log.txt")
-        self._template = template
         self._channel = Channel(ours)
-        self._channel.send({"record": asdict(self.record), "study": str(self._folder.path), "host": self._host})
+        with theirs:
+            try:
+                self._pid = template.fork(theirs, folder / "log.txt")
+            except TemplateGone as gone:
+                self._fail(str(gone))
+        self._template = template
+        self._send({"record": asdict(self.record), "study": str(self._folder.path), "host": self._host})
 
     def wait_ready(self) -> None:
         """Block until the run is warm; RunFailed where it ended instead."""
@@ -74,12 +78,15 @@ class RunProcess:
         if self._template is not None and self._exit_code is None:
             try:
                 os.killpg(self._pid, number)
-            except ProcessLookupError:  # it has not come to make its own process group yet
-                os.kill(self._pid, number)  # not waited for yet, so the number is still its own
+            except ProcessLookupError:  # it has not come to make its own process group yet, or is gone
+                with suppress(ProcessLookupError):
+                    os.kill(self._pid, number)
 
     def _wait(self) -> int | None:
+        """Block until the run has ended; its exit status, None where the template that knew it is gone."""
         if self._template is not None and self._exit_code is None:
-            self._exit_code = self._template.wait(self._pid)
+            with suppress(TemplateGone):
+                self._exit_code = self._template.wait(self._pid)
         return self._exit_code
 
     def _send(self, message: dict[str, object]) -> None:
@@ -116,7 +123,9 @@ class RunProcess:
 
 
 def _reason(code: int | None) -> str:
-    if code is None or code >= 0:
+    if code is None:
+        return "the template process that started the runs of this block was killed (out of memory?)"
+    if code >= 0:
         return f"the process ended with status {code} and no word; see log.txt"
     name = signal.Signals(-code).name
     return f"the process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

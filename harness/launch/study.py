@@ -93,6 +93,10 @@ def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
                     _run_block(folder, record, block, names, turns, environment, progress)
         except KeyboardInterrupt:
             interrupted = True
+        except BaseException:
+            record.status, record.ended_utc = "failed", _now()
+            folder.write_study(record)
+            raise
             progress.note("interrupted: finished runs are kept")
     everything = [_is_done(folder, name, block) for block, order in enumerate(record.order) for name in order]
     record.status = "interrupted" if interrupted else "done" if all(everything) else "failed"
@@ -123,7 +127,9 @@ def _run_block(
                 session=session,
                 position=position,
                 interleave=record.interleave,
-                config=arms[name]["config"],
+                # Every block sees another order of the documents (and other initial weights), the same for all its
+                # arms: else the interval over blocks would say nothing about the data.
+                config={**arms[name]["config"], "seed": arms[name]["config"]["seed"] + block},
                 declared=arms[name]["declared"],
                 environment=environment,
             ),

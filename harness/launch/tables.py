@@ -7,8 +7,12 @@ from harness.probes.steps import StepRecorder
 from harness.results import PHASES, Columns
 
 
-def steps_table(recorder: StepRecorder) -> Columns:
-    """One row per finished step; batches received in a step that never finished are left out."""
+def steps_table(recorder: StepRecorder, asynchronous: bool = False) -> Columns:
+    """One row per finished step; batches received in a step that never finished are left out.
+
+    On an ``asynchronous`` device a wait of the host costs nothing while the device has work queued, so what was
+    exposed and hidden cannot be told from the host's clock: null, not measured.
+    """
     steps = recorder.steps
     received = [batch for batch in recorder.received_batches if batch.step_row < len(steps)]
     columns: Columns = {
@@ -25,7 +29,7 @@ def steps_table(recorder: StepRecorder) -> Columns:
     columns.update(
         attribute(
             [(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.batch) for batch in received],
-            {batch.batch: batch.trace.spans for batch in received if batch.trace is not None},
+            {b.batch: b.trace.spans for b in received if b.trace is not None and not asynchronous},
             len(steps),
         )
     )

@@ -1,4 +1,4 @@
-"""A process that has everything imported and forks runs: their start takes milliseconds, not six seconds of CPU.
+"""A process that has everything imported and forks runs: one start of six seconds of CPU a block instead of one a run.
 
 One template serves the runs of one block that live side by side, so they share its memory layout and its code pages,
 and the next block gets another template. It never computes, tokenizes or touches a device, so forking it is safe.
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,8 +23,12 @@ from typing import Any, NoReturn
 _MOST_BYTES = 4096  # of one request
 
 
+class TemplateGone(Exception):  # noqa: N818 - an outcome, reported and survived
+    """The template process has ended, and the runs that it had forked with it."""
+
+
 class Template:
-    """The parent's side: start it, ask it for runs, close it."""
+    """The parent's side: start it, ask it for runs, close it. Its methods raise TemplateGone."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,18 +47,23 @@ class Template:
         """Fork a run that speaks over ``channel`` and appends its output to ``log``; its process id."""
         with open(log, "ab") as file:
             request = json.dumps({"do": "fork"}).encode()
-            socket.send_fds(self._socket, [request], [channel.fileno(), file.fileno()])
-        answer = self._answer()
-        while "code" in answer:  # of a wait that Ctrl-C cut short
-            answer = self._answer()
+            try:
+                socket.send_fds(self._socket, [request], [channel.fileno(), file.fileno()])
+            except OSError as error:
+                raise self._gone() from error
+        while "code" in (answer := self._answer()):  # of a wait that Ctrl-C cut short
+            pass
         return int(answer["pid"])
 
     def wait(self, pid: int) -> int:
         """Block until that run has ended; its exit status, negative for a signal as subprocess has it."""
-        self._socket.send(json.dumps({"do": "wait", "pid": pid}).encode())
-        answer = self._answer()
-        while answer["pid"] != pid or "code" not in answer:  # of a request that Ctrl-C cut short
-            answer = self._answer()
+        try:
+            self._socket.send(json.dumps({"do": "wait", "pid": pid}).encode())
+        except OSError as error:
+            raise self._gone() from error
+        # An answer to another request is one that Ctrl-C cut short; asked again, the template says the same again.
+        while (answer := self._answer())["pid"] != pid or "code" not in answer:
+            pass
         return int(answer["code"])
 
     def close(self) -> None:
@@ -62,10 +72,16 @@ class Template:
         self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
-        answer = self._socket.recv(_MOST_BYTES)
+        try:
+            answer = self._socket.recv(_MOST_BYTES)
+        except OSError as error:
+            raise self._gone() from error
         if not answer:
-            raise RuntimeError(f"the template process ended with status {self._process.wait()}; its error is above")
+            raise self._gone()
         return json.loads(answer)  # type: ignore[no-any-return]
+
+    def _gone(self) -> TemplateGone:
+        return TemplateGone(f"the template process ended with status {self._process.wait()}")
 
 
 def main() -> int:
@@ -113,6 +129,9 @@ def _become_run(channel: int, log: int) -> NoReturn:
         code = run(channel)
         sys.stdout.flush()
         sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()  # into the log: the parent only sees that the run has gone
+        raise
     finally:
         os._exit(code)
 

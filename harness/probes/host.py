@@ -1,4 +1,4 @@
-"""Host load per turn: cores used by this run, by other processes, and taken by the hypervisor (Linux /proc)."""
+"""Host load while a run has its turns: cores used by this run, by others, and taken by the hypervisor (/proc)."""
 
 from __future__ import annotations
 
@@ -9,47 +9,56 @@ from time import monotonic_ns
 from harness.results import Columns
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LEAST_S = 0.5  # of running: a clock tick is then 2 % of a core
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostProbe:
-    """Differences between :meth:`start` and :meth:`stop`; the resolution is a clock tick (10 ms of CPU)."""
+    """Sums the intervals between :meth:`start` and :meth:`stop`, and takes a sample whenever they come to enough.
+
+    The kernel counts CPU time in clock ticks of 10 ms, so that a single short turn says nothing.
+    """
 
     def __init__(self) -> None:
         self.samples: Columns = {"t_ns": [], "source": [], "metric": [], "value": [], "unit": []}
-        self._before: tuple[int, float, float, float] | None = None
+        self._before: tuple[float, ...] | None = None
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, and CPU by this run, by everyone, stolen
 
     def start(self) -> None:
         self._before = self._read()
 
     def stop(self) -> None:
-        """Record the interval since :meth:`start`; nothing where /proc does not tell."""
+        """Add the interval since :meth:`start`; nothing where /proc does not tell."""
         now = self._read()
         if now is None or self._before is None:
             return
-        elapsed_s = (now[0] - self._before[0]) / 1e9
-        own, busy, stolen = (
-            (after - before) / elapsed_s for after, before in zip(now[1:], self._before[1:], strict=True)
-        )
-        self._add(now[0], "own_cpu_cores", own, "cores")
-        self._add(now[0], "other_cpu_cores", max(busy - own, 0.0), "cores")
-        self._add(now[0], "stolen_cpu_cores", stolen, "cores")
-        self._add(now[0], "resident_bytes", float(_resident_bytes()), "bytes")
+        self._sums = [
+            total + after - before for total, after, before in zip(self._sums, now, self._before, strict=True)
+        ]
+        elapsed_s, own_s, busy_s, stolen_s = self._sums
+        if elapsed_s < LEAST_S:
+            return
+        t_ns = monotonic_ns()
+        self._add(t_ns, "own_cpu_cores", own_s / elapsed_s, "cores")
+        self._add(t_ns, "other_cpu_cores", max(busy_s - own_s, 0.0) / elapsed_s, "cores")
+        self._add(t_ns, "stolen_cpu_cores", stolen_s / elapsed_s, "cores")
+        self._add(t_ns, "resident_bytes", float(_resident_bytes()), "bytes")
+        self._sums = [0.0, 0.0, 0.0, 0.0]
 
     def _add(self, t_ns: int, metric: str, value: float, unit: str) -> None:
         for column, cell in zip(self.samples, (t_ns, "host", metric, value, unit), strict=True):
             self.samples[column].append(cell)
 
     @staticmethod
-    def _read() -> tuple[int, float, float, float] | None:
-        """(CLOCK_MONOTONIC ns, CPU seconds of this process and its workers, of everyone, stolen)."""
+    def _read() -> tuple[float, ...] | None:
+        """(CLOCK_MONOTONIC, CPU of this process and its workers, of everyone, stolen), all in seconds."""
         try:
             with open("/proc/stat") as file:
                 user, nice, system, _, _, irq, softirq, steal = (int(cell) for cell in file.readline().split()[1:9])
         except (OSError, ValueError):
             return None
         own = _cpu_s(os.getpid()) + sum(_cpu_s(child.pid) for child in multiprocessing.active_children() if child.pid)
-        return monotonic_ns(), own, (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
+        return monotonic_ns() / 1e9, own, (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
 
 def _cpu_s(pid: int) -> float:

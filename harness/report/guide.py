@@ -10,15 +10,17 @@ from harness.analysis.study import StudyReport
 HOW_TO_READ = f"""## How to read this
 
 - **exposed**: stage time that the step really waited for. **hidden**: stage time that ran while the step did
-  something else. **contended**: time the main thread could run but had no core, because hidden work took it.
+  something else. **contended**: time the main thread could run but had no core, whoever took it.
 - **ceiling**: the largest gain that removing *all* waits for data could give, known before anyone tries. A change to
   the input side cannot beat it, unless hidden work contends; the *ideal data* control checks that by measurement.
-- **noise floor**: how far an unchanged arm differs from its own twin. **gain** and **loss** are called only where the
-  interval excludes 1 and the median clears the floor; else the sentence says how small a difference would have shown.
+- **noise floor**: how far from 1 the interval of an unchanged arm against its own twin reaches. **gain** and **loss**
+  are called only where the interval excludes 1 and the median clears the floor; else the sentence says how small a
+  difference would have shown.
 - **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
   flatter it.
-- Intervals: medians over blocks, paired within a block (turn by turn where arms took turns), by a smoothed bootstrap
-  over blocks ({2 * RESAMPLES} resamples) expanded for few blocks. Fewer than 3 blocks give none.
+- Intervals: medians over blocks, paired within a block (total over its turns; each block sees the documents in another
+  order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks. Fewer than 3 blocks
+  give none.
 - `timeline.json.gz` opens in ui.perfetto.dev: phases and worker stages of a window of steps, with an arrow from the
   worker to the fetch that received each batch."""
 

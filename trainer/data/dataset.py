@@ -67,7 +67,8 @@ class Composition:
             documents = self._read_documents(self._rows_for(missing))
             if documents is None:
                 break
-            self._packer.add(documents)
+            with self._span("pack"):
+                self._packer.add(self._with_tokens(documents))
         rows = min(self._batch_size, self._packer.ready)
         if not rows:
             return None
@@ -84,7 +85,7 @@ class Composition:
         return batch
 
     def _read_documents(self, rows: int) -> list[Document] | None:
-        """The next documents that have tokens (perhaps none of them has); None at the end."""
+        """The next documents, tokenized; None at the end."""
         with self._span("read"):
             indices = self._order.take(rows)
             documents: list[Any] = self._reader.read(indices)
@@ -97,6 +98,9 @@ class Composition:
                 self._charge("tokenize")
         elif self._stream:
             documents = [tokens for (tokens,) in documents]
+        return documents
+
+    def _with_tokens(self, documents: list[Document]) -> list[Document]:
         found = [document for document in documents if _has_tokens(document)]
         self._watch(found)
         return found

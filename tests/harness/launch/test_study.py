@@ -68,6 +68,7 @@ def test_a_study_leaves_what_the_contract_says(tmp_path: Path, interleave: str) 
         assert run.record.status == "done"
         assert run.steps is not None
         rows = run.steps.to_pylist()
+        assert run.record.config["seed"] == run.record.block  # every block sees other documents
         measured = [row for row in rows if not row["warmup"]]
         assert len(measured) == 6
         turns = 2 if interleave == "slices" else 1
@@ -76,7 +77,6 @@ def test_a_study_leaves_what_the_contract_says(tmp_path: Path, interleave: str) 
         assert len(rows) == 1 + turns * settle + 6
         assert all(row["loss"] is not None for row in rows)
         assert run.samples is not None
-        assert "other_cpu_cores" in run.samples.column("metric").to_pylist()
         assert run.spans is not None
         roles = set(run.spans.column("role").to_pylist())
         assert roles == ({"main", "loader-0"} if run.record.arm == "tokens" else {"main"})
@@ -128,7 +128,7 @@ def test_a_run_that_dies_leaves_its_status_and_the_others_go_on_and_resume_compl
 def test_a_killed_run_is_named(tmp_path: Path) -> None:
     with start(tmp_path, "--repeats", "1", steps=100_000) as process:
         study = wait_for_study(tmp_path / "out")
-        victim = wait_for_children(process.pid)[0]
+        victim = wait_for_runs(process.pid)[0]
         os.kill(victim, signal.SIGKILL)
         wait_for(lambda: any(study.path.glob("runs/*/0/run.json")))
         process.send_signal(signal.SIGINT)
@@ -144,10 +144,11 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
     with start(tmp_path, "--repeats", "3", "--interleave", "runs", steps=6) as process:
         study = wait_for_study(tmp_path / "out")
         wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
-        children = wait_for_children(process.pid)
+        wait_for_runs(process.pid)
+        everyone = descendants(process.pid)
         process.send_signal(number)
         assert process.wait(timeout=120) == 130
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    wait_for(lambda: not any(_alive(pid) for pid in everyone))
     assert study.read_study().status == "interrupted"
     kept = {path: path.read_text() for path in study.path.glob("runs/*/*/run.json")}
     assert 1 <= len(kept) < 6
@@ -161,10 +162,29 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
 def test_stopped_runs_end_when_the_harness_is_killed(tmp_path: Path) -> None:
     with start(tmp_path, "--repeats", "1", steps=100_000) as process:
         wait_for_study(tmp_path / "out")
-        children = wait_for_children(process.pid, at_least=2)
+        wait_for_runs(process.pid, at_least=3)  # two runs and the loader worker of one of them
+        everyone = descendants(process.pid)
         process.kill()
         process.wait(timeout=60)
-    wait_for(lambda: not any(_alive(child) for child in children))
+    wait_for(lambda: not any(_alive(pid) for pid in everyone))
+
+
+def test_when_the_template_is_killed_its_runs_are_reported_failed_and_later_blocks_go_on(tmp_path: Path) -> None:
+    with start(tmp_path, "--repeats", "2", steps=2000) as process:
+        study = wait_for_study(tmp_path / "out")
+        wait_for_runs(process.pid)
+        (template,) = children(process.pid)
+        os.kill(template, signal.SIGKILL)
+        wait_for(lambda: len(list(study.path.glob("runs/*/0/run.json"))) == 2)
+        wait_for(lambda: any(study.path.glob("runs/*/1/log.txt")))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130
+    for path in study.path.glob("runs/*/0/run.json"):
+        record = json.loads(path.read_text())
+        assert record["status"] == "failed"
+        assert "template" in record["error"]
+    assert study.read_study().status == "interrupted"
+    assert study.summary_md.exists()
 
 
 @pytest.mark.parametrize(
@@ -221,15 +241,26 @@ def wait_for_study(out: Path) -> StudyFolder:
     return only_study(out)
 
 
-def wait_for_children(pid: int, at_least: int = 1) -> list[int]:
-    def children() -> list[int]:
-        try:
-            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        except OSError:
-            return []
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
-    wait_for(lambda: len(children()) >= at_least)
-    return children()
+
+def descendants(pid: int) -> list[int]:
+    """The template, the runs it forked, and their loader workers."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
+def wait_for_runs(pid: int, at_least: int = 1) -> list[int]:
+    """The runs (and workers) below the template that the harness ``pid`` started."""
+
+    def below() -> list[int]:
+        return [one for template in children(pid) for one in descendants(template)]
+
+    wait_for(lambda: len(below()) >= at_least)
+    return below()
 
 
 def _alive(pid: int) -> bool:
