@@ -13,26 +13,34 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.ledger import measure
 from harness.results import PHASES, RunData, StudyFolder
 
 pytestmark = pytest.mark.slow
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "known-truth.yaml"
+BUSY_NEIGHBOUR_CORES = 0.2  # taken by others in any run: a cost of CPU time then takes longer than it says
 COMPUTE = {"forward": 4, "backward": 8, "optimizer": 2, "sync": 1, "other": 1}
 ALL_COMPUTE_MS = sum(COMPUTE.values())
 ARMS = (
     *("inline-none", "inline-sleep", "inline-busy", "worker1-sleep", "worker1-busy", "worker1-transfer"),
-    *("worker1-hidden", "worker2-sleep", "worker2-hidden"),
+    *("worker1-hidden", "worker2-sleep", "worker2-hidden", "inline-jitter", "real-none"),
 )
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
-    out = tmp_path_factory.mktemp("known-truth")
-    command = [sys.executable, "-m", "harness", "run", str(SCENARIO), "--repeats", "1", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (study,) = out.glob("known-truth/*")
-    return {run.record.arm: run for run in StudyFolder(study).runs()}
+    """The runs of a study that had the machine to itself, by the harness's own host probe; the last of three tries."""
+    for _ in range(3):
+        out = tmp_path_factory.mktemp("known-truth")
+        command = [sys.executable, "-m", "harness", "run", str(SCENARIO), "--repeats", "1", "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (study,) = out.glob("known-truth/*")
+        found_runs = {run.record.arm: run for run in StudyFolder(study).runs()}
+        ledgers = [measure(run) for run in found_runs.values()]
+        if max((one.other_cpu_cores or 0.0) for one in ledgers if one is not None) < BUSY_NEIGHBOUR_CORES:
+            break
+    return found_runs
 
 
 def column_ms(run: RunData, name: str, *, mean: bool = False) -> float:
@@ -110,7 +118,26 @@ def test_workers_that_keep_up_are_hidden(runs: dict[str, RunData], arm: str, sta
 def test_two_workers_halve_the_wait(runs: dict[str, RunData]) -> None:
     """Their batches come in pairs, so single steps differ; the mean over steps does not."""
     run = runs["worker2-sleep"]
-    exposed = column_ms(run, "exposed_tokenize", mean=True)
-    transfer = column_ms(run, "exposed_transfer", mean=True)
+    exposed, transfer = (column_ms(run, f"exposed_{stage}", mean=True) for stage in ("tokenize", "transfer"))
     assert found(exposed, 80 / 2 - ALL_COMPUTE_MS - transfer)
     assert found(exposed + column_ms(run, "hidden_tokenize", mean=True), 80)
+
+
+def test_a_jittered_cost_keeps_its_mean_and_varies(runs: dict[str, RunData]) -> None:
+    run = runs["inline-jitter"]
+    assert found(column_ms(run, "exposed_tokenize", mean=True), 6)
+    assert run.steps is not None
+    values = [value / 1e6 for value in run.steps.column("exposed_tokenize_ns").to_pylist()]
+    assert statistics.stdev(values) > 0.3  # a uniform draw from 4.8 to 7.2 ms has 0.69
+
+
+def test_costs_on_top_of_real_work(runs: dict[str, RunData]) -> None:
+    """Both arms read, tokenize and pack the same documents at the same step: what one has more was declared."""
+    plain, loaded = runs["real-none"].steps, runs["real-busy"].steps
+    assert plain is not None
+    assert loaded is not None
+    measured = [not warmup for warmup in plain.column("warmup").to_pylist()]
+    for stage, declared in {"read": 2, "tokenize": 6, "pack": 1, "transfer": 1}.items():
+        ours, theirs = (table.column(f"exposed_{stage}_ns").to_pylist() for table in (plain, loaded))
+        more = [(b - a) / 1e6 for a, b, counts in zip(ours, theirs, measured, strict=True) if counts]
+        assert found(statistics.median(more), declared), stage
