@@ -155,4 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone (| head): say nothing, and leave nothing for the interpreter to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGPIPE_EXIT
+    except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
+        print(f"harness: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     return status

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainer.errors import InputError
 
@@ -106,6 +106,7 @@ class StudyRecord:
     arms: list[dict[str, Any]] = field(default_factory=list)  # name, control, of, declared, config
     comparisons: list[dict[str, str]] = field(default_factory=list)  # baseline, candidate
     environment: dict[str, Any] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of every corpus and tokenizer, by what it is
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
@@ -118,6 +119,9 @@ class RunData:
     steps: pa.Table | None
     spans: pa.Table | None
     samples: pa.Table | None
+
+
+Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
 def arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
@@ -217,9 +221,7 @@ class StudyFolder:
         write_json(self.study_json, asdict(record))
 
     def read_study(self) -> StudyRecord:
-        content = _read_json(self.study_json)
-        _check_schema(self.study_json, content)
-        return StudyRecord(**content)
+        return _read_record(self.study_json, StudyRecord)
 
     def write_run(self, record: RunRecord) -> None:
         write_json(self.run(record.arm, record.block) / "run.json", asdict(record))
@@ -231,19 +233,24 @@ class StudyFolder:
         write_table(folder / "samples.parquet", SAMPLE_COLUMNS, samples)
 
     def read_record(self, arm: str, block: int) -> RunRecord | None:
+        """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
         path = self.run(arm, block) / "run.json"
-        if not path.exists():
+        try:
+            return _read_record(path, RunRecord)
+        except InputError:
             return None
-        content = _read_json(path)
-        _check_schema(path, content)
-        return RunRecord(**content)
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm name and block; one with a damaged table counts as failed."""
-        for path in sorted(self.path.glob("runs/*/*/run.json"), key=lambda p: (p.parts[-3], int(p.parts[-2]))):
-            content = _read_json(path)
-            _check_schema(path, content)
-            record = RunRecord(**content)
+        paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
+        for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
+            try:
+                record = _read_record(path, RunRecord)
+            except InputError as error:
+                yield RunData(
+                    RunRecord(path.parts[-3], int(path.parts[-2]), "failed", error=str(error)), None, None, None
+                )
+                continue
             try:
                 steps, spans, samples = (
                     read_table(path.with_name(f"{name}.parquet"), columns)
@@ -265,6 +272,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object")
     return content
+
+
+def _read_record(path: Path, kind: type[Record]) -> Record:
+    """A record from JSON; keys that a later version added are left out, a missing one is an InputError."""
+    content = _read_json(path)
+    _check_schema(path, content)
+    known = {field.name for field in fields(kind)}
+    try:
+        return kind(**{key: value for key, value in content.items() if key in known})
+    except TypeError as error:
+        raise InputError(f"{path}: a key is missing ({error})") from error
 
 
 def _check_schema(path: Path, content: dict[str, Any]) -> None:

@@ -181,4 +181,5 @@ class TrainerConfig(Config):
     """Steps before those: kept in the tables, marked warmup, left out of every figure."""
     log_every: int = Field(10, ge=1)
     """Steps between log lines."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**62)
+    """Of weights and document order; block b of a study uses seed + b."""

@@ -69,7 +69,11 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 
 def _finish(folder: Path, status: str) -> int:
-    _print_verdicts(folder)
+    try:
+        _print_verdicts(folder)
+    except (OSError, KeyboardInterrupt):
+        print(f"the runs are kept; rebuild the report with: harness report {folder}", file=sys.stderr)
+        raise
     if status == "interrupted":
         print(f"interrupted; complete it with: harness run --resume {folder}", file=sys.stderr)
     elif status != "done":

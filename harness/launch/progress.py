@@ -41,6 +41,8 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        else:
+            self._say()
 
     def starting(self, arm: str, block: int) -> None:
         self._doing = f"block {block}: starting {arm}"
@@ -58,8 +60,6 @@ class Progress:
     def finished(self, arm: str, block: int) -> None:
         self._runs += 1
         self._doing = f"block {block}: {arm} done"
-        if self._live is None and self._runs == self._total_runs:
-            self._say()
 
     def failed(self, arm: str, block: int, error: str) -> None:
         self._failed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -39,7 +40,8 @@ def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Out
     """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work."""
     configs = {arm.name: arm.config for arm in plan.arms}
     _check_devices(configs)
-    needs = _prepare(configs)
+    _check_writable(out)
+    needs, fingerprints = _prepare(configs)
     interleave, reason = choose_interleave(
         plan.scenario.interleave, needs, any(config.compute.device == "cuda" for config in configs.values())
     )
@@ -58,19 +60,27 @@ def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Out
         arms=[{**asdict(arm), "config": arm.config.model_dump(mode="json")} for arm in plan.arms],
         comparisons=[asdict(comparison) for comparison in plan.comparisons],
         environment=record_environment(),
+        fingerprints=fingerprints,
     )
     folder = _create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
-    return _execute(folder, record)
+    with _only_one(folder):
+        return _execute(folder, record)
 
 
 def resume_study(path: Path, command: Sequence[str]) -> Outcome:
     """Run what a study still lacks: interrupted, failed or never started runs."""
     folder = StudyFolder(path)
     record = folder.read_study()
-    _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
+    _, fingerprints = _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
+    for what, before in record.fingerprints.items():
+        if fingerprints.get(what) != before:
+            raise InputError(
+                f"{path}: {what} is no longer what the study was begun with: the two must not be mixed; start a new one"
+            )
     record.notes.append(f"resumed {_now()}: {' '.join(command)}")
-    return _execute(folder, record)
+    with _only_one(folder):
+        return _execute(folder, record)
 
 
 def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
@@ -146,15 +156,17 @@ def _is_done(folder: StudyFolder, name: str, block: int) -> bool:
     return run is not None and run.status == "done"
 
 
-def _prepare(configs: dict[str, TrainerConfig]) -> list[int]:
+def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, str]]:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    Returns the estimated memory of each run in bytes. Raises InputError where an arm cannot work.
+    Returns the estimated memory of each run in bytes, and what each corpus and tokenizer holds. Raises InputError
+    where an arm cannot work.
     """
-    from trainer.data.prepare import prepare
+    from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
     prepared: dict[str, Any] = {}
+    fingerprints: dict[str, str] = {}
     needs = []
     for config in configs.values():
         data = config.data
@@ -164,10 +176,15 @@ def _prepare(configs: dict[str, TrainerConfig]) -> list[int]:
         if key not in prepared:
             print(f"preparing data: {data.path}, sequence length {data.sequence_length}", file=sys.stderr)
             prepared[key] = prepare(data)
+        check_workers(data, prepared[key])
+        fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = prepared[key].corpus.fingerprint
+        fingerprints[f"tokenizer {data.tokenizer.model_dump_json(exclude_none=True)}"] = prepared[
+            key
+        ].tokenizer.fingerprint
         vocab_size = prepared[key].tokenizer.vocab_size
         resolve_shape(config.model, vocab_size, data.sequence_length)
         needs.append(estimate_run_bytes(config, vocab_size))
-    return needs
+    return needs, fingerprints
 
 
 def _check_devices(configs: dict[str, TrainerConfig]) -> None:
@@ -177,6 +194,24 @@ def _check_devices(configs: dict[str, TrainerConfig]) -> None:
             raise InputError(
                 f"arm {name}: compute.device: cuda, but there is no NVIDIA device here; allowed: auto, cpu"
             )
+
+
+def _check_writable(out: Path) -> None:
+    """Before any data is prepared: the nearest folder that exists must take a new one."""
+    there = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: cannot write there; give a folder that can be written")
+
+
+@contextmanager
+def _only_one(folder: StudyFolder) -> Iterator[None]:
+    """Hold the study's lock, which the kernel frees when this process ends; InputError where another holds it."""
+    with open(folder.path / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"{folder.path}: this study is being run by another process; wait for it") from error
+        yield
 
 
 def _create_folder(out: Path, scenario: str) -> StudyFolder:

@@ -67,9 +67,10 @@ class Template:
         return int(answer["code"])
 
     def close(self) -> None:
-        """End the template (and, by their own request, whatever runs are left)."""
-        self._socket.close()
+        """End the template at once, importing or not, and by their own request whatever runs are left."""
+        self._process.kill()
         self._process.wait()
+        self._socket.close()
 
     def _answer(self) -> dict[str, Any]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,26 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_table(path, STEP_COLUMNS, {"step": ["no number"]})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unreadable_record_fails_its_own_run_only(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    (folder.run("a", 0) / "run.json").write_text("")
+    (tmp_path / "runs" / "a" / "notes").mkdir()
+    (tmp_path / "runs" / "a" / "notes" / "run.json").write_text("{}")
+    first, second = folder.runs()
+    assert (first.record.arm, first.record.status) == ("a", "failed")
+    assert "not readable JSON" in (first.record.error or "")
+    assert second.record.status == "done"
+    assert folder.read_record("a", 0) is None  # so that a resume runs it again
+
+
+def test_keys_of_a_later_version_are_left_out_and_missing_ones_named(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    content = json.loads(folder.study_json.read_text())
+    write_json(folder.study_json, {**content, "added_later": 1})
+    assert folder.read_study().scenario == "s"
+    del content["scenario"]
+    write_json(folder.study_json, content)
+    with pytest.raises(InputError, match=r"study\.json: a key is missing .*scenario"):
+        folder.read_study()

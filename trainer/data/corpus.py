@@ -144,6 +144,8 @@ def _checked_columns(path: Path, column: str) -> Iterator[Any]:
     schema = file.schema_arrow
     if column not in schema.names:
         raise InputError(f"{path}: no column {column!r}; it has {', '.join(schema.names) or 'no columns'}")
+    if schema.names.count(column) > 1:
+        raise InputError(f"{path}: {schema.names.count(column)} columns named {column!r}; it must be one")
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise InputError(f"{path}: column {column!r} is {kind}, not string")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import Source, make_source
-from trainer.data.prepare import Prepared
+from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import InputError
 
@@ -65,12 +65,7 @@ def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init:
     outnumber the documents.
     """
     keep_single_threaded()
-    documents = prepared.corpus.documents - prepared.corpus.empty
-    if config.workers > documents:
-        raise InputError(
-            f"data.workers: {config.workers} workers but only {documents} document{'s' if documents != 1 else ''} "
-            f"in the corpus {prepared.corpus.name}; at most {documents}"
-        )
+    check_workers(config, prepared)
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
         return Batches(_endless(make_source(config, prepared, seed, 0, 1)), pin)

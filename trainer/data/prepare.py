@@ -8,6 +8,7 @@ from trainer.config import DataConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.pretokenize import Format, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
+from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,13 @@ def format_of(config: DataConfig) -> Format | None:
     """The pretokenized format that the path reads; None where it reads text."""
     formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list"}
     return formats.get(config.path)
+
+
+def check_workers(config: DataConfig, prepared: Prepared) -> None:
+    """InputError where there are more loader workers than documents for them."""
+    documents = prepared.corpus.documents - prepared.corpus.empty
+    if config.workers > documents:
+        raise InputError(
+            f"data.workers: {config.workers} workers but only {documents} document{'s' if documents != 1 else ''} "
+            f"in the corpus {prepared.corpus.name}; at most {documents}"
+        )

@@ -205,6 +205,49 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, words:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_study_that_is_running_is_not_resumed(tmp_path: Path) -> None:
+    with start(tmp_path, "--repeats", "1", steps=100_000) as process:
+        study = wait_for_study(tmp_path / "out")
+        wait_for_runs(process.pid)
+        done = harness("run", "--resume", str(study.path))
+    assert done.returncode == 2
+    assert "is being run by another process" in done.stderr
+
+
+def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def write(word: str) -> None:
+        pq.write_table(
+            pa.table({"text": [f"{word} {number} " * 9 for number in range(30)]}), tmp_path / "corpus.parquet"
+        )
+
+    write("one")
+    words = ("--set", f"data.corpus.parquet={tmp_path}/corpus.parquet", "--set", "data.corpus.documents=30")
+    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), "--repeats", "1", *words)
+    assert done.returncode == 0, done.stderr
+    write("other")
+    resumed = harness("run", "--resume", str(only_study(tmp_path / "out").path))
+    assert resumed.returncode == 2
+    assert "is no longer what the study was begun with" in resumed.stderr
+
+
+def test_interrupted_while_a_block_starts_it_says_no_traceback(tmp_path: Path) -> None:
+    path = scenario(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", path, "--out", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: bool(children(process.pid)) and any((tmp_path / "out").glob("tiny/*/study.json")))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "--resume" in said
+
+
 def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file, not a folder")
     done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"))
