@@ -17,8 +17,8 @@ from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import InputError
 
 # A batch leaves its worker through a helper thread, which must get the interpreter's lock several times while the
-# worker already builds its next batch in Python. At Python's default of 5 ms a turn, a batch that was ready arrived
-# 60 ms late (scenarios/known-truth.yaml, a worker1-busy that held the lock all the time); so, 8 ms.
+# worker already builds its next batch in Python. At Python's default of 5 ms a turn, a ready batch can arrive tens of
+# milliseconds late.
 _SWITCH_INTERVAL_S = 2e-4
 
 WorkerInit = Callable[[int], None]
