@@ -17,6 +17,7 @@ from trainer.errors import InputError
 
 Command = Callable[[argparse.Namespace, list[str]], int]
 DEFAULT_OUT = "results"
+COMMANDS = ("run", "report", "whatif", "audit", "doctor", "schema", "data")
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 
@@ -60,6 +61,24 @@ def _verify(arguments: argparse.Namespace, command: list[str]) -> int:
     return data.verify(arguments, command)
 
 
+def _doctor(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import doctor
+
+    return doctor.doctor(arguments, command)
+
+
+def _whatif(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import whatif
+
+    return whatif.whatif(arguments, command)
+
+
+def _audit(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import audit
+
+    return audit.audit(arguments, command)
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="harness", description="Where each training step's time goes, and what a change buys.")
     parser.add_argument("--version", action="version", version=f"harness {__version__}")
@@ -81,6 +100,31 @@ def _parser() -> _Parser:
 
     schema = commands.add_parser("schema", help="print the JSON Schema of scenario files")
     schema.set_defaults(function=_schema, parser=schema)
+
+    whatif = commands.add_parser("whatif", help="what an arm would have done otherwise, by replay")
+    whatif.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
+    whatif.add_argument("--arm", metavar="NAME", help="the arm to replay (needed where the study has several)")
+    whatif.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="read, tokenize, pack, transfer: 0, 0.5x or 3ms; device=2x; workers, prefetch, ranks, batch_size, "
+        "cores=N; sync=off; may be repeated",
+    )
+    whatif.add_argument("--sweep", metavar="KEY=V1,V2,...", help="every value in turn, with a picture under plots/")
+    whatif.add_argument("--json", action="store_true", help="print the prediction as JSON")
+    whatif.set_defaults(function=_whatif, parser=whatif)
+
+    audit = commands.add_parser("audit", help="check a published results table against itself")
+    audit.add_argument("file", metavar="FILE", help="published table (profiles/published/*.yaml)")
+    audit.add_argument("--json", action="store_true", help="print the findings as JSON")
+    audit.set_defaults(function=_audit, parser=audit)
+
+    doctor = commands.add_parser("doctor", help="this machine's devices and what is known of their peaks")
+    doctor.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
+    doctor.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
+    doctor.set_defaults(function=_doctor, parser=doctor)
 
     data = commands.add_parser("data", help="the input side by itself")
     actions = data.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
@@ -114,7 +158,7 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = _parser()
     words = argv
-    for name, allowed in (("command", ("run", "report", "schema", "data")), ("data", ("pretokenize", "verify"))):
+    for name, allowed in (("command", COMMANDS), ("data", ("pretokenize", "verify"))):
         if words and not words[0].startswith("-") and words[0] not in allowed:
             what = "unknown command" if name == "command" else "data: unknown action"
             raise InputError(f"{what} {words[0]!r}{_nearest(words[0], allowed)} allowed: {', '.join(allowed)}")

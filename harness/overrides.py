@@ -104,3 +104,9 @@ def lookup(nested: Mapping[str, Any], dotted: str, default: Any = None) -> Any:
             return default
         value = value[part]
     return value
+
+
+def edit_texts(edits: Mapping[str, Any]) -> list[str]:
+    """``{ranks: 16, sync: off}`` as the KEY=VALUE texts of ``harness whatif --set`` (YAML reads off as false)."""
+    words = {True: "on", False: "off"}
+    return [f"{key}={words[value] if isinstance(value, bool) else value}" for key, value in edits.items()]

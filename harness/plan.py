@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from harness.overrides import Nested, flatten, lookup, merge
-from harness.scenario import Control, Scenario
+from harness.overrides import Nested, expand, flatten, lookup, merge
+from harness.scenario import Control, Dosed, Scenario
 from harness.scenario_checks import problems
 from harness.scenario_errors import did_you_mean
 from harness.scenario_yaml import MAX_ARMS, dotted
@@ -17,12 +17,21 @@ from harness.variants import Variant, variants
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
-# What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more.
+# What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more; dose is
+# several arms, each of which does one kind of work (by a key of DOSES) DOSE_TIMES as often on top.
 CONTROLS: dict[Control, Nested] = {
     "a-a": {},
     "ideal-data": {"data": {"replay": True, "workers": 0, "inject": None}},
     "data-only": {"compute": {"work": "none", "inject": None}},
 }
+BASELINES_ONLY: set[Control] = {"a-a", "dose"}
+DOSES: dict[Dosed, str] = {
+    "tokenize": "data.extra_tokenizations",
+    "read": "data.extra_reads",
+    "device": "compute.extra_forwards",
+}
+DOSE_TIMES = (1, 2, 4)
+MAX_EXTRA = 64  # what the keys of DOSES allow
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
     comparisons = list(_comparisons(scenario, plain))
     kept = _selected(plain, arms)
     baselines = {pair.baseline for pair in comparisons} or {one.name for one in plain if one.arm == plain[0].arm}
-    everything = list(_with_controls(scenario, kept, baselines))
+    everything = list(_with_controls(scenario, source, kept, baselines))
     if len(everything) > MAX_ARMS:
         raise InputError(
             f"{source}: arms: {len(everything)} arms ({len(kept)} without their controls); at most {MAX_ARMS}"
@@ -105,15 +114,44 @@ def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant
     return [one for one in plain if not patterns or any(chosen(one, pattern) for pattern in patterns)]
 
 
-def _with_controls(scenario: Scenario, plain: Iterable[Variant], baselines: set[str]) -> Iterator[Arm]:
+def _with_controls(scenario: Scenario, source: str, plain: Iterable[Variant], baselines: set[str]) -> Iterator[Arm]:
     for one in plain:
         yield _arm(one.name, None, one, {})
         for control in dict.fromkeys(scenario.controls):
-            if control != "a-a" or one.name in baselines:
-                yield _arm(f"{one.name}+{control}", control, one, CONTROLS[control])
+            if control in BASELINES_ONLY and one.name not in baselines:
+                continue
+            overs = _doses(scenario, source, one) if control == "dose" else [(control, CONTROLS[control])]
+            for kind, over in overs:
+                yield _arm(f"{one.name}+{kind}", kind, one, over)
 
 
-def _arm(name: str, control: Control | None, one: Variant, over: Nested) -> Arm:
+def _doses(scenario: Scenario, source: str, one: Variant) -> Iterator[tuple[str, Nested]]:
+    """``dose-tokenize-2`` and what it lays over the arm, for every dose of work that the arm has at all."""
+    config = TrainerConfig.model_validate(one.nested, strict=True)
+    for what in dict.fromkeys(scenario.dose):
+        key = DOSES[what]
+        work = 1 + lookup(one.nested, key)  # an arm may repeat its work itself
+        for times in DOSE_TIMES if _has_work(config, what) else ():
+            extra = work * (1 + times) - 1
+            if extra > MAX_EXTRA:
+                raise InputError(
+                    f"{source}: controls: dose: {key} of {one.name} would be {extra} ({times} times its own {work} "
+                    f"more); at most {MAX_EXTRA}"
+                )
+            yield f"dose-{what}-{times}", expand({key: extra})
+
+
+def _has_work(config: TrainerConfig, what: Dosed) -> bool:
+    """Whether there is anything to repeat: real work, or a declared cost of that stage."""
+    if what == "device":
+        return config.compute.work != "none"
+    data = config.data
+    if data.inject is not None and (data.inject.tokenize_ms if what == "tokenize" else data.inject.read_ms):
+        return True
+    return not data.replay and (what == "read" or data.path.startswith("text-"))
+
+
+def _arm(name: str, control: str | None, one: Variant, over: Nested) -> Arm:
     config = TrainerConfig.model_validate(merge(one.nested, over), strict=True)
     return Arm(name, control, one.name if control else None, flatten(merge(one.declared, over)), config)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
 STAGES = ("read", "tokenize", "pack", "transfer")
+# What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
+CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
 
 # (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
 STEP_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -32,6 +34,8 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     *((f"{phase}_ns", "int64") for phase in PHASES),  # these sum to wall_ns exactly
     ("device_busy_ns", "int64"),
     ("device_starved_ns", "int64"),
+    ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
+    *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
     ("contended_ns", "int64"),
     *((f"exposed_{stage}_ns", "int64") for stage in STAGES),  # these sum to fetch_ns
     *((f"hidden_{stage}_ns", "int64") for stage in STAGES),
@@ -43,13 +47,18 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
 SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("pid", "int64"),
     ("tid", "int64"),
-    ("role", "string"),  # main, loader-K, device
+    # main: phases; main or loader-K: stages; device: what the device did; launch: when the host queued that, in the
+    # same order; sync: blocking calls of the main thread
+    ("role", "string"),
     ("rank", "int32"),
-    ("name", "string"),  # a phase (role main), a stage (any role)
+    ("name", "string"),  # a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
     ("batch", "int64"),  # batches in the order the main thread received them, from 0; -1 where none
     ("start_ns", "int64"),
     ("end_ns", "int64"),
+    ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
 )
+# Columns that came later: a table without them is read as not having measured them.
+ADDED_COLUMNS = {"device_slack_ns", "cpu_ns", *(f"starved_{cause}_ns" for cause in CAUSES)}
 SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("t_ns", "int64"),
     ("source", "string"),
@@ -69,7 +78,7 @@ class RunRecord:
     arm: str
     block: int
     status: RunStatus
-    control: str | None = None  # a-a, ideal-data, data-only
+    control: str | None = None  # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>
     of: str | None = None  # the arm this control belongs to
     session: str = ""  # runs of one session alternated in time; only these are paired turn by turn
     position: int = 0  # place in the block's order
@@ -182,9 +191,12 @@ def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | N
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path}: not a readable parquet file ({error})") from error
-    missing = [name for name, _ in columns if name not in table.column_names]
-    if missing:
-        raise InputError(f"{path}: not a results table of schema {SCHEMA}: no column {missing[0]!r}")
+    for name, kind in columns:
+        if name in table.column_names:
+            continue
+        if name not in ADDED_COLUMNS:
+            raise InputError(f"{path}: not a results table of schema {SCHEMA}: no column {name!r}")
+        table = table.append_column(name, pa.nulls(len(table), pa.type_for_alias(kind)))
     return table
 
 

@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from trainer.config import Config
 
-Control = Literal["a-a", "ideal-data", "data-only"]
+Control = Literal["a-a", "ideal-data", "data-only", "dose"]
+Dosed = Literal["tokenize", "read", "device"]
 MAX_NAME = 80  # bytes; the matrix point and the control are added to it, and a folder name may have 255
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -63,7 +64,11 @@ class Scenario(Config):
     matrix: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     """Dotted keys and their values: every arm is run with every combination."""
     controls: list[Control] = Field(default_factory=list)
-    """Automatic variants of every arm; a-a only of baselines."""
+    """Automatic variants of every arm; a-a and dose only of baselines."""
+    dose: Annotated[list[Dosed], Field(min_length=1)] = Field(default_factory=lambda: list[Dosed](["tokenize"]))
+    """What the dose control does 1, 2 and 4 times more of: tokenize, read, device (forward passes)."""
+    whatif: list[dict[str, bool | int | float | str]] = Field(default_factory=list)
+    """Edits of `harness whatif`, several at once or one ({ranks: 16}): what every comparison would be under them."""
     compare: list[Compare] | None = None
     """Default: the first arm is the baseline of every other."""
     repeats: int = Field(5, ge=1, le=1000)

@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.overrides import DottedKeyError, expand, flatten, lookup
+from harness.overrides import DottedKeyError, edit_texts, expand, flatten, lookup
 from harness.scenario import Compare, Scenario
 from harness.scenario_errors import Problem, did_you_mean, dotted_keys, problems_of
 from harness.scenario_yaml import MAX_ARMS, KeyPath
 from harness.variants import Variant, count_arms, points, value_name, variants
 from trainer.config import TrainerConfig
+from trainer.errors import InputError
 
 MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
 _ABSENT = object()
@@ -26,7 +27,7 @@ def problems(scenario: Scenario) -> list[Problem]:
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
     if matrix:
         return matrix + base
-    found = [*base, *_compare(scenario)]
+    found = [*base, *_compare(scenario), *_whatif(scenario)]
     try:
         everything = list(variants(scenario))
     except DottedKeyError as error:
@@ -99,6 +100,21 @@ def _variant(scenario: Scenario, variant: Variant) -> Iterator[Problem]:
             else:
                 held = next(one for one in scenario.matrix if one.startswith(key) or key.startswith(one))
                 yield Problem(("matrix", held), f"{key}: {problem.message}")
+
+
+def _whatif(scenario: Scenario) -> Iterator[Problem]:
+    if not scenario.whatif:
+        return
+    from harness.analysis.replay.edits import parse_edits  # brings numpy
+
+    for index, edits in enumerate(scenario.whatif):
+        if not edits:
+            yield Problem(("whatif", index), "give at least one edit, such as ranks: 16")
+            continue
+        try:
+            parse_edits(edit_texts(edits))
+        except InputError as error:
+            yield Problem(("whatif", index), str(error).removeprefix("--set "))
 
 
 def _overlaps(scenario: Scenario) -> Iterator[Problem]:

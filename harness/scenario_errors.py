@@ -63,7 +63,7 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
     """(pydantic's error type, Problem) for each error that validating against ``model`` found."""
     for one in error.errors(include_url=False):
-        path = tuple(part for part in one["loc"] if part != "[key]")
+        path = tuple(part for part in one["loc"] if not str(part).startswith("["))  # [key], and the tags of a union
         yield one["type"], Problem(path, _message(one, model, path))
 
 
@@ -110,7 +110,8 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
     """One InputError for all ``problems``: the first by source and line, and how many more there are."""
     nowhere = Mark(0, 0, "scenario")
-    placed = sorted({(document.nearest(problem.path) or nowhere, problem) for problem in problems}, key=lambda p: p[0])
+    found = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
+    placed = sorted(found, key=lambda p: (p[0], dotted(p[1].path)))
     if not placed:
         return None
     mark, problem = placed[0]

@@ -11,8 +11,8 @@ from harness.overrides import DottedKeyError, expand, flatten, merge
 from harness.scenario_yaml import Document, Mark, dotted, one_line, parse_document, read_document
 from trainer.errors import InputError
 
-SETTABLE = ("name", "question", "controls", "repeats", "interleave", "slice_steps", "seed", "probes")
-FILE_ONLY = ("extends", "arms", "matrix", "compare")
+SETTABLE = ("name", "question", "controls", "dose", "repeats", "interleave", "slice_steps", "seed", "probes")
+FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 
 

@@ -57,4 +57,4 @@ def _subschema(trainer: Json, definitions: Json, key: str) -> Json:
 
 
 def _references(schema: Json) -> list[str]:
-    return [one["$ref"] for one in (schema, *schema.get("anyOf", ())) if "$ref" in one]
+    return [one["$ref"] for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())) if "$ref" in one]

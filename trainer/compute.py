@@ -1,7 +1,7 @@
 """Where a batch is computed: one interface, several residents.
 
-``TorchCompute`` is the real thing; ``NoCompute`` drops every batch (the data-only control); ``InjectedCompute``
-adds declared costs to another. An emulated accelerator will live here too.
+``TorchCompute`` is the real thing; ``trainer.emulated.EmulatedCompute`` is a device on paper; ``NoCompute`` drops every
+batch (the data-only control); ``InjectedCompute`` adds declared costs to another.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config import ComputeInject, TrainerConfig
+from trainer.cuda_timeline import CudaTimeline
 from trainer.data.batch import Batch
+from trainer.emulated import build_emulated
 from trainer.errors import InputError
 from trainer.inject import Injector
+from trainer.model import Shape
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +28,7 @@ class Compute(Protocol):
 
     device: str
     asynchronous: bool  # whether the host runs ahead of the device
+    emulated: bool  # whether the device exists on paper only
 
     def begin_step(self, step: int) -> None:
         """Called once per step, before its first batch is asked for."""
@@ -54,6 +58,8 @@ class Compute(Protocol):
 class TorchCompute:
     """A transformers model with AdamW on a torch device."""
 
+    emulated = False
+
     def __init__(self, config: TrainerConfig, model: torch.nn.Module, device: torch.device) -> None:
         import torch
 
@@ -61,9 +67,11 @@ class TorchCompute:
         self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.asynchronous = device.type != "cpu"
         self._device = device
-        self._model = model.to(device).train()
+        dtype = torch.bfloat16 if config.compute.precision == "pure-bf16" else None
+        self._model = model.to(device, dtype).train()
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
+        self._extra_forwards = config.compute.extra_forwards
         decayed = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
         optimizer = config.optimizer
@@ -96,10 +104,17 @@ class TorchCompute:
         )
 
     def forward(self, batch: Batch) -> Loss:
-        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
-            output = self._model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+        for _ in range(self._extra_forwards):
+            # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
+            with self._torch.no_grad():
+                self._run_model(batch)
+        output = self._run_model(batch)
         # The mean over no label at all is NaN; such a batch (documents of one token) trains nothing instead.
         return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
+
+    def _run_model(self, batch: Batch) -> Any:
+        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
+            return self._model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
 
     def backward(self, loss: Loss) -> None:
         (loss / self._config.accumulation).backward()
@@ -131,6 +146,7 @@ class NoCompute:
 
     device = "none"
     asynchronous = False
+    emulated = False
 
     def begin_step(self, step: int) -> None:
         pass
@@ -168,6 +184,7 @@ class InjectedCompute:
         self._cost = Injector(inject, seed, parts={"forward": micro_batches, "backward": micro_batches})
         self.device = inner.device
         self.asynchronous = inner.asynchronous
+        self.emulated = inner.emulated
 
     def begin_step(self, step: int) -> None:
         self._inner.begin_step(step)
@@ -208,19 +225,28 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
     if config.compute.work == "none":
         compute = NoCompute()
     else:
-        import torch
-
-        from trainer.model import build_model, resolve_shape
+        from trainer.model import resolve_shape
 
         shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
-        device = _device(config.compute.device)
-        if config.compute.threads is not None:
-            torch.set_num_threads(config.compute.threads)
-        torch.manual_seed(config.seed)
-        compute = TorchCompute(config, build_model(shape), device)
+        compute = _torch_compute(config, shape) if config.compute.emulated is None else build_emulated(config, shape)
+        if isinstance(compute, TorchCompute) and compute.asynchronous:
+            compute = CudaTimeline(compute)
     if config.compute.inject is not None:
         compute = InjectedCompute(compute, config.compute.inject, config.seed, config.optimizer.accumulation)
     return compute
+
+
+def _torch_compute(config: TrainerConfig, shape: Shape) -> TorchCompute:
+    import torch
+
+    from trainer.model import build_model
+
+    assert isinstance(config.compute.device, str)
+    device = _device(config.compute.device)
+    if config.compute.threads is not None:
+        torch.set_num_threads(config.compute.threads)
+    torch.manual_seed(config.seed)
+    return TorchCompute(config, build_model(shape), device)
 
 
 def _device(name: str) -> torch.device:

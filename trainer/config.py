@@ -5,9 +5,9 @@ Every key is addressed by its dotted path (``data.batch_size``); a wrong value i
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 
 class Config(BaseModel):
@@ -116,6 +116,10 @@ class DataConfig(Config):
     """How loader workers start. The workers start before this process tokenizes anything, so fork is safe."""
     replay: bool = False
     """Replay the path's first batch for ever: no data cost (what the ideal-data control sets)."""
+    extra_reads: int = Field(0, ge=0, le=64)
+    """Read every batch's rows so many times more and drop the result (what a dose control sets)."""
+    extra_tokenizations: int = Field(0, ge=0, le=64)
+    """Tokenize every batch so many times more and drop the result (what a dose control sets)."""
     inject: DataInject | None = None
 
 
@@ -145,19 +149,70 @@ class ComputeInject(Config):
     how: How = "busy"
 
 
+class KernelDurations(Config):
+    """Fixed durations of an emulated device's kernels in milliseconds; None: by roofline from the device profile."""
+
+    h2d_ms: Milliseconds | None = None
+    """Per micro-batch, as are forward and backward."""
+    forward_ms: Milliseconds | None = None
+    backward_ms: Milliseconds | None = None
+    norm_ms: Milliseconds | None = None
+    """Gradient norm and clipping, per step."""
+    optimizer_ms: Milliseconds | None = None
+
+
+class EmulatedDevice(Config):
+    """An in-order asynchronous device that exists on paper only: its kernels take time and compute nothing."""
+
+    emulated: str
+    """A device profile (profiles/devices/*.yaml): gh200, h100-sxm, ..."""
+    matmul_efficiency: float | None = Field(None, gt=0, le=1)
+    """Share of the dense peak that forward and backward reach; None: the achievable matmul rate of the profile."""
+    memory_efficiency: float = Field(0.9, gt=0, le=1)
+    """Share of the memory and link bandwidth that optimizer, gradient norm and copies reach: a stated assumption."""
+    speed: float = Field(1.0, gt=0, le=1000)
+    """Every kernel takes its time divided by this."""
+    jitter: float = Field(0, ge=0, lt=1)
+    """Each kernel's time is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
+    queue_depth: int = Field(1024, ge=1, le=1_000_000)
+    """Kernels that may wait in the queue (one per phase and micro-batch); the host blocks while it is full."""
+    kernels: KernelDurations = KernelDurations()
+    recorded: str | None = None
+    """A JSON file {"forward_ms": [...], ...} of recorded kernel durations per step, replayed in order, over again."""
+
+
+def _device_tag(value: Any) -> str:
+    return "[emulated]" if isinstance(value, dict | EmulatedDevice) else "[device]"
+
+
+# The tags stand in pydantic's error locations; in brackets, they are left out of the messages.
+Device = Annotated[
+    Annotated[Literal["auto", "cpu", "cuda"], Tag("[device]")] | Annotated[EmulatedDevice, Tag("[emulated]")],
+    Discriminator(_device_tag),
+]
+
+
 class ComputeConfig(Config):
     """Where and how the model is computed."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast with fp32 master weights."""
+    device: Device = "auto"
+    """auto, cpu, cuda, or {emulated: PROFILE}: a device on paper, timed by its profile."""
+    precision: Literal["fp32", "bf16", "pure-bf16"] = "fp32"
+    """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each)."""
     threads: int | None = Field(None, ge=1)
     """Intra-op threads of torch on the CPU; None: torch's default."""
     work: Literal["model", "none"] = "model"
     """none: batches are fetched and dropped (what the data-only control sets)."""
     check_finite: bool = True
     """Read the gradient norm on the host each step and stop on NaN or infinity: a blocking sync."""
+    extra_forwards: int = Field(0, ge=0, le=64)
+    """Compute every forward pass so many times more, without gradients (what a dose control of device time sets)."""
     inject: ComputeInject | None = None
+
+    @property
+    def emulated(self) -> EmulatedDevice | None:
+        """The emulated device, where there is one."""
+        return self.device if isinstance(self.device, EmulatedDevice) else None
 
     @model_validator(mode="after")
     def _sync_has_a_place(self) -> ComputeConfig:

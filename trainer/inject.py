@@ -28,10 +28,15 @@ def spend(milliseconds: float, how: How) -> None:
     if how == "busy":
         _burn(nanoseconds)
         return
-    deadline = time.monotonic_ns() + nanoseconds
-    if nanoseconds > _SPIN_NS:
-        time.sleep((nanoseconds - _SPIN_NS) / 1e9)
-    while time.monotonic_ns() < deadline:
+    wait_until(time.monotonic_ns() + nanoseconds)
+
+
+def wait_until(deadline_ns: int) -> None:
+    """Sleep until CLOCK_MONOTONIC reaches ``deadline_ns``; returns at once where it has."""
+    left = deadline_ns - time.monotonic_ns()
+    if left > _SPIN_NS:
+        time.sleep((left - _SPIN_NS) / 1e9)
+    while time.monotonic_ns() < deadline_ns:
         pass
 
 

@@ -7,6 +7,9 @@ may have its own (attached by the ``worker_init`` hook that the loader is given)
 Span names are of two kinds. *Phases* (:data:`PHASES`) are exclusive parts of a step on the main thread.
 *Stages* (:data:`STAGES`) are parts of the input side; they run inside a loader worker, or inline inside the
 ``fetch`` phase. All times are ``time.monotonic_ns()`` (CLOCK_MONOTONIC), which every process of a host shares.
+
+What an asynchronous device did, and which calls blocked the host on it, a compute tells with :func:`device` and
+:func:`blocked`, at once or later, as it comes to know them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,32 @@ STAGES = ("read", "tokenize", "pack")
 
 
 class StageSpan(NamedTuple):
-    """One stage of one batch: ``start_ns``/``end_ns`` are CLOCK_MONOTONIC nanoseconds."""
+    """One stage of one batch: CLOCK_MONOTONIC nanoseconds, and the CPU time of its thread in between."""
 
     name: str
+    start_ns: int
+    end_ns: int
+    cpu_ns: int | None = None
+
+
+class Kernel(NamedTuple):
+    """One piece of work on an asynchronous device (all kernels of one phase, say), in CLOCK_MONOTONIC nanoseconds.
+
+    The host queued it during [``launch_start_ns``, ``launch_end_ns``], the device did it during [``start_ns``,
+    ``end_ns``]. ``name``: h2d, forward, backward, norm, optimizer, read (a value for the host).
+    """
+
+    name: str
+    launch_start_ns: int
+    launch_end_ns: int
+    start_ns: int
+    end_ns: int
+
+
+class Blocked(NamedTuple):
+    """One call that kept the host waiting for the device. ``site``: ``trainer/compute.py:140 item``."""
+
+    site: str
     start_ns: int
     end_ns: int
 
@@ -53,6 +79,10 @@ class Recorder(Protocol):
     def loss(self, step: int, value: float) -> None: ...
 
     def take(self) -> BatchTrace | None: ...
+
+    def device(self, kernel: Kernel) -> None: ...
+
+    def blocked(self, call: Blocked) -> None: ...
 
 
 _recorder: Recorder | None = None
@@ -111,3 +141,15 @@ def loss(step: int, value: float) -> None:
 def take() -> BatchTrace | None:
     """Take the stage spans recorded in this process since the last call (``None`` without a recorder)."""
     return _recorder.take() if _recorder is not None else None
+
+
+def device(kernel: Kernel) -> None:
+    """Tell the recorder what the device did (``kernel``), in the order it did it."""
+    if _recorder is not None:
+        _recorder.device(kernel)
+
+
+def blocked(call: Blocked) -> None:
+    """Tell the recorder about a call that kept the host waiting for the device."""
+    if _recorder is not None:
+        _recorder.blocked(call)

@@ -6,11 +6,13 @@ All ratios are "how many times as fast": above 1 the candidate (or the control) 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.ledger import RunLedger, Turn, mean_over
+from harness.analysis.dose import Dose
+from harness.analysis.ledger import Bound, RunLedger, Turn, mean_over
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_blocks, paired_ratio
 
 Verdict = Literal["gain", "loss", "none"]
@@ -41,6 +43,29 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
     ("tokens/s", tokens_per_s),
     ("steps/s", steps_per_s),
 )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's."""
+
+    edits: str  # as they are written: "ranks=16"; empty: unedited
+    baseline_ms: Estimate | None = None
+    candidate_ms: Estimate | None = None
+    ratio: Estimate | None = None
+    waits_ms: float | None = None  # per step of the baseline: what it would wait for data
+    reason: str | None = None  # why nothing could be predicted
+
+
+@dataclass(frozen=True)
+class Link:
+    """One step of the way from the gain in isolation to the gain in training."""
+
+    name: str
+    ratio: float | None  # how many times as fast the step could be, as far as this link knows
+    words: str
+
+
 SAME = 0.01  # tokens per step that differ by less are called the same
 
 
@@ -53,6 +78,15 @@ class Waits:
     exposed_ms: dict[str, float]
     hidden_ms: dict[str, float]
     contended_ms: float | None
+    slack_ms: float | None = None  # only with an asynchronous device, as are the next two
+    starved_ms: dict[str, float] = field(default_factory=dict)
+    bound: Bound | None = None
+    hidden_behind: dict[str, float] = field(default_factory=dict)  # by kernel or phase, largest first
+
+    @property
+    def work_ms(self) -> float:
+        """All data work, waited for or not; the host does it for every step."""
+        return sum(self.exposed_ms.values()) + sum(self.hidden_ms.values())
 
 
 @dataclass
@@ -69,7 +103,11 @@ class Comparison:
     isolated: Estimate | None = None  # positions per second of the data-only controls
     ceiling: Estimate | None = None  # step time / step time without any wait for data, of the baseline
     ideal: Estimate | None = None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
-    predicted: Estimate | None = None
+    predicted: Estimate | None = None  # of what measured is, by replay of the baseline with the candidate's data path
+    licence: float | None = None  # fraction: how far the unedited replay of the baseline is off
+    doses: list[Dose] = field(default_factory=list)  # of the baseline
+    chain: list[Link] = field(default_factory=list)
+    outlooks: list[Outlook] = field(default_factory=list)  # as it is, then under each of the scenario's whatif edits
     noise_floor: float | None = None  # fraction: how far from 1 an arm's ratio to its own twin reaches
     noise_floor_of: str | None = None
     positions_per_step: float | None = None  # candidate / baseline
@@ -80,6 +118,7 @@ class Comparison:
     resolution: float | None = None  # a difference up to this fraction would have gone unnoticed
     reasons: dict[str, str] = field(default_factory=dict)  # by field: why it is None
     confounds: list[str] = field(default_factory=list)
+    emulated: str | None = None  # the device that both ran on, where it exists on paper only
     sentence: str = ""
 
 
@@ -167,7 +206,7 @@ def _add_controls(result: Comparison, base: Blocks, controls: Controls) -> None:
         result.reasons["ideal"] = f"no finished ideal-data control of {result.baseline}"
     if result.ceiling is None:
         result.reasons["ceiling"] = "the steps do nothing but wait for data, or their waits were not measured"
-    result.reasons["predicted"] = "replay is not part of this version"
+    result.reasons["predicted"] = "no replay of this pair"
 
 
 def _add_noise_floor(result: Comparison, arms: Mapping[str, Blocks], controls: Controls) -> None:
@@ -229,10 +268,21 @@ def _waits(blocks: Blocks) -> Waits:
         exposed_ms=stage_means(runs, "exposed_ms"),
         hidden_ms=stage_means(runs, "hidden_ms"),
         contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
+        starved_ms=stage_means(runs, "starved_ms"),
+        bound=commonest(run.bound for run in runs),
     )
 
 
-def stage_means(runs: Sequence[RunLedger], name: Literal["exposed_ms", "hidden_ms", "phase_ms"]) -> dict[str, float]:
+def commonest(found: Iterable[Bound | None]) -> Bound | None:
+    """What most runs are bound by; None without an asynchronous device."""
+    known = Counter(one for one in found if one is not None).most_common(1)
+    return known[0][0] if known else None
+
+
+def stage_means(
+    runs: Sequence[RunLedger], name: Literal["exposed_ms", "hidden_ms", "phase_ms", "starved_ms"]
+) -> dict[str, float]:
     """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured."""
     means: dict[str, float] = {}
     for key in dict.fromkeys(key for run in runs for key in getattr(run, name)):

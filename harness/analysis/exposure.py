@@ -14,9 +14,9 @@ exposed = stage time inside the wait; hidden = stage time outside it; what no st
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from harness.results import STAGES
 
@@ -34,15 +34,6 @@ class Span(Protocol):
     def end_ns(self) -> int: ...
 
 
-class Wait(NamedTuple):
-    """One wait of the main thread, [start_ns, end_ns), for the batch with this number, in this row of steps."""
-
-    row: int
-    start_ns: int
-    end_ns: int
-    batch: int
-
-
 def split_wait(wait: tuple[int, int], spans: Iterable[Span]) -> dict[str, int]:
     """Exposed nanoseconds per stage of one wait [w0, w1); the values sum to w1 - w0 exactly.
 
@@ -53,7 +44,7 @@ def split_wait(wait: tuple[int, int], spans: Iterable[Span]) -> dict[str, int]:
     if end < start:
         raise ValueError(f"a wait cannot end ({end}) before it starts ({start})")
     exposed = dict.fromkeys(STAGES, 0)
-    for name, since, until in _disjoint(spans):
+    for name, since, until in disjoint(spans, STAGES):
         exposed[name] += max(0, min(until, end) - max(since, start))
     exposed["transfer"] += (end - start) - sum(exposed.values())
     return exposed
@@ -67,7 +58,7 @@ def hidden(wait: tuple[int, int], spans: Iterable[Span]) -> dict[str, int]:
     """
     start, end = wait
     outside = dict.fromkeys(STAGES, 0)
-    for name, since, until in _disjoint(spans):
+    for name, since, until in disjoint(spans, STAGES):
         outside[name] += (until - since) - max(0, min(until, end) - max(since, start))
     outside["transfer"] = 0
     return outside
@@ -101,10 +92,10 @@ def attribute(
     return columns
 
 
-def _disjoint(spans: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
-    """The spans of known stages as (name, start, end) without overlaps: the last started wins."""
+def disjoint(spans: Iterable[Span], names: Collection[str]) -> Iterator[tuple[str, int, int]]:
+    """The spans with one of ``names`` as (name, start, end) in order and without overlaps: the last started wins."""
     ordered = sorted(
-        ((s.start_ns, s.end_ns, s.name) for s in spans if s.name in STAGES and s.end_ns > s.start_ns),
+        ((s.start_ns, s.end_ns, s.name) for s in spans if s.name in names and s.end_ns > s.start_ns),
         key=lambda span: span[0],
     )
     points = sorted({edge for start, end, _ in ordered for edge in (start, end)})

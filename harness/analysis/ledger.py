@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.results import PHASES, STAGES, RunData, RunRecord
+from harness.results import CAUSES, PHASES, STAGES, RunData, RunRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[np.float64]
+NOTICEABLE = 0.05  # share of a step: less starvation, or less room before it, decides nothing
+Bound = Literal["host", "device", "balanced"]
 LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
 
 
@@ -30,25 +32,6 @@ class Turn:
     wall_ns: float
     tokens: float | None
     trained_tokens: float | None
-
-    @property
-    def step_ms(self) -> float:
-        """Mean step time in milliseconds."""
-        return self.wall_ns / self.steps / 1e6
-
-    @property
-    def steps_per_s(self) -> float:
-        return self.steps / self.wall_ns * 1e9
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Positions computed per second, padding included."""
-        return None if self.tokens is None else self.tokens / self.wall_ns * 1e9
-
-    @property
-    def trained_tokens_per_s(self) -> float | None:
-        """Labels that count, per second."""
-        return None if self.trained_tokens is None else self.trained_tokens / self.wall_ns * 1e9
 
 
 @dataclass(frozen=True)
@@ -64,6 +47,8 @@ class RunLedger:
     contended_ms: float | None
     device_busy_ms: float | None
     device_starved_ms: float | None
+    device_slack_ms: float | None  # work still queued when the host began its fetch
+    starved_ms: dict[str, float]  # starvation by what the host did; without an asynchronous device nothing
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
     loss: float | None
@@ -77,11 +62,25 @@ class RunLedger:
     def waited_ms(self) -> float | None:
         """Time per step that was waited for data: all exposed stages, or the fetch phase where nobody split it.
 
-        None on an asynchronous device, where a wait of the host may cost nothing.
+        None on an asynchronous device whose own times are unknown: there a wait of the host may cost nothing.
         """
-        if self.record.facts.get("asynchronous"):
+        if self.exposed_ms:
+            return sum(self.exposed_ms.values())
+        return None if self.record.facts.get("asynchronous") else self.phase_ms.get("fetch")
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the step; None without an asynchronous device.
+
+        host: the device starves. device: it never does, and the host begins to fetch well before the queue runs dry.
+        balanced: it hardly starves, but there is no room either.
+        """
+        starved, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
+        if starved is None or slack is None:
             return None
-        return sum(self.exposed_ms.values()) if self.exposed_ms else self.phase_ms.get("fetch")
+        if starved > NOTICEABLE * wall:
+            return "host"
+        return "device" if slack - self.phase_ms.get("fetch", 0.0) > NOTICEABLE * wall else "balanced"
 
     @property
     def by_turn(self) -> bool:
@@ -121,6 +120,8 @@ def measure(run: RunData) -> RunLedger | None:
         contended_ms=_mean_ms(values("contended_ns")),
         device_busy_ms=_mean_ms(values("device_busy_ns")),
         device_starved_ms=_mean_ms(values("device_starved_ns")),
+        device_slack_ms=_mean_ms(values("device_slack_ns")),
+        starved_ms=_means(values, CAUSES, "starved_{}_ns"),
         tokens=_sum(tokens),
         trained_tokens=_sum(trained),
         loss=float(losses.mean()) if losses.size else None,

@@ -11,6 +11,7 @@ from harness.analysis.wording import count, interval, listing, ms, number, perce
 
 ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
 COARSE = 0.1  # a study that resolves no better says so
+LICENSED = 0.05  # an unedited replay further off than this gives its predictions no licence
 NOTHING = 0.001  # a share of the step below this is called nothing
 
 
@@ -18,11 +19,15 @@ def sentence(c: Comparison) -> str:
     """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
     if c.missing is not None or c.measured is None:
         return f"{c.candidate} against {c.baseline}: not measured ({c.missing or 'no throughput in the tables'})."
-    parts = [f"{c.candidate} against {c.baseline}: {_finding(c, c.measured)}."]
+    where = f" on an {c.emulated}" if c.emulated else ""
+    parts = [f"{c.candidate} against {c.baseline}{where}: {_finding(c, c.measured)}."]
     steps = _steps(c)
     if steps:
         parts.append(f"{steps}.")
     parts.append(f"{_reason(c)}.")
+    witnesses = _witnesses(c)
+    if witnesses:
+        parts.append(f"{witnesses}.")
     dissent = disagreements(c)
     if dissent:
         parts.append(f"Witnesses disagree: {'; '.join(dissent)}.")
@@ -142,9 +147,22 @@ def _stages(waits: Waits) -> str:
     return text
 
 
+def _witnesses(c: Comparison) -> str:
+    """What replay predicted and what the dose showed."""
+    found = []
+    if c.predicted is not None:
+        found.append(
+            f"replay of {c.baseline} with {c.candidate}'s data path predicts {ratio(c.predicted.median)} "
+            f"({interval(c.predicted)})"
+        )
+    found += [dose.words for dose in c.doses if dose.slope is not None]
+    text = "; ".join(found)
+    return text[:1].upper() + text[1:]
+
+
 def disagreements(c: Comparison) -> list[str]:
     """Where two witnesses differ by more than their intervals and the noise floor allow."""
-    found: list[str] = []
+    found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + (c.noise_floor or 0.0)
     limit = c.ceiling
     if limit is None:
@@ -184,3 +202,40 @@ def disagreements(c: Comparison) -> list[str]:
 def _hides(waits: Waits | None) -> bool:
     """Whether any data work runs behind the step: only then can hidden work be blamed for anything."""
     return waits is not None and sum(waits.hidden_ms.values()) > 0
+
+
+def _prediction_against_measurement(c: Comparison) -> list[str]:
+    measured, predicted, floor = c.measured, c.predicted, 1 + (c.noise_floor or 0.0)
+    if measured is None or predicted is None or measured.ci_low is None or measured.ci_high is None:
+        return []
+    low, high = predicted.ci_low or predicted.median, predicted.ci_high or predicted.median
+    if low <= measured.ci_high * floor and high >= measured.ci_low / floor:
+        return []
+    found = (
+        f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "
+        f"({interval(measured)}) was measured, so more than the data path changed"
+    )
+    if c.licence is not None and c.licence > LICENSED:
+        found += f" or the replay is not to be trusted (unedited it is {percent(c.licence)} off)"
+    return [found]
+
+
+def _doses_against_ledger(c: Comparison) -> list[str]:
+    """A stage that costs nothing when there is more of it cannot be what the step waits for, and the reverse."""
+    waits, found = c.baseline_waits, []
+    for dose in c.doses:
+        exposed = waits.exposed_ms.get(dose.what) if waits is not None else None
+        if waits is None or exposed is None or dose.slope is None or dose.slope.ci_low is None:
+            continue
+        share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
+        if dose.kind == "hidden" and share > max(COARSE / 2, c.noise_floor or 0.0):
+            found.append(
+                f"the ledger has {ms(exposed)} of {dose.what} exposed, and more of it costs nothing "
+                f"(dose slope {low:.2f} to {high:.2f})"
+            )
+        elif dose.kind == "contended":
+            found.append(
+                f"the ledger has {ms(exposed)} of {dose.what} exposed, and yet each further millisecond of it costs "
+                f"{low:.2f} to {high:.2f} ms: hidden, it takes cores from the step"
+            )
+    return found

@@ -14,7 +14,8 @@ truth 75 % of the time at 3 blocks, where it cannot leave the range of the data:
 - expanded from normal to Student quantiles, as Hesterberg's expanded percentile interval is. His adjusted level at
   3 blocks lies beyond what resamples can resolve (1e-5), so the distances from the median are stretched by t/z instead.
 
-Everything happens on logarithms, so that a ratio and its inverse get inverse intervals. No scipy, no clock, one seed.
+Rates and ratios are estimated on logarithms, so that a ratio and its inverse get inverse intervals; slopes and
+differences as they are. No scipy, no clock, one seed.
 """
 
 from __future__ import annotations
@@ -80,13 +81,22 @@ def paired_ratio(
 
 def from_blocks(logs: Sequence[float]) -> Estimate | None:
     """Median and interval of exp(value) over one log value per block; independent of their order."""
-    if not logs:
+    found = from_block_values(logs)
+    if found is None:
         return None
-    ordered = np.sort(np.asarray(logs, dtype=np.float64))
+    low, high = (None if bound is None else math.exp(bound) for bound in (found.ci_low, found.ci_high))
+    return Estimate(math.exp(found.median), low, high, found.n)
+
+
+def from_block_values(values: Sequence[float]) -> Estimate | None:
+    """Median and interval over one value per block, as they are: for slopes and differences, which may be negative."""
+    if not values:
+        return None
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
     n = len(ordered)
     centre = float(np.median(ordered))
     if n < MIN_BLOCKS:
-        return Estimate(math.exp(centre), None, None, n)
+        return Estimate(centre, None, None, n)
     chosen, noise = _draws(n)
     width = float(np.std(ordered, ddof=1)) / math.sqrt(n)
     resampled = np.concatenate([ordered[chosen] + width * noise, ordered[n - 1 - chosen] - width * noise])
@@ -97,9 +107,9 @@ def from_blocks(logs: Sequence[float]) -> Estimate | None:
     stretch = student_t(1 - tail, n - 1) / NormalDist().inv_cdf(1 - tail)
     # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
     return Estimate(
-        math.exp(centre),
-        math.exp(min(centre, centre - stretch * (centre - float(low)))),
-        math.exp(max(centre, centre + stretch * (float(high) - centre))),
+        centre,
+        min(centre, centre - stretch * (centre - float(low))),
+        max(centre, centre + stretch * (float(high) - centre)),
         n,
     )
 

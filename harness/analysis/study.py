@@ -13,6 +13,7 @@ from harness.analysis.comparisons import (
     Comparison,
     Controls,
     Rate,
+    commonest,
     compare,
     speed,
     stage_means,
@@ -21,7 +22,10 @@ from harness.analysis.comparisons import (
     trained_tokens_per_s,
 )
 from harness.analysis.confounds import confounds, useful_fraction
-from harness.analysis.ledger import RunLedger, mean_over, measure
+from harness.analysis.explain import explain, explain_arm
+from harness.analysis.ledger import Bound, RunLedger, mean_over, measure
+from harness.analysis.outlook import outlooks
+from harness.analysis.overlap import SyncCall
 from harness.analysis.sentences import ASK_FOR, sentence
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
 from harness.analysis.wording import count
@@ -52,10 +56,19 @@ class ArmReport:
     contended_ms: float | None = None
     device_busy_ms: float | None = None
     device_starved_ms: float | None = None
+    slack_ms: float | None = None
+    starved_ms: dict[str, float] = field(default_factory=dict)
+    bound: Bound | None = None
+    syncs: list[SyncCall] = field(default_factory=list)
+    replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
+    ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
+    ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
+    emulation: str | None = None  # the assumptions an emulated device's times rest on
     loss: float | None = None
     model_flops_per_s: float | None = None
     mfu: float | None = None
     mfu_reason: str = ""
+    mfu_of: str = ""  # the peak that MFU is a share of
     device: str | None = None
     against_arm: Estimate | None = None  # of a control: its arm's step time / its own, paired
 
@@ -95,6 +108,12 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         {(arm["control"], arm["of"]): ledgers.get(arm["name"], {}) for arm in declared if arm.get("control")}
     )
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
+    finished: dict[str, list[RunData]] = {}
+    for run in sorted(runs, key=lambda run: run.record.block):
+        if run.record.block in ledgers.get(run.record.arm, {}):
+            finished.setdefault(run.record.arm, []).append(run)
+    for arm in arms:
+        explain_arm(arm, finished, by_name.get(arm.name, {}), controls)
     comparisons = []
     for pair in study.comparisons:
         names = (pair["baseline"], pair["candidate"])
@@ -103,6 +122,8 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
             comparison.missing += _failures(names, records)
         else:
             comparison.confounds = confounds(by_name[names[0]], by_name[names[1]], records, names, blocks)
+            explain(comparison, finished, by_name, controls)
+            comparison.outlooks = outlooks(study, comparison, finished)
         comparison.sentence = sentence(comparison)
         comparisons.append(comparison)
     everyone = [record for group in records.values() for record in group]
@@ -156,6 +177,9 @@ def _arm(arm: Mapping[str, Any], blocks: Blocks) -> ArmReport:
     report.contended_ms = mean_over(runs, lambda run: run.contended_ms)
     report.device_busy_ms = mean_over(runs, lambda run: run.device_busy_ms)
     report.device_starved_ms = mean_over(runs, lambda run: run.device_starved_ms)
+    report.slack_ms = mean_over(runs, lambda run: run.device_slack_ms)
+    report.starved_ms = stage_means(runs, "starved_ms")
+    report.bound = commonest(run.bound for run in runs)
     losses = [run.loss for run in runs if run.loss is not None]
     report.loss = float(np.median(losses)) if losses else None
     _add_device(report, runs[0].record.facts)
@@ -166,7 +190,8 @@ def _add_device(report: ArmReport, facts: Mapping[str, Any]) -> None:
     """Model FLOP/s from the trainer's own count; the share of a peak (MFU) needs a device profile, never a guess."""
     device = facts.get("device")
     report.device = None if device is None else str(device)
-    report.mfu_reason = f"no device profile for {report.device or 'an unnamed device'}"
+    report.emulation = facts.get("emulation")
+    report.mfu_reason = facts.get("profile_reason") or f"no device profile for {report.device or 'an unnamed device'}"
     if report.control == "data-only":
         report.mfu_reason = "this control computes nothing"
         return
@@ -175,6 +200,9 @@ def _add_device(report: ArmReport, facts: Mapping[str, Any]) -> None:
         report.mfu_reason = "the FLOPs per token are unknown, or no model is computed"
     elif report.tokens_per_s is not None:
         report.model_flops_per_s = float(flops) * report.tokens_per_s.median
+        if peak := facts.get("peak_flops_per_s"):
+            report.mfu = report.model_flops_per_s / float(peak)
+            report.mfu_of = str(facts.get("peak_source") or facts.get("profile"))
 
 
 def _over_turns(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:

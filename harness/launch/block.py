@@ -60,11 +60,17 @@ def run_block(
 def _modules(processes: list[RunProcess]) -> list[str]:
     """What the runs will import anyway."""
     modules = ["harness.launch.child", "trainer.loop", "trainer.compute", "trainer.data.loader", "pyarrow.parquet"]
-    if any(process.record.config["compute"]["work"] == "model" for process in processes):
+    computing = [process.record.config for process in processes if _computes(process.record.config)]
+    if computing:
         modules += ["torch.optim", "trainer.model"]
-        families = {_family(process.record.config["model"]) for process in processes}
+        families = {_family(config["model"]) for config in computing}
         modules += [f"transformers.models.{family}.modeling_{family}" for family in sorted(families)]
     return modules
+
+
+def _computes(config: dict[str, Any]) -> bool:
+    """Whether the run builds a torch model: no control without compute, no device on paper."""
+    return bool(config["compute"]["work"] == "model" and isinstance(config["compute"]["device"], str))
 
 
 def _family(model: dict[str, Any]) -> str:

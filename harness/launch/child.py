@@ -86,6 +86,7 @@ class Run:
         steps, close = self._build()
         try:
             self._take(steps, self.config.warmup_steps, warmup=True)
+            self._stand_still()
             channel.send({"event": "ready"})
             while (message := channel.receive())["do"] != "finish":
                 self._turn(steps, message["turn"], message["settle"], message["steps"])
@@ -120,23 +121,46 @@ class Run:
         assert self.run_queue is not None
         self.run_queue.find_threads()
         self.recorder.turn = turn
-        # The first steps of a turn live on batches prefetched while this run stood still, and on cold caches.
+        # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
+        # device that has nothing queued.
         self._take(steps, settle, warmup=True)
+        if not self._blocks_each_step:
+            self._stand_still()
         if self.host is not None:
             self.host.start()
         self._take(steps, count, warmup=False)
         if self.host is not None:
             self.host.stop()
+        self._stand_still()
         sys.stdout.flush()
 
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
         assert self.recorder is not None
-        assert self.compute is not None
         self.recorder.warmup = warmup
         for _ in range(count):
             next(steps)
-        self.compute.synchronize()  # in the last step: what it queued is its own time, not the next arm's
-        self.recorder.pause()
+
+    @property
+    def _blocks_each_step(self) -> bool:
+        """Whether the host waits for the device in every step, so that it never runs ahead by more than one."""
+        return self.config.compute.check_finite
+
+    def _stand_still(self) -> None:
+        """End the open step, and leave nothing on the device: the next arm must find it idle.
+
+        A host that waits in every step leaves as much on the device at the end of a turn's measured steps as it found
+        at their beginning: the last of them ends where the next would begin. A host that runs ahead does not: then the
+        measured steps begin with an idle device, and the last one ends when the device has done all of them. Timing
+        the host alone would time its launches.
+        """
+        assert self.recorder is not None
+        assert self.compute is not None
+        if self._blocks_each_step:
+            self.recorder.pause()
+            self.compute.synchronize()
+        else:
+            self.compute.synchronize()
+            self.recorder.pause()
 
     def write(self) -> None:
         """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
@@ -154,23 +178,43 @@ class Run:
         self.folder.write_run(self.record)
 
 
+def _profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
+    """What the device's profile says of its peak and price, or why there is none."""
+    import torch
+
+    from trainer.device_profiles import facts_of, load_profile, profile_facts
+
+    precision = config.compute.precision
+    if config.compute.work == "none":
+        return {"profile": None, "profile_reason": "no model is computed"}
+    if config.compute.emulated is not None:
+        return facts_of(load_profile(config.compute.emulated.emulated), precision)
+    return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
+
+
 def _facts(config: TrainerConfig, compute: Compute, prepared: Any) -> dict[str, Any]:
     import torch
 
+    from trainer.emulated import assumptions
     from trainer.flops import flops_per_token, parameters
     from trainer.model import resolve_shape
 
     shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
     computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
+    device = config.compute.emulated if computed else None
     return {
+        "emulation": assumptions(config, shape) if device is not None else None,
+        **_profile(config, compute),
         "parameters": parameters(shape) if computed else None,
         "flops_per_token": flops_per_token(shape, config.data.sequence_length) if computed else None,
         "vocab_size": shape.vocab_size,
         "device": compute.device,
         "asynchronous": compute.asynchronous,
+        "emulated": compute.emulated,
         "device_count": 1,
         "threads": torch.get_num_threads(),
         "workers": config.data.workers,
+        "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "tokenizer_fingerprint": prepared.tokenizer.fingerprint,
         "corpus_fingerprint": prepared.corpus.fingerprint,

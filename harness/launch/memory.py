@@ -18,12 +18,13 @@ MOST_OF_MEMORY = 0.7  # leaves room for the page cache, which the readers live o
 
 def estimate_run_bytes(config: TrainerConfig, vocab_size: int) -> int:
     """Host memory of one run: 16 bytes per parameter (fp32 weight, gradient, two AdamW moments) plus activations.
+    None of that for an emulated device.
 
     Activations are taken as fp32 logits with their gradient and log-softmax, and 16 values of the width per layer
     and token (attention scores left out: PyTorch's fused attention does not keep them). An estimate, no promise.
     """
     total = PROCESS_BYTES + config.data.workers * WORKER_BYTES
-    if config.compute.work == "model":
+    if config.compute.work == "model" and config.compute.emulated is None:
         shape = resolve_shape(config.model, vocab_size, config.data.sequence_length)
         tokens = config.data.batch_size * config.data.sequence_length
         total += 16 * parameters(shape) + 4 * tokens * (3 * shape.vocab_size + 16 * shape.layers * shape.width)

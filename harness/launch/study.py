@@ -103,11 +103,11 @@ def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
                     _run_block(folder, record, block, names, turns, environment, progress)
         except KeyboardInterrupt:
             interrupted = True
+            progress.note("interrupted: finished runs are kept")
         except BaseException:
             record.status, record.ended_utc = "failed", _now()
             folder.write_study(record)
             raise
-            progress.note("interrupted: finished runs are kept")
     everything = [_is_done(folder, name, block) for block, order in enumerate(record.order) for name in order]
     record.status = "interrupted" if interrupted else "done" if all(everything) else "failed"
     record.ended_utc = _now()
@@ -163,6 +163,7 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
     where an arm cannot work.
     """
     from trainer.data.prepare import check_workers, prepare
+    from trainer.emulated import build_emulated
     from trainer.model import resolve_shape
 
     prepared: dict[str, Any] = {}
@@ -182,7 +183,9 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
             key
         ].tokenizer.fingerprint
         vocab_size = prepared[key].tokenizer.vocab_size
-        resolve_shape(config.model, vocab_size, data.sequence_length)
+        shape = resolve_shape(config.model, vocab_size, data.sequence_length)
+        if config.compute.emulated is not None and config.compute.work == "model":
+            build_emulated(config, shape)
         needs.append(estimate_run_bytes(config, vocab_size))
     return needs, fingerprints
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from typing import Any
+
+from harness.analysis.device import Fetch, device_columns
 from harness.analysis.exposure import attribute
-from harness.probes.steps import StepRecorder
+from harness.probes.steps import Received, StepRecorder
 from harness.results import PHASES, Columns
+from trainer.telemetry import StageSpan
 
 
 def steps_table(recorder: StepRecorder, asynchronous: bool = False) -> Columns:
     """One row per finished step; batches received in a step that never finished are left out.
 
-    On an ``asynchronous`` device a wait of the host costs nothing while the device has work queued, so what was
-    exposed and hidden cannot be told from the host's clock: null, not measured.
+    On an ``asynchronous`` device, what was exposed and hidden follows from what the device did, not from the waits.
     """
     steps = recorder.steps
     received = [batch for batch in recorder.received_batches if batch.step_row < len(steps)]
@@ -26,13 +30,7 @@ def steps_table(recorder: StepRecorder, asynchronous: bool = False) -> Columns:
     }
     for index, phase in enumerate(PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
-    columns.update(
-        attribute(
-            [(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.batch) for batch in received],
-            {b.batch: b.trace.spans for b in received if b.trace is not None and not asynchronous},
-            len(steps),
-        )
-    )
+    columns.update(_device(recorder, received) if asynchronous else _waits(received, len(steps)))
     for name in ("tokens", "trained_tokens", "samples"):
         counts = [0] * len(steps)
         for batch in received:
@@ -41,14 +39,48 @@ def steps_table(recorder: StepRecorder, asynchronous: bool = False) -> Columns:
     return columns
 
 
+def _waits(received: list[Received], rows: int) -> Columns:
+    return attribute(
+        [(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.batch) for batch in received],
+        {batch.batch: batch.trace.spans for batch in received if batch.trace is not None},
+        rows,
+    )
+
+
+def _device(recorder: StepRecorder, received: list[Received]) -> Columns:
+    waiting = [StageSpan("sync", call.start_ns, call.end_ns) for call in recorder.blocking]
+    return device_columns(
+        [(row.start_ns, row.start_ns + row.wall_ns) for row in recorder.steps],
+        [(kernel.start_ns, kernel.end_ns) for kernel in recorder.kernels],
+        [(kernel.launch_start_ns, kernel.launch_end_ns) for kernel in recorder.kernels],
+        [*recorder.phases, *waiting],
+        [
+            Fetch(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.trace and batch.trace.spans)
+            for batch in received
+        ],
+    )
+
+
 def spans_table(recorder: StepRecorder, pid: int, tid: int, rank: int) -> Columns:
-    """Phases of the main thread, then the stages of every batch that it received."""
-    rows = [(pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns) for p in recorder.phases]
+    """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
+    main = (pid, tid, "main", rank)
+    rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, p.cpu_ns) for p in recorder.phases]
     for batch in recorder.received_batches:
         if (trace := batch.trace) is not None:
             rows += [
-                (trace.pid, trace.tid, trace.role, rank, span.name, batch.batch, span.start_ns, span.end_ns)
-                for span in trace.spans
+                (trace.pid, trace.tid, trace.role, rank, s.name, batch.batch, s.start_ns, s.end_ns, s.cpu_ns)
+                for s in trace.spans
             ]
-    names = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns")
+    received_ns = [batch.wait_end_ns for batch in recorder.received_batches]
+    for kernel in recorder.kernels:
+        batch_number = bisect_right(received_ns, kernel.launch_start_ns) - 1  # the last one the host had got by then
+        for role, start, end in (
+            ("launch", kernel.launch_start_ns, kernel.launch_end_ns),
+            ("device", kernel.start_ns, kernel.end_ns),
+        ):
+            rows.append((pid, tid, role, rank, kernel.name, batch_number, start, end, None))
+    for call in recorder.blocking:
+        batch_number = bisect_right(received_ns, call.start_ns) - 1
+        rows.append((pid, tid, "sync", rank, call.site, batch_number, call.start_ns, call.end_ns, None))
+    names = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}

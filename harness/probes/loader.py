@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import threading
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 
 from trainer import telemetry
-from trainer.telemetry import BatchTrace, StageSpan
+from trainer.telemetry import BatchTrace, Blocked, Kernel, StageSpan
 
 
 class StageRecorder:
@@ -20,15 +20,16 @@ class StageRecorder:
         self._role = role
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
-        self._starts: list[int] = []
+        self._starts: list[tuple[int, int]] = []
         self._spans: list[StageSpan] = []
         self._batches = 0
 
     def enter(self, name: str) -> None:
-        self._starts.append(monotonic_ns())
+        self._starts.append((monotonic_ns(), thread_time_ns()))
 
     def exit(self, name: str) -> None:
-        self._spans.append(StageSpan(name, self._starts.pop(), monotonic_ns()))
+        start, cpu = self._starts.pop()
+        self._spans.append(StageSpan(name, start, monotonic_ns(), thread_time_ns() - cpu))
 
     def step(self, index: int) -> None:
         raise AssertionError("a loader worker has no steps")
@@ -38,6 +39,12 @@ class StageRecorder:
 
     def loss(self, step: int, value: float) -> None:
         raise AssertionError("a loader worker has no loss")
+
+    def device(self, kernel: Kernel) -> None:
+        raise AssertionError("a loader worker has no device")
+
+    def blocked(self, call: Blocked) -> None:
+        raise AssertionError("a loader worker has no device")
 
     def take(self) -> BatchTrace:
         spans, self._spans = tuple(self._spans), []

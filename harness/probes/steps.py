@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import NamedTuple
 
 from harness.probes.run_queue import RunQueue
 from harness.results import PHASES
-from trainer.telemetry import STAGES, BatchTrace, StageSpan
+from trainer.telemetry import STAGES, BatchTrace, Blocked, Kernel, StageSpan
 
 _STAGES = frozenset(STAGES)
 
@@ -25,6 +25,7 @@ class PhaseSpan(NamedTuple):
     start_ns: int
     end_ns: int
     batch: int
+    cpu_ns: int  # of the main thread
 
 
 class Received(NamedTuple):
@@ -68,8 +69,10 @@ class StepRecorder:
         self._run_queue = run_queue
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
-        self._stack: list[list[int]] = []  # per open phase: [start_ns, time of phases nested in it]
-        self._stage_starts: list[int] = []
+        self.kernels: list[Kernel] = []
+        self.blocking: list[Blocked] = []
+        self._stack: list[list[int]] = []  # per open phase: [start_ns, time of phases nested in it, CPU time so far]
+        self._stage_starts: list[tuple[int, int]] = []
         self._stages: list[StageSpan] = []
         self._inline_batches = 0
         self._last_fetch = (0, 0)
@@ -78,22 +81,25 @@ class StepRecorder:
 
     def enter(self, name: str) -> None:
         if name in _STAGES:
-            self._stage_starts.append(monotonic_ns())
+            self._stage_starts.append((monotonic_ns(), thread_time_ns()))
         else:
-            self._stack.append([monotonic_ns(), 0])
+            self._stack.append([monotonic_ns(), 0, thread_time_ns()])
 
     def exit(self, name: str) -> None:
         now = monotonic_ns()
         if name in _STAGES:
-            self._stages.append(StageSpan(name, self._stage_starts.pop(), now))
+            start, cpu = self._stage_starts.pop()
+            self._stages.append(StageSpan(name, start, now, thread_time_ns() - cpu))
             return
-        start, nested = self._stack.pop()
+        start, nested, cpu = self._stack.pop()
         self._phase_ns[name] += now - start - nested
         if self._stack:
             self._stack[-1][1] += now - start  # exclusive: what is nested is not counted twice
         if name == "fetch":
             self._last_fetch = (start, now)
-        self.phases.append(PhaseSpan(name, start, now, len(self.received_batches) - (name != "fetch")))
+        self.phases.append(
+            PhaseSpan(name, start, now, len(self.received_batches) - (name != "fetch"), thread_time_ns() - cpu)
+        )
 
     def step(self, index: int) -> None:
         now = monotonic_ns()
@@ -127,6 +133,12 @@ class StepRecorder:
 
     def loss(self, step: int, value: float) -> None:
         self.losses[step] = value
+
+    def device(self, kernel: Kernel) -> None:
+        self.kernels.append(kernel)
+
+    def blocked(self, call: Blocked) -> None:
+        self.blocking.append(call)
 
     def take(self) -> BatchTrace:
         """The stage spans recorded inline since the last call, as the trace of one batch."""

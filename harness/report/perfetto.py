@@ -69,6 +69,10 @@ def _window(run: RunData, count: int) -> tuple[list[Row], list[Row]]:
     steps: list[Row] = run.steps.to_pylist()[-count:]
     since, until = steps[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]
     rows: list[Row] = run.spans.to_pylist() if run.spans is not None else []
+    rows = [row for row in rows if row["role"] != "launch"]  # a point in time, shown by the phase around it
+    for row in rows:
+        if row["role"] == "sync":  # what blocked the main thread lies inside its phases
+            row["role"], row["name"] = "main", f"blocked at {row['name']}"
     inside = [row for row in rows if row["end_ns"] > since and row["start_ns"] < until]
     received = {row["batch"] for row in inside if row["role"] == "main" and row["name"] == "fetch"}
     kept = [row for row in rows if row["role"] != "main" and row["batch"] in received and row["end_ns"] <= since]
@@ -96,7 +100,8 @@ def _arm_events(place: int, run: RunData, steps: list[Row], spans: list[Row], ba
     events = []
     for number, role in enumerate(roles):
         pid = first_pid + number
-        events.append(_metadata(pid, 0, "process_name", {"name": f"{arm}: {role}"}))
+        what = f"{run.record.facts.get('device', role)}" if role == "device" else role  # says so where it is emulated
+        events.append(_metadata(pid, 0, "process_name", {"name": f"{arm}: {what}"}))
         events.append(_metadata(pid, 0, "process_sort_index", {"sort_index": pid}))
     ends: dict[int, tuple[int, int, int]] = {}  # batch: pid, tid, time of the end of its last stage in a worker
     fetches: list[tuple[int, int, int, int]] = []  # batch, pid, tid, time of its reception
@@ -108,11 +113,11 @@ def _arm_events(place: int, run: RunData, steps: list[Row], spans: list[Row], ba
         for one in nested(slices):
             start, end = one.start_ns - base, one.end_ns - base
             timing = {"ts": microseconds(start), "dur": microseconds(end - start)}
-            category = "step" if one.name.startswith("step ") else "phase" if role == "main" else "stage"
+            category = _category(role, one.name)
             event = {"ph": "X", "name": one.name, "cat": category, "pid": pid, "tid": tid, **timing, "args": one.args}
             events.append(event)
             inside = max(start, end - 1)  # an arrow binds to the slice that encloses its time; the end is outside
-            if role != "main" and one.batch >= 0 and inside >= ends.get(one.batch, (0, 0, -1))[2]:
+            if role.startswith("loader") and one.batch >= 0 and inside >= ends.get(one.batch, (0, 0, -1))[2]:
                 ends[one.batch] = (pid, tid, inside)
             if role == "main" and one.name == "fetch" and one.batch >= 0:
                 fetches.append((one.batch, pid, tid, inside))
@@ -123,6 +128,12 @@ def _arm_events(place: int, run: RunData, steps: list[Row], spans: list[Row], ba
             events.append({"ph": "s", **common, "pid": sender_pid, "tid": sender_tid, "ts": microseconds(sent)})
             events.append({"ph": "f", "bp": "e", **common, "pid": pid, "tid": tid, "ts": microseconds(received)})
     return events
+
+
+def _category(role: str, name: str) -> str:
+    if role == "main":
+        return "step" if name.startswith("step ") else "blocked" if name.startswith("blocked ") else "phase"
+    return "device" if role == "device" else "stage"
 
 
 def nested(slices: Iterable[_Slice]) -> list[_Slice]:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.comparisons import SAME, Comparison
-from harness.analysis.statistics import Estimate
 from harness.analysis.study import ArmReport, StudyReport
 from harness.analysis.wording import interval, number, percent, ratio
-from harness.results import PHASES, STAGES
+from harness.report.drawing import (
+    beside,
+    bounds,
+    legend_below,
+    png,
+    point,
+    ratio_axis,
+    row_axes,
+    row_labels,
+    short,
+    title,
+)
+from harness.report.why_plot import why
+from harness.results import CAUSES, PHASES, STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ISOLATED, LEDGER, FOREST = "isolated-vs-end-to-end.png", "ledger.png", "comparisons.png"
-NAMES = (ISOLATED, LEDGER, FOREST)
-DPI = 130
+WHY = "why.png"
+NAMES = (ISOLATED, LEDGER, FOREST, WHY)
 MAX_ROWS = 60  # a taller picture is read by nobody; the tables have every row
 # Okabe and Ito's palette, safe for colour-blind readers: warm for the input side, cool and grey for the rest.
 COLOURS = {
@@ -37,7 +48,6 @@ COLOURS = {
     "other": "#BBBBBB",
 }
 VERDICT_COLOURS = {"gain": "#009E73", "loss": "#D55E00", "none": "#555555"}
-TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
 
 
 def pictures(report: StudyReport) -> dict[str, bytes]:
@@ -45,11 +55,13 @@ def pictures(report: StudyReport) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     measured = [c for c in report.comparisons if c.measured is not None][:MAX_ROWS]
     if measured:
-        found[ISOLATED] = _png(isolated(measured))
-        found[FOREST] = _png(forest(measured))
+        found[ISOLATED] = png(isolated(measured), report.emulated)
+        found[FOREST] = png(forest(measured), report.emulated)
+    if (chain := why(measured)) is not None:
+        found[WHY] = png(chain, report.emulated)
     arms = [arm for arm in report.arms if arm.blocks and arm.control != "a-a"][:MAX_ROWS]
     if arms:
-        found[LEDGER] = _png(ledger(arms))
+        found[LEDGER] = png(ledger(arms), report.emulated)
     return found
 
 
@@ -59,7 +71,7 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
     All three are about speed, so training counts positions; where the arms train other shares of them, the ratio of
     trained tokens is drawn beside it, hollow.
     """
-    figure, axes = _rows(len(comparisons), 0.62, 2.0)
+    figure, axes = row_axes(len(comparisons), 0.62, 2.0)
     legend = {  # each label is taken by the first row that has such a point
         "isolated": "in isolation (data-only controls)",
         "ceiling": "ceiling: no wait for data at all",
@@ -74,13 +86,13 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
         span = [min(one.median for one in shown), max(one.median for one in shown)]
         axes.plot(span, [row, row], color="#E2E2E2", linewidth=6, zorder=1, solid_capstyle="butt")
         if c.isolated is not None:
-            _point(axes, c.isolated, row - 0.2, "#E69F00", "D", legend.pop("isolated", None))
+            point(axes, c.isolated, row - 0.2, "#E69F00", "D", legend.pop("isolated", None))
         if c.ceiling is not None:
             label = legend.pop("ceiling", None)
             axes.plot(
                 [c.ceiling.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label
             )
-        _point(axes, training, row + 0.2, "#0072B2", "o", legend.pop("training", None))
+        point(axes, training, row + 0.2, "#0072B2", "o", legend.pop("training", None))
         words = [
             f"{name} {ratio(one.median)}"
             for name, one in (("isolated", c.isolated), ("ceiling", c.ceiling), ("training", training))
@@ -88,21 +100,21 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
         ]
         if c.measured is not None and abs(math.log(c.measured.median / training.median)) > SAME:
             shown.append(c.measured)
-            _point(axes, c.measured, row + 0.2, "#56B4E9", "s", legend.pop("trained", None), hollow=True)
+            point(axes, c.measured, row + 0.2, "#56B4E9", "s", legend.pop("trained", None), hollow=True)
             words[-1] += f" ({ratio(c.measured.median)} trained)"
-        values += [bound for one in shown for bound in _bounds(one)]
-        _beside(axes, row, ", ".join(words[:-1]) + f"\n{words[-1]}" if len(words) > 1 else words[0], "#333333")
-    _ratio_axis(axes, values)
-    _row_labels(axes, [f"{_short(c.candidate)}\nagainst {_short(c.baseline)}" for c in comparisons])
+        values += [bound for one in shown for bound in bounds(one)]
+        beside(axes, row, ", ".join(words[:-1]) + f"\n{words[-1]}" if len(words) > 1 else words[0], "#333333")
+    ratio_axis(axes, values)
+    row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
     axes.set_xlabel("how many times as fast as the baseline (log scale, 95 % intervals)")
-    _title(figure, "What isolation promises, what waiting allows, what training got")
-    _legend_below(figure, axes, 4)
+    title(figure, "What isolation promises, what waiting allows, what training got")
+    legend_below(figure, axes, 4)
     return figure
 
 
 def forest(comparisons: Sequence[Comparison]) -> Figure:
     """Every comparison's measured ratio with its interval, over the band that an unchanged arm reaches by itself."""
-    figure, axes = _rows(len(comparisons), 0.5, 1.9)
+    figure, axes = row_axes(len(comparisons), 0.5, 1.9)
     band_label: str | None = "noise floor (an arm against itself)"
     for row, c in enumerate(comparisons):
         assert c.measured is not None
@@ -111,28 +123,31 @@ def forest(comparisons: Sequence[Comparison]) -> Figure:
             axes.fill_betweenx([row - 0.5, row + 0.5], low, high, color="#E4E4E4", label=band_label, zorder=0)
             band_label = None
         colour = VERDICT_COLOURS[c.verdict]
-        _point(axes, c.measured, row, colour, "o", None)
+        point(axes, c.measured, row, colour, "o", None)
         undecided = c.measured.ci_low is None
         verdict = "undecided" if undecided else {"none": "no detectable difference"}.get(c.verdict, c.verdict)
         if c.trained_per_step is not None and abs(c.trained_per_step - 1) > SAME:
             verdict += f", {ratio(c.trained_per_step)} tokens a step"
-        _beside(axes, row, f"{verdict}\n{ratio(c.measured.median)} ({interval(c.measured)})", colour)
+        beside(axes, row, f"{verdict}\n{ratio(c.measured.median)} ({interval(c.measured)})", colour)
     floors = [b for c in comparisons if c.noise_floor is not None for b in (1 - c.noise_floor, 1 + c.noise_floor)]
-    _ratio_axis(axes, [b for c in comparisons for b in _bounds(c.measured)] + [b for b in floors if b > 0])
-    _row_labels(axes, [f"{_short(c.candidate)}\nagainst {_short(c.baseline)}" for c in comparisons])
+    ratio_axis(axes, [b for c in comparisons for b in bounds(c.measured)] + [b for b in floors if b > 0])
+    row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
     measures = dict.fromkeys(c.measure for c in comparisons)
     axes.set_xlabel(f"{' or '.join(measures)}, candidate / baseline (log scale, 95 % intervals)")
-    _title(figure, "Right of 1 the candidate is faster; inside the grey band an unchanged arm would look the same")
+    title(figure, "Right of 1 the candidate is faster; inside the grey band an unchanged arm would look the same")
     if band_label is None:
-        _legend_below(figure, axes, 1)
+        legend_below(figure, axes, 1)
     return figure
 
 
 def ledger(arms: Sequence[ArmReport]) -> Figure:
     """Milliseconds per step by phase, stacked; the fetch is split into the stages that the step waited for."""
-    figure, axes = _rows(len(arms), 0.36, 2.0)
+    figure, axes = row_axes(len(arms), 0.36, 2.0)
     seen: set[str] = set()
     longest = max(sum(arm.phase_ms.values()) for arm in arms)
+    where = (
+        "the host's main thread" if not any(arm.starved_ms for arm in arms) else "the device, where it is asynchronous"
+    )
     for row, arm in enumerate(arms):
         left = 0.0
         for name, width, label in _parts(arm):
@@ -146,20 +161,27 @@ def ledger(arms: Sequence[ArmReport]) -> Figure:
         waited = sum(arm.exposed_ms.values()) if arm.exposed_ms else arm.phase_ms.get("fetch", 0.0)
         share = f", {percent(waited / left)} waiting for data" if left else ""
         axes.text(left + 0.01 * longest, row, f"{number(left)} ms{share}", va="center", fontsize=8, color="#333333")
-    _row_labels(axes, [_short(arm.name) for arm in arms])
+    row_labels(axes, [short(arm.name) for arm in arms])
     for tick, arm in zip(axes.get_yticklabels(), arms, strict=True):
         tick.set_color("#777777" if arm.control else "black")
     axes.set_xlim(0, longest * 1.3)
     axes.grid(axis="x", color="#EEEEEE", zorder=0)
     axes.set_axisbelow(True)
-    axes.set_xlabel("mean milliseconds per step on the host's main thread (controls are pale)")
-    _title(figure, "Where each step's time goes: warm colours are waits for data")
+    axes.set_xlabel(f"mean milliseconds per step on {where} (controls are pale)")
+    title(figure, "Where each step's time goes: warm colours are waits for data")
     _order_legend(figure, axes)
     return figure
 
 
+_CAUSE_COLOURS = {"python": "other", "checkpoint": "optimizer"}
+
+
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
-    """(colour key, milliseconds, legend label) from left to right."""
+    """(colour key, milliseconds, legend label) from left to right; of the device where it runs by itself."""
+    if arm.starved_ms:
+        starved = [(_CAUSE_COLOURS.get(cause, cause), arm.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
+        busy = ("backward", arm.device_busy_ms or 0.0, "device busy")
+        return [busy, *((colour, value, f"starved: {cause}") for colour, value, cause in starved if value > 0)]
     fetch = [(stage, arm.exposed_ms.get(stage, 0.0), f"wait: {stage}") for stage in STAGES]
     if not arm.exposed_ms:
         fetch = [("fetch", arm.phase_ms.get("fetch", 0.0), "wait for data")]
@@ -167,96 +189,11 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
     return [part for part in (*fetch, *rest) if part[1] > 0]
 
 
-def _rows(count: int, height: float, margin: float) -> tuple[Figure, Axes]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, margin + height * count), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_ylim(count - 0.4, -0.6)  # first row on top
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    return figure, axes
-
-
-def _point(
-    axes: Axes, estimate: Estimate, row: float, colour: str, marker: str, label: str | None, hollow: bool = False
-) -> None:
-    """A median with its interval; hollow where there is no interval."""
-    if estimate.ci_low is not None and estimate.ci_high is not None:
-        axes.plot([estimate.ci_low, estimate.ci_high], [row, row], color=colour, linewidth=2.2, zorder=4)
-    face = "white" if hollow or estimate.ci_low is None else colour
-    axes.plot(estimate.median, row, marker, color=colour, markerfacecolor=face, markersize=7, zorder=5, label=label)
-
-
-def _beside(axes: Axes, row: int, text: str, colour: str) -> None:
-    """Text in the column right of the axes."""
-    where = ("axes fraction", "data")
-    axes.annotate(text, (1.02, row), xycoords=where, va="center", fontsize=8.5, color=colour, annotation_clip=False)
-
-
-def _bounds(estimate: Estimate | None) -> list[float]:
-    if estimate is None:
-        return []
-    return [estimate.median, estimate.ci_low or estimate.median, estimate.ci_high or estimate.median]
-
-
-def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic axis around 1 with plain ticks such as 0.98x or 5x."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
-    low, high = min(*values, 0.99), max(*values, 1.01)
-    room = 0.06 * math.log(high / low)
-    low, high = low * math.exp(-room), high * math.exp(room)
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    ticks = [tick for tick in TICKS if low <= tick <= high]
-    if high / low < 2.5:
-        ticks = [
-            float(tick) for tick in MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high
-        ]
-    elif len(ticks) > 9:
-        ticks = [tick for tick in ticks if f"{tick:e}"[:3] in ("1.0", "2.0", "5.0")]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}x"))
-    axes.axvline(1, color="#888888", linewidth=1, linestyle="--", zorder=2)
-    axes.grid(axis="x", color="#EEEEEE", zorder=0)
-    axes.set_axisbelow(True)
-
-
-def _row_labels(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), labels, fontsize=8.5)
-
-
-def _short(name: str) -> str:
-    """A long name with its middle left out: what tells arms apart is mostly at its ends."""
-    return name if len(name) <= 36 else f"{name[:17]}…{name[-18:]}"
-
-
-def _title(figure: Figure, text: str) -> None:
-    figure.suptitle(text, x=0.008, ha="left", fontsize=11, fontweight="bold")
-
-
-def _legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, fontsize=8.5, frameon=False
-    )
-
-
 def _order_legend(figure: Figure, axes: Axes) -> None:
     """Legend entries in the order of the stack, whatever arm showed them first."""
-    order = [*(f"wait: {stage}" for stage in STAGES), "wait for data", *PHASES]
+    order = ["device busy", *(f"starved: {cause}" for cause in CAUSES), *(f"wait: {stage}" for stage in STAGES)]
+    order += ["wait for data", *PHASES]
     pairs = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: order.index(pair[1]))
     handles: list[Any] = [handle for handle, _ in pairs]
     labels = [label for _, label in pairs]
     figure.legend(handles, labels, loc="outside lower left", ncols=6, fontsize=8.5, frameon=False)
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    # no version and no date in the file: the same study gives the same picture
-    figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
-    return content.getvalue()

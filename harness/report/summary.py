@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from harness.analysis.comparisons import Comparison
@@ -42,6 +43,7 @@ def _arm(arm: ArmReport) -> dict[str, Any]:
         "useful_fraction": _finite(arm.useful_fraction),
         "mfu": _finite(arm.mfu),
         "mfu_reason": arm.mfu_reason if arm.mfu is None else None,
+        "mfu_of": arm.mfu_of or None,
         "model_flops_per_s": _finite(arm.model_flops_per_s),
         "device": arm.device,
         "ledger": arm.ledger,
@@ -51,6 +53,13 @@ def _arm(arm: ArmReport) -> dict[str, Any]:
         "contended_ms": _finite(arm.contended_ms),
         "device_busy_ms": _finite(arm.device_busy_ms),
         "device_starved_ms": _finite(arm.device_starved_ms),
+        "device_slack_ms": _finite(arm.slack_ms),
+        "starved_ms": arm.starved_ms,
+        "bound": arm.bound,
+        "blocking_calls": [asdict(call) for call in arm.syncs],
+        "replay_error": _finite(arm.replay_error),
+        "ideal_predicted_ratio": _estimate(arm.ideal_predicted),
+        "emulation": arm.emulation,
         "loss": _finite(arm.loss),
         "against_arm_ratio": _estimate(arm.against_arm),
     }
@@ -69,6 +78,12 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "step_time_ratio": _estimate(c.step_time),
         "trained_tokens_per_step_ratio": _finite(c.trained_per_step),
         "predicted_ratio": _estimate(c.predicted),
+        "replay_error": _finite(c.licence),
+        "doses": [asdict(dose) for dose in c.doses],
+        "chain": [asdict(link) for link in c.chain],
+        "whatif": [asdict(outlook) for outlook in c.outlooks],
+        "hidden_behind_ms": c.baseline_waits.hidden_behind if c.baseline_waits is not None else {},
+        "emulated": c.emulated,
         "noise_floor": _finite(c.noise_floor),
         "noise_floor_of": c.noise_floor_of,
         "resolution": _finite(c.resolution),

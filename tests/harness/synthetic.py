@@ -177,7 +177,7 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
 
     def emit(role: str, name: str, batch: int, since: int, until: int) -> None:
         ids = (pid, pid) if role == "main" else (pid + 1, pid + 1)
-        for column, value in zip(spans, (*ids, role, 0, name, batch, since, until), strict=True):
+        for column, value in zip(spans, (*ids, role, 0, name, batch, since, until, until - since), strict=True):
             spans[column].append(value)
 
     finished: list[int] = []
@@ -211,11 +211,13 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
         row = {"step": batch, "turn": turn, "warmup": index == 0, "start_ns": began, "wall_ns": now - began}
         row |= {f"{phase}_ns": phases.get(phase, 0) for phase in PHASES}
         row["other_ns"] = 20_000
-        row |= {"device_busy_ns": None, "device_starved_ns": None, "contended_ns": round(arm.contended * MS)}
+        row |= {"contended_ns": round(arm.contended * MS)}
         row |= {"tokens": arm.tokens, "trained_tokens": arm.trained, "samples": 8, "loss": 3 + math.exp(-batch / 50)}
         for name, value in row.items():
             steps[name].append(value)
     steps |= attribute(waits, by_batch, len(steps["step"]))
+    for name, values in steps.items():
+        steps[name] = values or [None] * len(steps["step"])  # no device, nothing measured of one
     return steps, spans
 
 

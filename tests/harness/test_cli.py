@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import __version__
+from harness.cli import COMMANDS
 from harness.results import StudyFolder
 from tests.harness.synthetic import Arm, build, write
 
@@ -56,7 +57,7 @@ def test_a_plan_imports_neither_torch_nor_arrow() -> None:
 
 def test_help_names_every_command() -> None:
     text = harness("--help").stdout
-    assert all(re.search(rf"^    {name} ", text, re.MULTILINE) for name in ("run", "report", "schema", "data"))
+    assert all(re.search(rf"^    {name} ", text, re.MULTILINE) for name in COMMANDS)
     assert harness("--version").stdout == f"harness {__version__}\n"
 
 
@@ -108,7 +109,7 @@ def test_the_committed_schema_is_the_printed_one() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["rnu"], "unknown command 'rnu'; did you mean 'run'? allowed: run, report, schema, data"),
+        (["rnu"], "unknown command 'rnu'; did you mean 'run'? allowed: run, report, whatif, audit, doctor, schema, data"),
         (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, verify"),
         (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
         (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),

@@ -76,6 +76,80 @@ def test_a_twin_for_baselines_only_and_it_is_identical() -> None:
     assert names(plan(arms={"only": None}, controls=["a-a"])) == ["only", "only+a-a"]
 
 
+class TestDose:
+    def test_three_doses_of_each_baseline_with_one_key_each(self) -> None:
+        made = plan(controls=["dose"], repeats=2)
+        assert names(made) == ["text", *(f"text+dose-tokenize-{k}" for k in (1, 2, 4)), "tokens"]
+        arm, *doses = made.arms[:4]
+        assert [dose.control for dose in doses] == ["dose-tokenize-1", "dose-tokenize-2", "dose-tokenize-4"]
+        assert [dose.config.data.extra_tokenizations for dose in doses] == [1, 2, 4]
+        for dose, k in zip(doses, (1, 2, 4), strict=True):
+            assert (dose.of, dose.declared) == ("text", {"data.extra_tokenizations": k})
+            undosed = dose.config.data.model_copy(update={"extra_tokenizations": 0})
+            assert dose.config.model_copy(update={"data": undosed}) == arm.config
+        assert all(sorted(block) == sorted(names(made)) for block in made.blocks)
+
+    def test_what_is_dosed(self) -> None:
+        made = plan(arms={"a": None}, controls=["a-a", "dose", "dose"], dose=["device", "read", "device"])
+        assert names(made) == ["a", "a+a-a", *(f"a+dose-{what}-{k}" for what in ("device", "read") for k in (1, 2, 4))]
+        assert [arm.config.compute.extra_forwards for arm in made.arms] == [0, 0, 1, 2, 4, 0, 0, 0]
+        assert [arm.config.data.extra_reads for arm in made.arms] == [0, 0, 0, 0, 0, 1, 2, 4]
+
+    def test_every_baseline_of_a_comparison_and_at_every_point(self) -> None:
+        made = plan(
+            arms={"a": None, "b": None, "c": None},
+            matrix={"seed": [1, 2]},
+            compare=[{"baseline": "b", "candidate": "a"}, {"baseline": "c", "candidate": "b"}],
+            controls=["dose"],
+        )
+        assert {arm.of for arm in made.arms if arm.control} == {
+            f"{name}@seed={seed}" for name in "bc" for seed in (1, 2)
+        }
+        assert len(made.arms) == 6 + 4 * 3
+
+    @pytest.mark.parametrize(
+        ("arm", "dosed"),
+        [
+            ({"data.path": "tokens-padded"}, {"read", "device"}),
+            ({"data.path": "tokens-stream", "data.inject.tokenize_ms": 1}, {"tokenize", "read", "device"}),
+            ({"data.replay": True}, {"device"}),
+            ({"data.replay": True, "data.inject.pack_ms": 1}, {"device"}),
+            ({"data.replay": True, "data.inject.tokenize_ms": 1}, {"tokenize", "device"}),
+            ({"data.replay": True, "data.inject.read_ms": 1}, {"read", "device"}),
+            ({"compute.work": "none"}, {"tokenize", "read"}),
+            ({"data.replay": True, "compute.work": "none"}, set()),
+        ],
+    )
+    def test_work_that_an_arm_does_not_have_is_not_dosed(self, arm: dict[str, Any], dosed: set[str]) -> None:
+        made = plan(arms={"a": arm}, controls=["dose"], dose=["tokenize", "read", "device"])
+        controls = [one.control for one in made.arms if one.control]
+        assert {control.split("-")[1] for control in controls} == dosed
+        assert len(controls) == 3 * len(dosed)
+
+    def test_an_arm_that_repeats_its_work_gets_so_many_times_that(self) -> None:
+        made = plan(arms={"a": {"data.extra_tokenizations": 2}}, controls=["dose"])
+        assert [arm.config.data.extra_tokenizations for arm in made.arms] == [2, 5, 8, 14]  # 3, 6, 9, 15 in all
+        message = (
+            r"^x\.yaml: controls: dose: data\.extra_tokenizations of a would be 69 \(4 times its own 14 more\); "
+            r"at most 64$"
+        )
+        with pytest.raises(InputError, match=message):
+            plan(arms={"a": {"data.extra_tokenizations": 13}}, controls=["dose"])
+
+    def test_doses_count_as_arms(self) -> None:
+        arms = {f"a{i}": None for i in range(40)}
+        pairs = [{"baseline": f"a{i}", "candidate": "a39"} for i in range(39)]
+        assert len(plan(arms=arms, compare=pairs, controls=["dose"]).arms) == 40 + 39 * 3
+        with pytest.raises(InputError, match=r"274 arms \(40 without their controls\); at most 256$"):
+            plan(arms=arms, compare=pairs, controls=["dose"], dose=["tokenize", "read"])
+
+    def test_an_unknown_dose_or_none_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="'tokenize', 'read' or 'device'"):
+            plan(dose=["pack"])
+        with pytest.raises(ValueError, match="at least 1 item"):
+            plan(dose=[])
+
+
 def test_the_first_arm_is_the_default_baseline_at_every_point() -> None:
     made = plan(arms={"a": None, "b": None, "c": None}, matrix={"seed": [1, 2]})
     assert made.comparisons == tuple(

@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "control": (
         f"{HEAD}{ARMS}controls: [ideal_data]\n",
         5,
-        "controls[0]: must be 'a-a', 'ideal-data' or 'data-only'; got",
+        "controls[0]: must be 'a-a', 'ideal-data', 'data-only' or 'dose'; got",
     ),
     "repeats": (f"{HEAD}{ARMS}repeats: 1001\n", 5, "repeats: must be less than or equal to 1000; got 1001"),
     "no parent": (f"{HEAD}extends: nowhere.yaml\n{ARMS}", 3, "extends: "),

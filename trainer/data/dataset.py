@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from trainer import telemetry
-from trainer.config import DataConfig
+from trainer.config import DataConfig, DataInject
 from trainer.data.batch import Batch
 from trainer.data.order import DocumentOrder
 from trainer.data.packing import Document, make_packer
@@ -31,7 +31,11 @@ class Source(Protocol):
 
 
 class Composition:
-    """One data path in one process: read, tokenize, pack, one batch at a time."""
+    """One data path in one process: read, tokenize, pack, one batch at a time.
+
+    A dose (``extra_reads``, ``extra_tokenizations``) does the real work of its stage so many times more, inside the
+    stage's span, and drops what comes of it; of what is not ``marked`` nobody measures the cost, so there is no dose.
+    """
 
     def __init__(
         self, config: DataConfig, prepared: Prepared, order: DocumentOrder, injector: Injector, marked: bool = True
@@ -50,6 +54,8 @@ class Composition:
         self._stream, self._batch_size = stream, config.batch_size
         self._order, self._injector, self._marked = order, injector, marked
         self._charged: set[str] = set()
+        self._extra_reads = config.extra_reads if marked else 0
+        self._extra_tokenizations = config.extra_tokenizations if marked else 0
         self._length = config.sequence_length
         # Streams: the running mean of tokens per document says how many documents to read. A guess at first.
         self._documents, self._tokens = 1, config.sequence_length
@@ -88,12 +94,16 @@ class Composition:
         """The next documents, tokenized; None at the end."""
         with self._span("read"):
             indices = self._order.take(rows)
+            for _ in range(self._extra_reads):
+                self._reader.read(indices)
             documents: list[Any] = self._reader.read(indices)
             self._charge("read")
         if not len(indices):
             return None
         if self._tokenizer is not None:
             with self._span("tokenize"):
+                for _ in range(self._extra_tokenizations):
+                    document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
                 documents = document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
                 self._charge("tokenize")
         elif self._stream:
@@ -158,7 +168,7 @@ class Replay:
 
 def make_source(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> Source:
     """The endless source of batches of worker ``worker`` of ``workers`` (0 of 1: inline)."""
-    injector = Injector(config.inject, seed * 1_000_003 + worker)
+    injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker replays the same batch: the first one of the first worker.
         order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, 0, workers)
@@ -167,6 +177,21 @@ def make_source(config: DataConfig, prepared: Prepared, seed: int, worker: int, 
         return Replay(batch, injector)
     order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, worker, workers)
     return Composition(config, prepared, order, injector)
+
+
+def _dosed(config: DataConfig) -> DataInject | None:
+    """The declared costs, those of a dosed stage times 1 + dose.
+
+    So one draw of the jitter counts for all of a batch's repetitions, as a long document is long each time; and every
+    dose of an arm draws the same sequence.
+    """
+    if config.inject is None:
+        return None
+    costs = {
+        "read_ms": config.inject.read_ms * (1 + config.extra_reads),
+        "tokenize_ms": config.inject.tokenize_ms * (1 + config.extra_tokenizations),
+    }
+    return config.inject.model_copy(update=costs)
 
 
 def epoch_batches(config: DataConfig, prepared: Prepared, seed: int) -> Iterator[tuple[Batch, int]]:

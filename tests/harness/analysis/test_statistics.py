@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.statistics import Estimate, estimate, paired_ratio, student_t
+from harness.analysis.statistics import Estimate, estimate, from_block_values, from_blocks, paired_ratio, student_t
 
 POSITIVE = st.floats(1e-3, 1e6)
 VALUES = st.dictionaries(
@@ -136,3 +136,38 @@ def test_a_cost_that_comes_in_bursts_counts_in_full():
     bursty = {block: {turn: (100.0, 9.0 if turn == block else 1.0) for turn in range(8)} for block in range(3)}
     assert paired_ratio(bursty, steady, dict.fromkeys(range(3), True)).median == pytest.approx(2.0)
     assert estimate(bursty).median == pytest.approx(50.0)
+
+
+SIGNED = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8)
+
+
+def test_on_a_linear_scale_the_interval_covers_a_truth_of_any_sign():
+    generator = np.random.default_rng(5)
+    for truth in (-2.0, 0.0, 0.5):
+        found = [from_block_values(list(generator.normal(truth, 0.3, 5))) for _ in range(200)]
+        assert np.mean([one.ci_low <= truth <= one.ci_high for one in found]) >= 0.91
+
+
+@given(SIGNED, st.floats(-50, 50), st.floats(0.01, 50))
+@settings(max_examples=50, deadline=None)
+def test_on_a_linear_scale_shift_unit_and_sign_go_through(values, shift, factor):
+    def bounds(found):
+        return [found.median, *(bound for bound in (found.ci_low, found.ci_high) if bound is not None)]
+
+    plain = bounds(from_block_values(values))
+    assert plain[1:] == sorted(plain[1:])
+    moved = bounds(from_block_values([factor * value + shift for value in values]))
+    assert moved == pytest.approx([factor * bound + shift for bound in plain], rel=1e-6, abs=1e-6 * factor + 1e-6)
+    turned = bounds(from_block_values([-value for value in values]))
+    assert [turned[0], *reversed(turned[1:])] == pytest.approx([-bound for bound in plain], rel=1e-6, abs=1e-6)
+
+
+@given(SIGNED.map(lambda values: [value / 100 for value in values]))
+@settings(max_examples=50, deadline=None)
+def test_on_a_log_scale_it_is_the_same_interval_of_the_logs(logs):
+    of_logs, of_values = from_block_values(logs), from_blocks(logs)
+    assert of_values.median == math.exp(of_logs.median)
+    assert of_values.n == of_logs.n
+    if len(logs) >= 3:
+        assert (of_values.ci_low, of_values.ci_high) == (math.exp(of_logs.ci_low), math.exp(of_logs.ci_high))
+    assert from_block_values([]) is None

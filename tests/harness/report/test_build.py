@@ -67,9 +67,10 @@ def test_summary_json_keeps_the_contract(tmp_path):
     assert arm["contended_ms"] == 0
     comparison = summary["comparisons"][0]
     assert (comparison["baseline"], comparison["candidate"], comparison["verdict"]) == ("text", "tokens", "gain")
-    for name in ("isolated_ratio", "ceiling_ratio", "ideal_ratio", "measured_ratio"):
+    for name in ("isolated_ratio", "ceiling_ratio", "ideal_ratio", "measured_ratio", "predicted_ratio"):
         assert comparison[name]["ci_low"] <= comparison[name]["median"] <= comparison[name]["ci_high"]
-    assert comparison["predicted_ratio"] is None
+    # replay knew it beforehand: the baseline's compute with the candidate's data path
+    assert comparison["predicted_ratio"]["median"] == pytest.approx(comparison["measured_ratio"]["median"], rel=0.02)
     assert 0 < comparison["noise_floor"] < 0.1
     assert comparison["confounds"] == []
     assert summary["arms"]["text+a-a"]["control"] == "a-a"

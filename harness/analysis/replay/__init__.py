@@ -1,0 +1,12 @@
+"""Replay: the loop simulated over the recorded durations of a run, as it was, or edited to see what would have been.
+
+``recording`` turns a run's tables into durations (``batches``, ``handover``) and what the host did (``programs``),
+``pipeline`` applies ``edits`` to them, ``simulate`` runs them, ``contention`` says how much longer CPU work takes where
+cores are short, ``predict`` answers with an interval and a licence.
+"""
+
+from harness.analysis.replay.edits import Edits, parse_edits
+from harness.analysis.replay.predict import Replays, predict, replace_data, unedited_error
+from harness.analysis.replay.prediction import Licence, Prediction
+
+__all__ = ["Edits", "Licence", "Prediction", "Replays", "parse_edits", "predict", "replace_data", "unedited_error"]

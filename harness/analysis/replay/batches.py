@@ -1,0 +1,142 @@
+"""What every batch cost its builder and its receiver, read off the spans of the loader and the waits of the host.
+
+A DataLoader worker builds its batches one after the other; the request for batch i + workers x prefetch leaves when the
+main thread receives batch i, and batches are delivered in order (torch/utils/data/dataloader.py, _process_data):
+
+    request b                                                    received b
+        |--wake--|--read--|--tokenize--|--pack--|--after--| (free for its next batch)
+                                                |----hand-over----|
+
+The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.handover import Seen, crosses, handed_over, nearest
+
+Array = NDArray[np.float64]
+BUILT = ("read", "tokenize", "pack")  # stages that leave spans, in the order they run
+_MOSTLY_CPU = 0.5  # a stage with at least this share of CPU time can be told by it
+
+
+class StageRow(NamedTuple):
+    """One stage span of one batch; ``cpu_ns`` None where it was not measured."""
+
+    role: str
+    name: str
+    start_ns: int
+    end_ns: int
+    cpu_ns: int | None
+
+
+class Fetch(NamedTuple):
+    """One wait of the main thread for its next batch; ``measured``: in a step that counts."""
+
+    start_ns: int
+    end_ns: int
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Durations in ns, all of shape (batches,), in order of receipt; what was not observed is imputed by a median."""
+
+    stage: Mapping[str, Array]  # read, tokenize, pack
+    cpu: Mapping[str, Array]  # CPU time of the builder's thread in each, at most the stage itself
+    inner: Array  # between the stages of a batch
+    after: Array  # after the last stage, before the worker could begin another batch
+    wake: Array  # from a request to the first stage of an idle worker
+    handover: Array  # from the last stage until received, where it was waited for; inline: 0
+    receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
+    usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
+    ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where nobody told
+    stopped_work_ns: float  # what a builder got done while the loop stood still between two turns, mean
+    assumed: tuple[str, ...] = ()  # what never was observed, and what is taken for it
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+def batches(
+    fetches: Sequence[Fetch],
+    stages: Mapping[int, Sequence[StageRow]],
+    pauses: Sequence[tuple[int, int]],
+    workers: int,
+    prefetch: int,
+    tensors: int,
+) -> Batches:
+    """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop stood still."""
+    count = len(fetches)
+    rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
+    first = np.array([min((row.start_ns for row in group), default=0) for group in rows], dtype=np.float64)
+    last = np.array([max((row.end_ns for row in group), default=0) for group in rows], dtype=np.float64)
+    known = np.array([bool(group) for group in rows])
+    stage = {name: _sums(rows, name, _wall_ns) for name in BUILT}
+    cpu_of = {name: np.minimum(_sums(rows, name, _cpu_ns), stage[name]) for name in BUILT}
+    wait_start = np.array([fetch.start_ns for fetch in fetches], dtype=np.float64)
+    wait_end = np.array([fetch.end_ns for fetch in fetches], dtype=np.float64)
+    built = stage["read"] + stage["tokenize"] + stage["pack"]
+    clean = ~np.array([known[b] and crosses(first[b], last[b], pauses) for b in range(count)])
+    measured = np.array([fetch.measured for fetch in fetches])
+    if workers:
+        seen = Seen(first, last, known & clean, wait_start, wait_end, measured, pauses)
+        parts, assumed = handed_over(seen, workers, prefetch, tensors)
+        inner = np.maximum(0, np.where(known, last - first, 0) - built)
+    else:
+        inner = nothing = np.zeros(count)
+        parts = {"after": nothing, "wake": nothing, "handover": nothing}
+        parts["receive"], assumed = np.maximum(0, wait_end - wait_start - built), ()
+    source = nearest(clean)
+    told = clean | np.array([all(row.cpu_ns is not None for row in group) for group in rows])
+    usable = next(mask for mask in (measured & clean, clean, np.ones(count, dtype=np.bool_)) if mask.any())
+    mended = {name: _mended(stage[name], cpu_of[name], clean, told, source) for name in BUILT}
+    needed = sum(mended.values(), inner[source])
+    stopped = [
+        min(max(0.0, needed[b] - (last[b] - first[b]) + (until - since)), until - since)
+        for b in np.flatnonzero(~clean)
+        for since, until in pauses
+        if first[b] < since and last[b] > until
+    ]
+    return Batches(
+        stage=mended,
+        cpu={name: np.where(told, cpu, cpu[source]) for name, cpu in cpu_of.items()},
+        inner=inner[source],
+        usable=usable,
+        ends_ns=np.where(known, last, np.nan),
+        stopped_work_ns=float(np.mean(stopped)) if stopped else 0.0,
+        assumed=assumed,
+        **parts,
+    )
+
+
+def _mended(
+    wall: Array, cpu: Array, clean: NDArray[np.bool_], told: NDArray[np.bool_], source: NDArray[np.int64]
+) -> Array:
+    """``wall`` with what it really was where the builder was stopped half way: by its CPU time, where that says it.
+
+    A stage that mostly sleeps (or whose CPU time was not ``told``) does not say; then the nearest batch before it that
+    was not stopped lends its duration.
+    """
+    share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
+    if share < _MOSTLY_CPU:
+        return wall[source]
+    return np.where(clean, wall, np.where(told, cpu / share, wall[source]))
+
+
+def _wall_ns(row: StageRow) -> int:
+    return row.end_ns - row.start_ns
+
+
+def _cpu_ns(row: StageRow) -> int:
+    return _wall_ns(row) if row.cpu_ns is None else row.cpu_ns
+
+
+def _sums(rows: Sequence[Sequence[StageRow]], name: str, value: Callable[[StageRow], int]) -> Array:
+    return np.array([sum(value(row) for row in group if row.name == name) for group in rows], dtype=np.float64)

@@ -1,0 +1,90 @@
+"""What every batch costs its builder and its receiver under edits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.batches import BUILT, Batches
+from harness.analysis.replay.contention import stretched
+from harness.analysis.replay.edits import UNCHANGED, Change, Edits
+from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
+from harness.analysis.replay.recording import Recording
+
+Array = NDArray[np.float64]
+
+
+class Costs(NamedTuple):
+    """Of every batch, in ns, each (batches,): rows of one matrix, so that one lookup finds them all."""
+
+    read: Array
+    tokenize: Array
+    pack: Array
+    work: Array  # from the first stage's start to the last one's end
+    after: Array
+    wake: Array
+    handover: Array
+    receive: Array
+
+
+def batch_costs(
+    recording: Recording, edits: Edits, workers: int, scale: float, stretch: tuple[float, float], *, exact: bool
+) -> tuple[Costs, float]:
+    """The costs of the batches under ``edits``, and the mean CPU time that building one takes, unstretched by others.
+
+    A batch ``scale`` times as large is put together from as much of its consecutive recorded ones: their stages add up,
+    long documents and all; what a batch costs whatever its size (wake, hand-over, receive) stays. Then stages change.
+    """
+    recorded = recording.batches
+    chosen = np.flatnonzero(np.ones(len(recorded), dtype=np.bool_) if exact else recorded.usable)
+    stages, cpu_total = {}, np.zeros(len(chosen))
+    for name in BUILT:
+        change = edits.stages.get(name, UNCHANGED)
+        wall, cpu = (_combined(values[chosen], scale) for values in (recorded.stage[name], recorded.cpu[name]))
+        busy = np.divide(cpu, wall, out=np.ones_like(cpu), where=wall > 0)
+        wall = change.apply(wall)
+        cpu_total += busy * wall
+        stages[name] = stretched(wall, busy * wall, stretch) if workers else wall
+    between = _between(recorded, recording.tensors, recording.workers, workers)
+    parts = {name: values[chosen] for name, values in between.items()}
+    parts = _transferred(parts, edits.stages.get("transfer", UNCHANGED), inline=workers == 0)
+    work = sum(stages.values(), parts.pop("inner"))
+    return Costs(**stages, work=work, **parts), float(cpu_total.mean())
+
+
+def _combined(values: Array, scale: float) -> Array:
+    """Batch i of the new ones covers [i x scale, (i + 1) x scale) of the recorded ones, which repeat without end."""
+    if scale == 1:
+        return values
+    count = len(values)
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    edges = np.arange(count + 1) * scale
+    whole, rest = np.divmod(edges, count)  # whole passes over all batches, and how far into the next
+    upto: Array = whole * total[-1] + np.interp(rest, np.arange(count + 1), total)
+    return np.maximum(0.0, np.diff(upto))
+
+
+def _between(recorded: Batches, tensors: int, workers_then: int, workers_now: int) -> dict[str, Array]:
+    """What happens to a batch besides its stages, for as many workers as there are now."""
+    nothing = np.zeros(len(recorded))
+    if workers_now and workers_then:
+        return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive")}
+    if workers_now:  # not recorded: as it typically is
+        typical = nothing + tensors * DEFAULT_TENSOR_MS * 1e6
+        return {"inner": nothing, "after": nothing, "wake": nothing, "handover": typical, "receive": typical}
+    receive = nothing if workers_then else recorded.receive
+    return {"inner": recorded.inner, "after": nothing, "wake": nothing, "handover": nothing, "receive": receive}
+
+
+def _transferred(parts: dict[str, Array], change: Change, *, inline: bool) -> dict[str, Array]:
+    """``parts`` under a change of the transfer stage: the hand-over with what it costs both its sides."""
+    if change == UNCHANGED:
+        return parts
+    main = "receive" if inline else "handover"
+    mean = float(parts[main].mean())
+    factor = change.factor if change.ms is None else change.ms * 1e6 / mean if mean else 0.0
+    changed = {name: parts[name] * factor for name in ("after", "handover", "receive")}
+    changed[main] = change.apply(parts[main])
+    return {**parts, **changed}

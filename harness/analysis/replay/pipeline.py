@@ -1,0 +1,197 @@
+"""A recording with edits applied, as what the simulation runs: matrices of durations, operations per class of steps.
+
+What every edit means stands here and in ``costs``; ``simulate`` knows none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.contention import ALONE, Demand, Stretch, stretched
+from harness.analysis.replay.costs import batch_costs
+from harness.analysis.replay.edits import Edits
+from harness.analysis.replay.programs import Event, StepClass
+from harness.analysis.replay.recording import Recording, Resume
+
+Array = NDArray[np.float64]
+MOST_STEPS = 500  # measured ones in a replay; with all its replicates they are many times as many
+PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch; gradient norm and optimizer do not
+COMPUTED = frozenset({"forward", "backward", "optimizer"})  # host phases that are device time on a synchronous device
+
+
+class Operation(NamedTuple):
+    """host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` beyond what
+    it waits for. reduce: all ranks wait for one another, on the device or (without one) on the host."""
+
+    kind: Literal["host", "fetch", "launch", "sync", "reduce"]
+    back: int
+    first: int  # row of the class's matrix
+    second: int
+
+
+class Program(NamedTuple):
+    """One class of steps: operations and durations in ns (rows, members)."""
+
+    operations: tuple[Operation, ...]
+    durations: Array
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What ``simulate`` runs. Steps refer to ``programs``; batches and members of a class repeat without end."""
+
+    costs: Array  # (len(Costs._fields), batches)
+    programs: tuple[Program, ...]
+    step_program: NDArray[np.int64]  # (steps,)
+    measured: NDArray[np.bool_]
+    resumes: tuple[Resume | None, ...]  # (steps,) where the loop had stood still before the step
+    exact: bool  # the loader is where it was recorded at each of these
+    workers: int
+    prefetch: int
+    ranks: int
+    queue_depth: int | None
+    asynchronous: bool
+    demand: Demand
+
+
+def build(
+    recording: Recording,
+    edits: Edits,
+    then: Stretch = ALONE,
+    now: Stretch = ALONE,
+    *,
+    exact: bool = False,
+    grown: float = 1.0,
+) -> Pipeline:
+    """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).
+
+    ``grown``: how many times as large its batches already are as those that its steps were recorded with. ``exact``:
+    every step and batch with its own durations, warmup included, in the order recorded (a replay at offset 0 is then
+    the run itself); otherwise only those of measured steps serve, for steps and batches of any number.
+    """
+    workers = recording.workers if edits.workers is None else edits.workers
+    prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
+    scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
+    costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), exact=exact)
+    host = (then.main, now.main)
+    made = [_program(recording, one, edits, scale * grown, host, exact=exact) for one in recording.classes]
+    programs = tuple(program for program, _ in made)
+    main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
+    fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
+    per_step = float(fetches[recording.step_class][recording.measured].mean())
+    order, measured, resumes = _steps(recording, 0 if exact else workers * prefetch)
+    return Pipeline(
+        costs=np.stack(costs),
+        programs=programs,
+        step_program=order,
+        measured=measured,
+        resumes=resumes,
+        exact=exact,
+        workers=workers,
+        prefetch=prefetch,
+        ranks=edits.ranks or 1,
+        queue_depth=recording.queue_depth,
+        asynchronous=recording.asynchronous,
+        demand=Demand(
+            float(main_ns),
+            cpu_ns * per_step if workers else 0.0,
+            recording.threads,
+            workers,
+            edits.cores or recording.cores,
+        ),
+    )
+
+
+def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
+    """The steps in order: their programs, whether they count, and where the loop had stood still; of a long run its
+    beginning, up to :data:`MOST_STEPS` that count (their durations still come from all of it).
+
+    Where it stood while ``ahead`` batches were made ready, as many unmeasured steps and one more follow, as the
+    launcher has it (launch/block.py, plan_turns). Where the recording has fewer, steps like the measured ones make up
+    for them.
+    """
+    counting = np.flatnonzero(recording.measured)
+    order: list[int] = []
+    measured: list[bool] = []
+    resumes: list[Resume | None] = []
+    last = int(counting[:MOST_STEPS][-1])
+    for step, number in enumerate(recording.step_class[: last + 1]):
+        resume = recording.resumes.get(step)
+        resumes.append(resume)
+        if resume is not None and resume.ready and ahead:
+            following = counting[counting >= step]
+            like = np.resize(following, max(0, ahead + 1 - int(following[0] - step)))
+            order += recording.step_class[like].tolist()
+            measured += [False] * len(like)
+            resumes += [None] * len(like)
+        order.append(int(number))
+        measured.append(bool(recording.measured[step]))
+    return np.array(order), np.array(measured), tuple(resumes)
+
+
+def _program(
+    recording: Recording, one: StepClass, edits: Edits, scale: float, stretch: tuple[float, float], *, exact: bool
+) -> tuple[Program, float]:
+    """The operations of a class under ``edits``, and the mean CPU time of the main thread in one of its steps."""
+    members = np.arange(len(one.steps))
+    if not exact and recording.measured[one.steps].any():
+        members = members[recording.measured[one.steps]]
+    events = [_of_members(event, members) for event in one.events if edits.sync or event.phase != "sync"]
+    last_backward = max(
+        (i for i, event in enumerate(events) if _is_backward(event, recording.asynchronous)), default=-1
+    )
+    operations: list[Operation] = []
+    rows: list[Array] = []
+    cpu_ns = 0.0
+    for index, event in enumerate(events):
+        if event.kind == "fetch":
+            operations.append(Operation("fetch", 0, 0, 0))
+        elif event.kind == "host":
+            duration, cpu = _host_time(event, edits, scale, recording.asynchronous)
+            cpu_ns += float(cpu.mean())
+            duration = stretched(duration, cpu, stretch)
+            if operations and operations[-1].kind == "host":
+                rows[-1] = rows[-1] + duration
+            else:
+                operations.append(Operation("host", 0, len(rows), 0))
+                rows.append(duration)
+        else:
+            grows = scale if event.kind == "launch" and event.name in PER_SAMPLE else 1.0
+            faster = edits.device or 1.0 if event.kind == "launch" else 1.0
+            operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1))
+            rows += [event.duration * grows / faster, event.queueing]
+        if index == last_backward:
+            operations.append(Operation("reduce", 0, 0, 0))
+    durations = np.stack(rows) if rows else np.zeros((0, len(members)))
+    return Program(tuple(operations), durations), cpu_ns
+
+
+def _of_members(event: Event, members: NDArray[np.int64]) -> Event:
+    """``event`` of these members only."""
+    return replace(
+        event, duration=event.duration[members], cpu=event.cpu[members], queueing=event.queueing[members]
+    )  # fmt: skip
+
+
+def _is_backward(event: Event, asynchronous: bool) -> bool:
+    return event.name == "backward" and event.kind == ("launch" if asynchronous else "host")
+
+
+def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
+    """Duration and CPU time of a stretch on the host: on a synchronous device the computing phases are device time."""
+    factor = 1.0
+    if not asynchronous and event.phase in COMPUTED:
+        factor = (scale if event.phase in PER_SAMPLE else 1.0) / (edits.device or 1.0)
+    return event.duration * factor, event.cpu * factor
+
+
+def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
+    """Positions that one step of all ranks together computes under ``edits``."""
+    if recording.tokens is None:
+        return None
+    scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
+    return recording.tokens * scale * (edits.ranks or 1)

@@ -1,0 +1,229 @@
+"""Predictions from replays: step time and throughput with an interval, why, and the licence to believe them.
+
+Every run is replayed by itself, so a prediction has as many values as there are blocks. The licence is the error of
+the replay of what really ran: a model that cannot even repeat the past is not asked for the future.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.assumptions import assumptions
+from harness.analysis.replay.contention import Stretch, stretch
+from harness.analysis.replay.edits import Edits
+from harness.analysis.replay.pipeline import Pipeline, build, tokens_per_step
+from harness.analysis.replay.prediction import Licence, Prediction
+from harness.analysis.replay.recording import Recording, record
+from harness.analysis.replay.simulate import Simulated, simulate
+from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
+from harness.results import STAGES, RunData
+from trainer.errors import InputError
+
+__all__ = ["Licence", "Prediction", "Replays", "predict", "replace_data", "unedited_error"]
+Array = NDArray[np.float64]
+REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
+SEED = 20240229
+ALONE = "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
+MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and tell nothing new
+_ROUNDS = 12  # of step time against contention
+_CLOSE = 0.005
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run, replayed as it was: what every prediction about it starts from."""
+
+    recording: Recording
+    offsets: Array  # (replicates, 1)
+    error: float
+    before: Simulated
+    then: Stretch
+
+
+@dataclass(frozen=True)
+class _Edited:
+    """The same run, edited."""
+
+    run: _Run
+    after: Simulated
+    tokens: float | None  # per step, of all ranks
+
+
+class Replays:
+    """The runs of one arm (one per block), replayed as they were, and ready to be asked what would have been."""
+
+    def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
+        """InputError where none of ``runs`` can be replayed."""
+        self._replicates = replicates
+        self._runs = [self._replay(recording) for recording in _recordings(runs)]
+
+    def recorded(self, key: str) -> float:
+        """The recorded value of a key that edits can set to a number."""
+        first = self._runs[0].recording
+        return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
+
+    def predict(self, edits: Edits) -> Prediction:
+        """The step time of the runs had they run under ``edits``; InputError for too many batches in flight."""
+        found = []
+        for run in self._runs:
+            ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
+            if ahead > MOST_AHEAD:
+                raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
+            offsets = _offsets(run.recording, self._replicates, edits.ranks or 1)
+            after = _settle(partial(build, run.recording, edits, run.then), offsets, run.then)
+            found.append(_Edited(run, after, tokens_per_step(run.recording, edits)))
+        return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
+
+    def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
+        """The step time of the runs had the loader of ``data_runs`` (data-only runs of another arm) fed them.
+
+        Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. InputError where no
+        block has both.
+        """
+        feeders = {feeder.block: feeder for feeder in _recordings(data_runs)}
+        found = []
+        for run in self._runs:
+            own, feeder = run.recording, feeders.get(run.recording.block)
+            if feeder is None:
+                continue
+            fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
+            then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
+            grown = feeder.batch_size / own.batch_size
+            after = _settle(partial(build, fed, Edits(), then, grown=grown), run.offsets, then)
+            tokens = None
+            if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
+                tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
+            found.append(_Edited(run, after, tokens))
+        if not found:
+            raise InputError("replay: no block in which both the run and the data-only run finished")
+        fed_first = replace(found[0].run.recording, workers=feeders[found[0].run.recording.block].workers)
+        return _prediction(found, Edits(), (ALONE, *assumptions(fed_first, Edits())))
+
+    def _replay(self, recording: Recording) -> _Run:
+        offsets = _offsets(recording, self._replicates, 1)
+        return _Run(recording, offsets, _error(recording), *_as_it_was(recording, offsets))
+
+
+def unedited_error(run: RunData) -> float:
+    """How far the replay of ``run`` in the order it ran is off: replayed / measured step time - 1.
+
+    InputError where it cannot be replayed.
+    """
+    return _error(record(run))
+
+
+def predict(runs: Sequence[RunData], edits: Edits) -> Prediction:
+    """The step time of ``runs`` (one arm, one run per block) had they run under ``edits``; see :class:`Replays`."""
+    return Replays(runs).predict(edits)
+
+
+def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Prediction:
+    """The step time of ``runs`` had the loader of ``data_runs`` fed them; see :meth:`Replays.fed_by`."""
+    return Replays(runs).fed_by(data_runs)
+
+
+def _recordings(runs: Sequence[RunData]) -> list[Recording]:
+    """Those of the runs that can be replayed, by block; InputError with the first reason where there is none."""
+    found, reasons = [], []
+    for run in sorted(runs, key=lambda run: run.record.block):
+        try:
+            found.append(record(run))
+        except InputError as error:
+            reasons.append(str(error))
+    if not found:
+        raise InputError(f"replay: {reasons[0] if reasons else 'no run of this arm'}")
+    return found
+
+
+def _error(recording: Recording) -> float:
+    """Of the steps that an exact replay covers (of a long run, its beginning)."""
+    pipeline = build(recording, Edits(), exact=True)
+    alone = simulate(pipeline, np.zeros((1, 1)))
+    covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
+    return float(alone.step_ms[0]) * 1e6 / float(covered.mean()) - 1
+
+
+def _offsets(recording: Recording, replicates: int, ranks: int) -> Array:
+    """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
+    generator = np.random.default_rng([SEED, recording.block])
+    cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
+    return generator.permuted(cells, axis=1).T
+
+
+def _either(edited: int | None, recorded: int) -> int:
+    return recorded if edited is None else edited
+
+
+def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch]:
+    """The unedited replay, and the contention there was."""
+    pipeline = build(recording, Edits())
+    result = simulate(pipeline, offsets)
+    return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
+
+
+def _settle(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) -> Simulated:
+    """A replay with the contention that goes with its step time: each decides the other, so they are found in turns."""
+    now = then
+    for _ in range(_ROUNDS):
+        pipeline = make(now)
+        result = simulate(pipeline, offsets)
+        following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
+        if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) < _CLOSE:
+            break
+        now = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
+    return result
+
+
+def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[str, ...]) -> Prediction:
+    def over_blocks(value: Callable[[_Edited], Array]) -> Estimate:
+        """From one array per block, over its replicates."""
+        arrays = [value(one) for one in found]
+        result = from_blocks([math.log(array.mean()) for array in arrays])
+        assert result is not None
+        if len(found) >= MIN_BLOCKS:
+            return result
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(np.concatenate(arrays), [tail, 1 - tail])
+        return Estimate(result.median, min(float(low), result.median), max(float(high), result.median), result.n)
+
+    counted = all(one.tokens is not None for one in found)
+    measured = from_blocks([math.log(one.run.recording.measured_ms) for one in found])
+    assert measured is not None
+    return Prediction(
+        edits=edits,
+        step_ms=over_blocks(lambda one: one.after.step_ms),
+        tokens_per_s=over_blocks(lambda one: (one.tokens or 0.0) * 1e3 / one.after.step_ms) if counted else None,
+        measured_ms=measured,
+        ratio=over_blocks(lambda one: one.after.step_ms / one.run.recording.measured_ms),
+        speedup=over_blocks(lambda one: one.run.recording.measured_ms / one.after.step_ms),
+        interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
+        licence=Licence(
+            {one.run.recording.block: one.run.error for one in found},
+            {
+                one.run.recording.block: float(one.run.before.step_ms.mean()) / one.run.recording.measured_ms - 1
+                for one in found
+            },
+        ),
+        waits_ms=_waits([one.after for one in found]),
+        was_waits_ms=_waits([one.run.before for one in found]),
+        starved_ms=_starved([one.after for one in found]),
+        was_starved_ms=_starved([one.run.before for one in found]),
+        block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
+        assumptions=assumed,
+        emulated=any(one.run.recording.emulated for one in found),
+    )
+
+
+def _waits(replays: Sequence[Simulated]) -> dict[str, float]:
+    return {stage: float(np.mean([one.waits[stage].mean() for one in replays])) for stage in STAGES}
+
+
+def _starved(replays: Sequence[Simulated]) -> float | None:
+    known = [one.starved.mean() for one in replays if one.starved is not None]
+    return float(np.mean(known)) if len(known) == len(replays) else None

@@ -1,0 +1,71 @@
+"""What a replay answers: a prediction with its interval, its reasons and its licence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.replay.edits import Edits
+from harness.analysis.statistics import Estimate
+
+LICENSED = 0.05  # an unedited replay that is further off than this licenses no prediction
+
+
+@dataclass(frozen=True)
+class Licence:
+    """How far the unedited replay is off, replayed / measured - 1, by block.
+
+    ``errors``: every step and batch in the order recorded. ``resampled``: as predictions are made, from the durations
+    of the measured steps alone, begun anywhere in their order.
+    """
+
+    errors: Mapping[int, float]
+    resampled: Mapping[int, float]
+
+    @property
+    def median(self) -> float:
+        """The median error of the replay in the order recorded, with its sign."""
+        return float(np.median(list(self.errors.values())))
+
+    @property
+    def worst(self) -> float:
+        """The error furthest from 0 of the replay in the order recorded, with its sign."""
+        return max(self.errors.values(), key=abs)
+
+    @property
+    def resampled_median(self) -> float:
+        """The median error of the resampled replay, with its sign."""
+        return float(np.median(list(self.resampled.values())))
+
+    @property
+    def granted(self) -> bool:
+        """Whether both are typically small enough (:data:`LICENSED`) to believe a prediction."""
+        return all(float(np.median(np.abs(list(e.values())))) <= LICENSED for e in (self.errors, self.resampled))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the edited run would have done. Times in milliseconds per step, ratios relative to what was measured.
+
+    ``waits_ms`` and ``starved_ms`` are those of the edited replay: by stage, what the step waited for (on an
+    asynchronous device: the device idle while the host waited), and all the device's idle time. ``was_waits_ms`` are
+    the same of the unedited replay. ``tokens_per_s`` counts the positions of all ranks.
+    """
+
+    edits: Edits
+    step_ms: Estimate
+    tokens_per_s: Estimate | None
+    measured_ms: Estimate
+    ratio: Estimate  # predicted step time / measured
+    speedup: Estimate  # measured step time / predicted: how many times as fast
+    interval_from: str  # blocks, or replicates where there are too few
+    licence: Licence
+    waits_ms: Mapping[str, float]
+    was_waits_ms: Mapping[str, float]
+    starved_ms: float | None
+    was_starved_ms: float | None
+    block_ms: Mapping[int, float]  # predicted step time by block
+    assumptions: tuple[str, ...]
+    emulated: bool

@@ -1,0 +1,182 @@
+"""The tables of one run as what a replay needs: the durations of its batches and the programs of its steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.batches import Batches, Fetch, StageRow, batches
+from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
+from harness.overrides import lookup
+from harness.results import PHASES, RunData
+from trainer.errors import InputError
+
+Array = NDArray[np.float64]
+FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
+
+
+class Resume(NamedTuple):
+    """How far the loader had got when the loop went on after standing still; the device had nothing left to do."""
+
+    ready: bool  # all that was asked for may be taken as built; otherwise the builders got on by ``worked_ns``
+    worked_ns: float
+    ends_ns: Array  # (workers x prefetch,) as recorded: when each of the next batches was built, from the step's start
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run, ready to be replayed. Arrays over steps have shape (steps,), in the order they ran; times in ns."""
+
+    name: str  # arm and block, for messages
+    block: int
+    batches: Batches
+    classes: tuple[StepClass, ...]  # steps with the same sequence of events
+    step_class: NDArray[np.int64]  # (steps,) index into classes
+    measured: NDArray[np.bool_]  # (steps,) not warmup
+    resumes: Mapping[int, Resume]  # by step that began after the loop had stood still, the first one included
+    wall_ns: Array
+    workers: int
+    prefetch: int
+    batch_size: int
+    threads: int  # that compute on the host side by side: 1 on an asynchronous device
+    cores: int
+    asynchronous: bool  # work was recorded on a device that the host runs ahead of
+    untold: bool  # the host runs ahead of its device, but what the device did was not recorded
+    emulated: bool
+    queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
+    tensors: int  # per batch: what a hand-over between processes costs depends on it
+    tokens: float | None  # positions per measured step
+
+    @property
+    def measured_ms(self) -> float:
+        """Mean time of a measured step in milliseconds."""
+        return float(self.wall_ns[self.measured].mean()) / 1e6
+
+    @property
+    def tokens_per_batch(self) -> float | None:
+        fetches = Counter(e.kind for e in self.classes[int(self.step_class[-1])].events)["fetch"]
+        return None if self.tokens is None or not fetches else self.tokens / fetches
+
+
+def record(run: RunData) -> Recording:
+    """The recording of a finished run; InputError (one line) where its tables do not hold enough to replay it."""
+    name = f"{run.record.arm}, block {run.record.block}"
+    if run.record.status != "done" or run.steps is None or run.spans is None:
+        raise InputError(f"{name}: no finished run with tables to replay")
+    steps = {key: run.steps.column(key).to_pylist() for key in ("start_ns", "wall_ns", "warmup", "tokens")}
+    if None in steps["start_ns"] or None in steps["wall_ns"]:
+        raise InputError(f"{name}: its steps have no times to replay")
+    starts = np.array(steps["start_ns"], dtype=np.int64)
+    ends = starts + np.array(steps["wall_ns"], dtype=np.int64)
+    measured = np.array([not warmup for warmup in steps["warmup"]], dtype=np.bool_) & (ends > starts)
+    if not measured.any():
+        raise InputError(f"{name}: no measured step to replay")
+    phases, launches, syncs, stages = _rows(run)
+    fetches = [phase for phase in phases if phase.name == "fetch"]
+    if not fetches:
+        raise InputError(f"{name}: no fetch among its spans: nothing to replay")
+
+    config, facts = run.record.config, run.record.facts
+    workers = int(lookup(config, "data.workers", facts.get("workers", 0)))
+    prefetch = int(lookup(config, "data.prefetch", 2))
+    paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after the loop had stood still
+    step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
+    inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
+    tensors = 2 if str(lookup(config, "data.path", "")).endswith("-stream") else 3  # ids, labels, attention mask
+    built = batches(
+        [
+            Fetch(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))
+            for fetch, step, known in zip(fetches, step_of, inside, strict=True)
+        ],
+        stages,
+        [(int(ends[k - 1]), int(starts[k])) for k in paused],
+        workers,
+        prefetch,
+        tensors,
+    )
+    step_classes, step_class = classes(list(zip(starts.tolist(), ends.tolist(), strict=True)), phases, launches, syncs)
+    asynchronous = bool(launches)
+    tokens = [count for count, kept in zip(steps["tokens"], measured, strict=True) if kept]
+    return Recording(
+        name=name,
+        block=run.record.block,
+        batches=built,
+        classes=step_classes,
+        step_class=step_class,
+        measured=measured,
+        resumes=_resumes([0, *paused.tolist()], starts, fetches, built, workers * prefetch),
+        wall_ns=(ends - starts).astype(np.float64),
+        workers=workers,
+        prefetch=prefetch,
+        batch_size=int(lookup(config, "data.batch_size", 1)),
+        threads=1 if asynchronous else int(facts.get("threads") or 1),
+        cores=int(facts.get("cores") or run.record.environment.get("cores") or 1_000_000),
+        asynchronous=asynchronous,
+        untold=bool(facts.get("asynchronous")) and not asynchronous,
+        emulated=bool(facts.get("emulated")),
+        queue_depth=_queue_depth(config),
+        tensors=tensors,
+        tokens=None if any(count is None for count in tokens) else float(np.mean(tokens)),
+    )
+
+
+def _rows(run: RunData) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
+    """The spans by what they are, each sorted by start. Only the first rank is replayed."""
+    assert run.spans is not None
+    names = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
+    columns = [run.spans.column(name).to_pylist() if name in run.spans.column_names else None for name in names]
+    count = run.spans.num_rows
+    phases: list[Phase] = []
+    queued: list[tuple[str, int, int]] = []
+    done: list[tuple[int, int]] = []
+    syncs: list[Sync] = []
+    stages: dict[int, list[StageRow]] = {}
+    for role, rank, name, batch, start, end, cpu in zip(*(c or [None] * count for c in columns), strict=True):
+        if rank:
+            continue
+        if role == "launch":
+            queued.append((name, start, end))
+        elif role == "device":
+            done.append((start, end))
+        elif role == "sync":
+            # Zero length: a call that is only known to block, not for how long.
+            if end > start:
+                syncs.append(Sync(start, end, name.endswith(FULL_QUEUE)))
+        elif role == "main" and name in PHASES:
+            phases.append(Phase(name, start, end, cpu))
+        else:
+            stages.setdefault(batch, []).append(StageRow(role, name, start, end, cpu))
+    launches = [
+        Launch(name, start, end, done_end - done_start, done_end)
+        for (name, start, end), (done_start, done_end) in zip(queued, done, strict=False)
+    ]
+    for rows in (phases, launches, syncs):
+        rows.sort(key=lambda row: row.start_ns)
+    return phases, launches, syncs, stages
+
+
+def _resumes(
+    steps: Sequence[int], starts: NDArray[np.int64], fetches: Sequence[Phase], built: Batches, ahead: int
+) -> dict[int, Resume]:
+    """Before the first step and before the first turn the workers ran free while nothing was asked of them; before
+    later turns the run was stopped where it stood (SIGSTOP), and went on from there."""
+    found = {}
+    for number, step in enumerate(steps):
+        following = bisect_left(fetches, starts[step], key=lambda fetch: fetch.start_ns)
+        ends = np.full(ahead, -np.inf)
+        known = built.ends_ns[following : following + ahead] - starts[step]
+        ends[: len(known)] = np.where(np.isnan(known), -np.inf, known)
+        found[step] = Resume(number < 2, built.stopped_work_ns, ends)
+    return found
+
+
+def _queue_depth(config: Mapping[str, Any]) -> int | None:
+    """What an emulated device declares; a real driver does not say."""
+    depth = lookup(config, "compute.device.queue_depth")
+    return None if depth is None else int(depth)

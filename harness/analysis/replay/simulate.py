@@ -1,0 +1,200 @@
+"""The loop, the loader's workers and the device, run on paper: a max-plus recursion, step by step, for many at once.
+
+Every quantity is an array (replicates, ranks): the replicates start at different places of the recorded sequence and
+wrap around (a moving block: what was recorded side by side stays side by side), and so does each rank of a replicate.
+
+    fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch
+    worker   begins at max(free, request + wake); is free again ``after`` the last stage
+    launch   completion = max(now, completion before) + duration, and not before it was queued
+    sync     now = max(now, completion) + latency
+    reduce   the slowest rank's completion is everybody's (all-reduce at the end of backward; its own time is left out)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.costs import Costs
+from harness.analysis.replay.pipeline import Pipeline, Program
+from harness.analysis.replay.recording import Resume
+from harness.results import STAGES
+
+Array = NDArray[np.float64]
+READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE = range(len(Costs._fields))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Means over the measured steps, each (replicates,), in ms; and every step's time in ns, (replicates, steps).
+
+    ``waits``: by stage, the time that the step waited for it: of the host, or on an asynchronous device the time that
+    the device was starved while the host waited. ``starved`` besides counts what the host did otherwise (None where the
+    device is synchronous).
+    """
+
+    step_ms: Array
+    waits: dict[str, Array]
+    starved: Array | None
+    step_ns: Array
+
+
+def simulate(pipeline: Pipeline, offsets: Array) -> Simulated:
+    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts."""
+    return _Loop(pipeline, offsets).run()
+
+
+class _Built:
+    """A batch on its way: costs, when its last stage ended, when it can be received; (replicates, ranks) each."""
+
+    __slots__ = ("costs", "delivered", "end")
+
+    def __init__(self, costs: Array, end: Array) -> None:
+        self.costs = costs
+        self.built(end)
+
+    def built(self, end: Array) -> None:
+        self.end, self.delivered = end, end + self.costs[HANDOVER]
+
+
+class _Loop:
+    def __init__(self, pipeline: Pipeline, offsets: Array) -> None:
+        self.p = pipeline
+        self.shape = offsets.shape
+        self.first_batch = np.floor(offsets * pipeline.costs.shape[1]).astype(np.int64)
+        self.first_member = [np.floor(offsets * p.durations.shape[1]).astype(np.int64) for p in pipeline.programs]
+        self.taken = [0] * len(pipeline.programs)  # steps of each class so far
+        self.now = np.zeros(self.shape)
+        self.device_free = np.zeros(self.shape)
+        back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
+        self.completions: deque[Array] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
+        self.on_the_way: deque[_Built] = deque()
+        self.requested = 0
+        self.worker_free = [np.zeros(self.shape)] * pipeline.workers
+        self.waits = np.zeros((len(STAGES), *self.shape))
+        self.starved = np.zeros(self.shape)
+        self.counts = False
+
+    def run(self) -> Simulated:
+        """All steps, one after the other."""
+        walls = []
+        for number, measured, resume in zip(self.p.step_program, self.p.measured, self.p.resumes, strict=True):
+            if resume is not None:
+                self._resume(resume)
+            self.counts = bool(measured)
+            began = self.now
+            self._step(self.p.programs[number], self._members(int(number)))
+            walls.append((self.now - began).mean(axis=1))
+        step_ns = np.stack(walls, axis=1)
+        steps = int(self.p.measured.sum())
+        waits = self.waits.mean(axis=2) / steps / 1e6
+        return Simulated(
+            step_ms=step_ns[:, self.p.measured].mean(axis=1) / 1e6,
+            waits=dict(zip(STAGES, waits, strict=True)),
+            starved=self.starved.mean(axis=1) / steps / 1e6 if self.p.asynchronous else None,
+            step_ns=step_ns,
+        )
+
+    def _members(self, number: int) -> NDArray[np.int64]:
+        """Which recorded step of its class lends its durations to this one."""
+        place = self.first_member[number] + self.taken[number]
+        self.taken[number] += 1
+        members: NDArray[np.int64] = place % self.p.programs[number].durations.shape[1]
+        return members
+
+    def _step(self, program: Program, members: NDArray[np.int64]) -> None:
+        durations = program.durations[:, members]
+        for kind, back, first, second in program.operations:
+            if kind == "host":
+                self.now = self.now + durations[first]
+            elif kind == "fetch":
+                self._fetch()
+            elif kind == "launch":
+                self._launch(durations[first], durations[second])
+            elif kind == "sync":
+                if len(self.completions) > back:
+                    self.now = np.maximum(self.now, self.completions[-1 - back])
+                self.now = self.now + durations[first]
+            elif self.shape[1] > 1:
+                self._reduce()
+
+    def _launch(self, duration: Array, queueing: Array) -> None:
+        depth = self.p.queue_depth
+        if depth is not None and len(self.completions) >= depth:
+            self.now = np.maximum(self.now, self.completions[-depth])
+        if self.counts:
+            self.starved += np.maximum(0.0, self.now - self.device_free)
+        self.device_free = np.maximum(np.maximum(self.now, self.device_free) + duration, self.now + queueing)
+        self.completions.append(self.device_free)
+
+    def _reduce(self) -> None:
+        if self.p.asynchronous:
+            slowest = np.broadcast_to(self.device_free.max(axis=1, keepdims=True), self.shape)
+            self.device_free = slowest
+            self.completions[-1] = slowest
+        else:
+            self.now = np.broadcast_to(self.now.max(axis=1, keepdims=True), self.shape)
+
+    def _fetch(self) -> None:
+        start = self.now
+        if self.p.workers:
+            batch = self.on_the_way.popleft()
+            self.now = np.maximum(start + batch.costs[RECEIVE], batch.delivered)
+            self._request()
+        else:
+            costs = self._next_costs()
+            batch = _Built(costs, start + costs[WORK])
+            self.now = batch.end + costs[RECEIVE]
+        if self.counts:
+            self._account(start, batch)
+
+    def _account(self, start: Array, batch: _Built) -> None:
+        """Split the wait by the stages of the very batch; beside a device, only what starved it counts."""
+        if self.p.asynchronous:
+            start = np.minimum(np.maximum(start, self.device_free), self.now)
+        edge, left = np.maximum(np.minimum(batch.end, self.now), start), batch.end
+        other = self.now - edge
+        for place, row in ((2, PACK), (1, TOKENIZE), (0, READ)):
+            left = left - batch.costs[row]
+            before = np.maximum(np.minimum(left, self.now), start)
+            self.waits[place] += edge - before
+            edge = before
+        self.waits[3] += other + (edge - start)
+
+    def _next_costs(self) -> Array:
+        """Of the next batch of the recorded sequence: (costs, replicates, ranks)."""
+        place = (self.first_batch + self.requested) % self.p.costs.shape[1]
+        self.requested += 1
+        return self.p.costs[:, place]
+
+    def _request(self) -> None:
+        worker = self.requested % self.p.workers
+        costs = self._next_costs()
+        end = np.maximum(self.worker_free[worker], self.now + costs[WAKE]) + costs[WORK]
+        self.worker_free[worker] = end + costs[AFTER]
+        self.on_the_way.append(_Built(costs, end))
+
+    def _resume(self, resume: Resume) -> None:
+        """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says."""
+        while len(self.on_the_way) < self.p.workers * self.p.prefetch:
+            self._request()
+        if self.p.exact:
+            for place, batch in enumerate(self.on_the_way):
+                batch.built(self.now + resume.ends_ns[place])
+            self._free_workers()
+        elif resume.ready:
+            for batch in self.on_the_way:
+                batch.built(np.full(self.shape, -np.inf))
+            self._free_workers()
+        else:
+            self.now = self.now + resume.worked_ns
+        self.device_free = self.now
+
+    def _free_workers(self) -> None:
+        """Each worker is free once it has built the last of its batches that are on their way."""
+        for place, batch in enumerate(self.on_the_way):
+            worker = (self.requested - len(self.on_the_way) + place) % self.p.workers
+            self.worker_free[worker] = batch.end + batch.costs[AFTER]

@@ -1,0 +1,121 @@
+"""One edit over a range of values, with tokenization as recorded and without: where does it start to matter?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.analysis.replay.edits import COUNTS, Edits, parse_edits
+from harness.analysis.replay.predict import Replays
+from harness.analysis.replay.prediction import Prediction
+from harness.analysis.wording import number, percent
+from trainer.errors import InputError
+
+SWEPT = ("device", *COUNTS)
+MATTERS = 0.01  # a difference of step time by this share is called one
+_HALVINGS = 6  # of the stretch in which the crossover lies
+
+
+class Crossing(NamedTuple):
+    """Where the cost of tokenization passes 1 % of the step."""
+
+    at: float  # the first value on the other side
+    text: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Predictions at each of ``values``, in rising order."""
+
+    key: str
+    was: float  # the value recorded
+    values: tuple[float, ...]
+    texts: tuple[str, ...]  # the values as given
+    recorded: tuple[Prediction, ...]
+    without: tuple[Prediction, ...]  # tokenize=0
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """What part of the step tokenization costs, at each value."""
+        return tuple(_share(full, free) for full, free in zip(self.recorded, self.without, strict=True))
+
+    @property
+    def sentence(self) -> str:
+        """Where tokenization starts to matter, or that it does not in this range."""
+        if self.crossings:
+            texts = "; ".join(crossing.text for crossing in self.crossings)
+            return f"crossover at {MATTERS * 100:.0f} % of the step: {texts}"
+        most, least = max(self.shares), min(self.shares)
+        span = f"{self.key} from {self.texts[0]} to {self.texts[-1]}"
+        if most > MATTERS:
+            return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
+        return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
+
+
+def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
+    """Key and values of ``device=1x,2x,4x`` in rising order; InputError (one line) for anything wrong."""
+    key, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or key not in SWEPT:
+        raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
+    if any(one.partition("=")[0] == key for one in edits.texts):
+        raise InputError(f"--sweep {text}: {key} is set by --set as well")
+    texts = list(dict.fromkeys(value.strip() for value in values.split(",")))
+    if len(texts) < 2:
+        raise InputError(f"--sweep {text}: a sweep needs at least 2 different values, separated by commas")
+    found = []
+    for value in texts:
+        try:
+            one = parse_edits([f"{key}={value}"])
+        except InputError as error:
+            raise InputError(str(error).replace("--set", "--sweep", 1)) from error
+        found.append((float(getattr(one, key)), value))
+    return key, sorted(found)
+
+
+def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float, str]]) -> Sweep:
+    """Predict ``values`` of ``key`` (see :func:`parse_sweep`) on top of ``edits``, with and without tokenization."""
+
+    def at(text: str) -> tuple[Prediction, Prediction]:
+        full = edits.with_text(f"{key}={text}")
+        return replays.predict(full), replays.predict(full.with_text("tokenize=0"))
+
+    points = [at(text) for _, text in values]
+    matters = [_share(*point) > MATTERS for point in points]
+    return Sweep(
+        key,
+        replays.recorded(key),
+        tuple(value for value, _ in values),
+        tuple(text for _, text in values),
+        tuple(full for full, _ in points),
+        tuple(free for _, free in points),
+        tuple(
+            _crossing(key, values[i], values[i + 1], matters[i], lambda text: _share(*at(text)) > MATTERS)
+            for i in range(len(values) - 1)
+            if matters[i] != matters[i + 1]
+        ),
+    )
+
+
+def _share(full: Prediction, free: Prediction) -> float:
+    return 1 - free.step_ms.median / full.step_ms.median
+
+
+def _crossing(
+    key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
+) -> Crossing:
+    """Halve the stretch between two neighbours of which one ``matters``, with a replay each time."""
+    left, right = low[0], high[0]
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(left * right) if key == "device" else (left + right) // 2
+        if middle in (left, right):
+            break
+        if matters(f"{middle:.6g}x" if key == "device" else f"{middle:.0f}") == before:
+            left = middle
+        else:
+            right = middle
+    verb = "stops mattering" if before else "starts to matter"
+    where = f"about {number(right)}x" if key == "device" else f"at {right:.0f}"
+    return Crossing(right, f"tokenization {verb} between {key}={low[1]} and {high[1]} ({where})")

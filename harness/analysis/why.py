@@ -1,0 +1,122 @@
+"""Why a gain in isolation is what it is in training: one line per link of the chain, each with its number.
+
+    isolated ratio -> share of the step -> hidden behind what -> contended -> ceiling -> dose -> predicted -> measured
+
+Every ratio after the first is about the time of a step, so that the chain can be read downwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.analysis.comparisons import SAME, Comparison, Link, Waits
+from harness.analysis.wording import interval, listing, ms, percent, ratio
+
+WORTH = 0.01  # share of a step below which hidden or contended time is called nothing
+BOUND_WORDS = {
+    "device": "device-bound (the device never runs dry)",
+    "host": "host-bound (the device runs dry)",
+    "balanced": "balanced (the device hardly runs dry, with no room before it would)",
+}
+
+
+def chain(c: Comparison) -> list[Link]:
+    """The links that could be measured, in order; empty where nothing was compared."""
+    if c.measured is None or c.baseline_waits is None:
+        return []
+    return [*_isolated(c), *_share(c, c.baseline_waits), *_hidden(c.baseline_waits), *_contended(c.baseline_waits),
+            *_ceiling(c, c.baseline_waits), *_doses(c), *_predicted(c), *_measured(c)]  # fmt: skip
+
+
+def _isolated(c: Comparison) -> Iterator[Link]:
+    if c.isolated is None:
+        yield Link("isolated", None, f"not measured: {c.reasons.get('isolated', 'no data-only control')}")
+        return
+    yield Link(
+        "isolated",
+        c.isolated.median,
+        f"alone, {c.candidate}'s data path is {ratio(c.isolated.median)} as fast ({interval(c.isolated)})",
+    )
+
+
+def _share(c: Comparison, waits: Waits) -> Iterator[Link]:
+    if not waits.exposed_ms and not waits.hidden_ms:
+        yield Link("share of the step", None, "how long its data work takes was not measured")
+        return
+    work, other = waits.work_ms, c.candidate_waits.work_ms if c.candidate_waits is not None else 0.0
+    text = (
+        f"{c.baseline} spends {ms(work)} of data work on each {ms(waits.step_ms)} step ({percent(work / waits.step_ms)}"
+    )
+    text += f"), {c.candidate} {ms(other)}"
+    left = waits.step_ms - (work - other)
+    if left <= 0:
+        yield Link("share of the step", None, f"{text}: more than a step, so most of it must be hidden")
+        return
+    limit = waits.step_ms / left
+    yield Link("share of the step", limit, f"{text}: were all of it waited for, steps would be {ratio(limit)} as fast")
+
+
+def _hidden(waits: Waits) -> Iterator[Link]:
+    hidden = sum(waits.hidden_ms.values())
+    waited = waits.waited_ms
+    if waited is None:
+        return
+    if hidden < 1e-3:
+        yield Link("hidden", None, f"nothing of it is hidden: all {ms(waited)} are waited for")
+        return
+    behind = {name: value for name, value in waits.hidden_behind.items() if value >= 0.05 * hidden}
+    where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
+    text = f"{ms(hidden)} of it are hidden{where}, {ms(waited)} are waited for"
+    if waits.slack_ms is not None:
+        text += f"; when the host begins to fetch, the device still has {ms(waits.slack_ms)} of work queued (slack)"
+    yield Link("hidden", None, text)
+
+
+def _contended(waits: Waits) -> Iterator[Link]:
+    if waits.contended_ms is None:
+        yield Link("contended", None, "whether hidden work took cores was not measured (no schedstat)")
+    elif waits.contended_ms < WORTH * waits.step_ms:
+        yield Link("contended", None, f"the main thread hardly waited for a core ({ms(waits.contended_ms)} per step)")
+    else:
+        yield Link("contended", None, f"the main thread waited {ms(waits.contended_ms)} per step for a core")
+
+
+def _ceiling(c: Comparison, waits: Waits) -> Iterator[Link]:
+    bound = f"; its steps are {BOUND_WORDS[waits.bound]}" if waits.bound is not None else ""
+    if c.ceiling is None:
+        yield Link("ceiling", None, f"none: {c.reasons.get('ceiling', 'not measured')}{bound}")
+        return
+    text = f"without any wait for data {c.baseline} could be {ratio(c.ceiling.median)} as fast ({interval(c.ceiling)})"
+    yield Link("ceiling", c.ceiling.median, f"{text}{bound}")
+
+
+def _doses(c: Comparison) -> Iterator[Link]:
+    for dose in c.doses:
+        yield Link("dose", None, dose.words)
+
+
+def _predicted(c: Comparison) -> Iterator[Link]:
+    if c.predicted is None:
+        yield Link("predicted", None, f"not predicted: {c.reasons.get('predicted', 'no replay')}")
+        return
+    text = f"{c.baseline}'s recorded steps, replayed with {c.candidate}'s data path, are "
+    text += f"{ratio(c.predicted.median)} as fast ({interval(c.predicted)})"
+    if c.licence is not None:
+        text += f"; replayed as they are, they come out {percent(c.licence)} off"
+    yield Link("predicted", c.predicted.median, text)
+
+
+def _measured(c: Comparison) -> Iterator[Link]:
+    assert c.measured is not None
+    if c.step_time is not None:
+        yield Link(
+            "measured", c.step_time.median, f"steps are {ratio(c.step_time.median)} as fast ({interval(c.step_time)})"
+        )
+    trained = c.trained_per_step
+    if trained is not None and abs(trained - 1) > SAME:
+        yield Link(
+            "trained tokens",
+            c.measured.median,
+            f"and each trains {ratio(trained)} as many tokens, which makes {ratio(c.measured.median)} the {c.measure}: "
+            "that part is padding, not time",
+        )

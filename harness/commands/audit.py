@@ -1,0 +1,33 @@
+"""harness audit: a published results table against itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from harness.analysis.audit.table import Peak
+
+
+def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print what the table says of itself, as text or (--json) as data; 0 whatever it says."""
+    from harness.analysis.audit.checkup import audit as check
+    from harness.published import load_published
+    from harness.report.audit_text import as_json, as_text
+
+    table = load_published(Path(arguments.file))
+    result = check(table, known_peaks())
+    sys.stdout.write(as_json(result) if arguments.json else as_text(result, table))
+    return 0
+
+
+def known_peaks() -> list[Peak]:
+    """Every dense peak that a device profile states; empty where no profiles are shipped."""
+    from trainer.device_profiles import load_profile, profile_names
+
+    return [
+        Peak(profile.name, str(dtype), figure.value)
+        for profile in map(load_profile, profile_names())
+        for dtype, figure in profile.peak.items()
+        if figure.value is not None
+    ]

@@ -1,0 +1,48 @@
+"""Cells and tables of markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from harness.analysis.statistics import Estimate
+from harness.analysis.wording import number, ratio
+
+NOT_MEASURED = "–"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(header)} |", "| --- |" + " ---: |" * (len(header) - 1)]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def estimate_cell(estimate: Estimate | None) -> str:
+    """``65,300 [64,100 to 66,200]``."""
+    if estimate is None:
+        return NOT_MEASURED
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{number(estimate.median)} [no interval]"
+    return f"{number(estimate.median)} [{number(estimate.ci_low)} to {number(estimate.ci_high)}]"
+
+
+def ratio_cell(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return NOT_MEASURED
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{ratio(estimate.median)} [no interval]"
+    return f"{ratio(estimate.median)} [{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}]"
+
+
+def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:
+    if not values:
+        return NOT_MEASURED
+    return " / ".join(number_cell(values.get(stage)) for stage in stages)
+
+
+def number_cell(value: float | None) -> str:
+    return NOT_MEASURED if value is None else number(value)
+
+
+def safe(text: str) -> str:
+    """Free text as markdown that cannot turn into markup."""
+    return "".join(f"\\{letter}" if letter in "*_<|`" else letter for letter in text)

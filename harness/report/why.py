@@ -1,0 +1,173 @@
+"""The section "Why" of summary.md: the chain of every comparison, the device's ledger, and what blocked the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.comparisons import Comparison, Link
+from harness.analysis.overlap import SyncCall
+from harness.analysis.study import ArmReport, StudyReport
+from harness.analysis.wording import listing, number, ratio
+from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
+from harness.results import CAUSES
+
+PICTURE = "why.png"
+
+
+def section(report: StudyReport, pictures: Sequence[str]) -> str:
+    """Everything between a gain in isolation and the gain in training; empty where nothing was compared."""
+    parts = []
+    chains = [c for c in report.comparisons if c.chain]
+    if chains:
+        parts.append("## Why")
+        if PICTURE in pictures:
+            parts.append(f"![From the gain in isolation to the gain in training](plots/{PICTURE})")
+        parts += [_chain(c) for c in chains]
+    device = [arm for arm in report.arms if arm.starved_ms and not arm.control]
+    if device:
+        parts += ["### The device's ledger", _device_table(device), _device_note()]
+    audited = [arm for arm in report.arms if arm.syncs and not arm.control]
+    if audited:
+        parts += ["### Blocking calls", _sync_table(audited), SYNC_NOTE]
+    looked = [c for c in report.comparisons if c.outlooks]
+    if looked:
+        parts += ["### What if", _outlook_table(looked), OUTLOOK_NOTE]
+    replayed = [arm for arm in report.arms if arm.replay_error is not None and not arm.control]
+    if replayed:
+        parts += ["### Replay against measurement", _replay_table(replayed), REPLAY_NOTE]
+    return "\n\n".join(parts)
+
+
+def _outlook_table(comparisons: Sequence[Comparison]) -> str:
+    header = [
+        "candidate / baseline",
+        "under",
+        "baseline step ms",
+        "waits for data ms",
+        "candidate step ms",
+        "times as fast",
+    ]
+    rows = [
+        [
+            f"{c.candidate} / {c.baseline}",
+            one.edits or "as it is",
+            estimate_cell(one.baseline_ms) if one.reason is None else one.reason,
+            _ms(one.waits_ms),
+            estimate_cell(one.candidate_ms),
+            ratio_cell(one.ratio),
+        ]
+        for c in comparisons
+        for one in c.outlooks
+    ]
+    return table(header, rows)
+
+
+OUTLOOK_NOTE = (
+    "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, none "
+    "of them run here. Ranks: every step waits for the slowest rank's data; their communication is left out."
+)
+
+
+def _chain(c: Comparison) -> str:
+    lines = [f"**{safe(c.candidate)} against {safe(c.baseline)}**", ""]
+    lines += [f"{place}. {_link(link)}" for place, link in enumerate(c.chain, start=1)]
+    return "\n".join(lines)
+
+
+def _link(link: Link) -> str:
+    figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
+    return f"*{link.name}*{figure}: {safe(link.words)}"
+
+
+def _device_table(arms: Sequence[ArmReport]) -> str:
+    shown = [cause for cause in CAUSES if any(arm.starved_ms.get(cause, 0) >= 0.005 for arm in arms)] or ["python"]
+    header = ["arm", "busy ms", "starved ms", f"starved by {' / '.join(shown)}", "slack ms", "bound"]
+    rows = [
+        [
+            arm.name,
+            _ms(arm.device_busy_ms),
+            _ms(arm.device_starved_ms),
+            stages_cell(arm.starved_ms, shown),
+            _ms(arm.slack_ms),
+            arm.bound or NOT_MEASURED,
+        ]
+        for arm in arms
+    ]
+    return table(header, rows)
+
+
+def _device_note() -> str:
+    return (
+        "Means per step. *starved*: the device had nothing to do, named by what the host did at that moment. *slack*: "
+        "work still queued when the host began to fetch; data time up to that costs nothing. *bound*: host where the "
+        "device starves for more than 5 % of the step, device where it does not and the slack exceeds the fetch by "
+        "more than 5 % of the step, else balanced."
+    )
+
+
+def _sync_table(arms: Sequence[ArmReport]) -> str:
+    header = ["arm", "blocking call", "per step", "blocked ms", "then hidden ms (behind)", "then starved ms"]
+    rows = [
+        [
+            arm.name,
+            f"`{call.site}`",
+            number(call.calls_per_step),
+            _ms(call.blocked_ms),
+            _hid(call),
+            _ms(call.starved_ms),
+        ]
+        for arm in arms
+        for call in arm.syncs
+    ]
+    return table(header, rows)
+
+
+def _hid(call: SyncCall) -> str:
+    if call.hid_ms < 0.005:
+        return number(call.hid_ms)
+    behind = [name for name, value in call.hid_behind.items() if value >= 0.05 * call.hid_ms]
+    return f"{number(call.hid_ms)} ({', '.join(behind)})" if behind else number(call.hid_ms)
+
+
+SYNC_NOTE = (
+    "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
+    "the next blocking call is hidden only behind what it queues meanwhile, and starves the device otherwise."
+)
+
+
+def _replay_table(arms: Sequence[ArmReport]) -> str:
+    header = ["arm", "unedited replay is off by", "without data work: predicted", "measured (ideal data)"]
+    rows = [
+        [
+            arm.name,
+            NOT_MEASURED if arm.replay_error is None else f"{arm.replay_error * 100:+.1f} %",
+            ratio_cell(arm.ideal_predicted),
+            ratio_cell(arm.ideal_measured),
+        ]
+        for arm in arms
+    ]
+    return table(header, rows)
+
+
+REPLAY_NOTE = (
+    "The recorded durations played through a simulation of loop, loader and device. Unedited it must give the measured "
+    "step time (its licence); with all data work taken out it predicts what the *ideal data* control measures "
+    "(times as fast)."
+)
+
+
+def _ms(value: float | None) -> str:
+    return NOT_MEASURED if value is None else number(value)
+
+
+def emulation(report: StudyReport) -> str:
+    """What is on paper only, and by which assumptions; empty where everything ran."""
+    notes = dict.fromkeys(arm.emulation for arm in report.arms if arm.emulation)
+    if not report.emulated:
+        return ""
+    devices = listing(list(dict.fromkeys(arm.device for arm in report.arms if arm.device and arm.emulation)))
+    text = (
+        f"**Emulated:** the device ({devices}) exists on paper: its kernels take time and compute nothing; the data "
+        "path is real."
+    )
+    return "\n".join([text, *(f"- {note}" for note in notes)])

@@ -1,0 +1,99 @@
+"""``python -m tests.known_truth --pipelines 64 --out FOLDER``: the whole suite, and its table as markdown and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from tests.known_truth.check import Row, calibrate, check, run_study
+from tests.known_truth.pipelines import scenario
+from tests.known_truth.truth import Machine
+
+AT_ONCE = 8  # pipelines of one study: three arms each, all alive at once
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pipelines", type=int, default=64)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first pipeline")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the studies")
+    parser.add_argument("--out", type=Path, required=True, help="folder for table.md and table.json")
+    arguments = parser.parse_args()
+    machine = calibrate(arguments.work)
+    print(machine, flush=True)
+    seeds = list(range(arguments.first, arguments.first + arguments.pipelines))
+    rows: list[Row] = []
+    for start in range(0, len(seeds), AT_ONCE):
+        chunk = seeds[start : start + AT_ONCE]
+        found = check(run_study(scenario(chunk, arguments.repeats), arguments.work), chunk, machine)
+        rows += found
+        for row in found:
+            print(line(row), flush=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "table.md").write_text(table(rows, machine, arguments.repeats))
+    (arguments.out / "table.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print(summary(rows))
+
+
+def summary(rows: list[Row]) -> str:
+    """The figures that the suite is asked for."""
+    unedited = np.abs([error for row in rows for error in row.unedited])
+    edited = np.abs([row.edited for row in rows])
+    wrong = [row.seed for row in rows if not row.verdict_right]
+    ledger = [row.seed for row in rows if not row.ledger_right]
+    worst = max(rows, key=lambda row: max(abs(row.worst_starved[1]), abs(row.worst_hidden[1])) / row.allowed_ms)
+    share = max(abs(worst.worst_starved[1]), abs(worst.worst_hidden[1])) / worst.allowed_ms
+    return "\n".join(
+        [
+            f"- pipelines: {len(rows)}",
+            f"- starvation per cause and hidden per stage within 3 % of the step or 0.3 ms: {len(rows) - len(ledger)} "
+            f"of {len(rows)}{f' (not: {ledger})' if ledger else ''}; the worst uses {share:.0%} of what is allowed",
+            f"- verdict right: {len(rows) - len(wrong)} of {len(rows)}{f' (not: {wrong})' if wrong else ''}",
+            f"- unedited replay against its own run, {len(unedited)} runs: median {np.median(unedited):.2%} (asked "
+            f"2 %), p95 {np.quantile(unedited, 0.95):.2%} (asked 5 %), worst {unedited.max():.2%}",
+            f"- edited replay against a run of the edited pipeline, {len(edited)}: median {np.median(edited):.2%} "
+            f"(asked 3 %), p95 {np.quantile(edited, 0.95):.2%} (asked 8 %), worst {edited.max():.2%}",
+        ]
+    )
+
+
+def table(rows: list[Row], machine: Machine, repeats: int) -> str:
+    header = (
+        "| seed | workers x prefetch | blocks each step | jitter | step ms: truth, found | starved ms: truth, found | "
+        "worst cause | worst hidden | edit | true ratio | measured | floor | verdict | replay | edited replay |"
+    )
+    head = [
+        "# Known truth on an emulated device",
+        "Random pipelines (tests/known_truth/pipelines.py), declared costs, run for real by `harness run`; truth by an "
+        f"independent simulation of the declaration (tests/known_truth/truth.py). {repeats} blocks of 40 steps. "
+        "Emulated.",
+        f"This machine hands a batch over in {machine.handover:.2f} ms, receives a ready one in {machine.receive:.2f} "
+        f"ms, wakes {machine.wake:.3f} ms late (measured by `calibrate`, the only measured figures in the truth).",
+        summary(rows),
+    ]
+    body = [header, "|" + " --- |" * 15, *(line(row) for row in rows)]
+    return "\n\n".join(head) + "\n\n" + "\n".join(body) + "\n"
+
+
+def line(row: Row) -> str:
+    p, truth = row.pipeline, row.truth
+    starved = sum(truth.starved.values()), sum(row.starved_ms.values())
+    worst, hidden = row.worst_starved, row.worst_hidden
+    mark = "" if row.ledger_right else " **out**"
+    floor = "–" if row.noise_floor is None else f"{row.noise_floor:.1%}"
+    ratios = f"{row.edit} | {row.true_ratio:.3f} | {row.measured_ratio:.3f} | {floor}"
+    verdict = row.verdict if row.verdict_right else f"{row.verdict} **wrong**"
+    return (
+        f"| {row.seed} | {p.workers} x {p.prefetch} | {'yes' if p.check_finite else 'no'} | {p.jitter:.0%} | "
+        f"{truth.step:.2f}, {row.step_ms:.2f} | {starved[0]:.2f}, {starved[1]:.2f} | {worst[0]} {worst[1]:+.2f}{mark} "
+        f"| {hidden[0]} {hidden[1]:+.2f} | {ratios} | {verdict} | {np.median(row.unedited):+.2%} | {row.edited:+.2%} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

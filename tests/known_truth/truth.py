@@ -1,0 +1,190 @@
+"""What a declared pipeline must do, simulated with simpy from its declaration alone: no code and no measurement shared
+with the ledger or the replay, but for what handing over a batch and waking up cost on this machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import simpy
+
+from tests.known_truth.pipelines import Pipeline
+
+STAGES = ("read", "tokenize", "pack")
+Segment = tuple[str, float, float]  # what, from, to, in milliseconds
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine adds to any declaration, in milliseconds (measured by a run that declares nothing else)."""
+
+    handover: float = 0.9  # from the end of a batch's last stage to its reception by a host that waits for it
+    receive: float = 0.3  # reception of a batch that lies ready
+    python: float = 0.02  # the loop itself, per phase
+    wake: float = 0.05  # beyond the end of what a blocking call waits for
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Means per step in milliseconds."""
+
+    step: float
+    starved: dict[str, float]  # by cause
+    hidden: dict[str, float]  # by stage
+
+
+@dataclass
+class _World:
+    pipeline: Pipeline
+    machine: Machine
+    seed: int
+    warmup: int
+    host: list[Segment] = field(default_factory=list)
+    device: list[Segment] = field(default_factory=list)
+    stages: dict[int, list[Segment]] = field(default_factory=dict)
+    fetches: list[tuple[int, float, float]] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    free: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.env = simpy.Environment()
+        self.random = random.Random(self.seed)
+        self.inbox = [simpy.Store(self.env) for _ in range(self.pipeline.workers)]
+        self.delivered: dict[int, simpy.Event] = {}
+
+    def run(self, steps: int) -> None:
+        workers, prefetch = self.pipeline.workers, self.pipeline.prefetch
+        for worker in range(workers):
+            self.env.process(self.work(worker))
+        for batch in range(workers * prefetch):
+            self.ask(batch)
+        self.env.run(self.env.process(self.loop(steps)))
+
+    def jittered(self, cost: float, jitter: float) -> float:
+        return cost * self.random.uniform(1 - jitter, 1 + jitter)
+
+    def build(self, batch: int) -> Iterator[simpy.Event]:
+        for stage in STAGES:
+            began = self.env.now
+            yield self.env.timeout(self.jittered(getattr(self.pipeline, stage), self.pipeline.jitter))
+            self.stages.setdefault(batch, []).append((stage, began, self.env.now))
+        yield self.env.timeout(self.jittered(self.pipeline.transfer, self.pipeline.jitter))
+
+    def ask(self, batch: int) -> None:
+        self.delivered[batch] = self.env.event()
+        self.inbox[batch % self.pipeline.workers].put(batch)
+
+    def work(self, worker: int) -> Iterator[simpy.Event]:
+        def hand_over(batch: int) -> Iterator[simpy.Event]:
+            yield self.env.timeout(self.machine.handover)
+            self.delivered[batch].succeed()
+
+        while True:
+            batch = yield self.inbox[worker].get()
+            yield from self.build(batch)
+            self.env.process(hand_over(batch))
+
+    def spend(self, phase: str) -> Iterator[simpy.Event]:
+        yield self.env.timeout(self.pipeline.host.get(phase, 0.0) + self.machine.python)
+
+    def launch(self, kernel: str) -> None:
+        cost = self.jittered(self.pipeline.kernels.get(kernel, 0.0), self.pipeline.device_jitter) / self.pipeline.speed
+        began = max(self.env.now, self.free)
+        self.free = began + cost
+        self.device.append((kernel, began, self.free))
+
+    def drain(self) -> Iterator[simpy.Event]:
+        began = self.env.now
+        yield self.env.timeout(max(0.0, self.free - began) + (self.machine.wake if self.free > began else 0.0))
+        self.host.append(("sync", began, self.env.now))
+
+    def loop(self, steps: int) -> Iterator[simpy.Event]:
+        """Where the host never waits, the harness measures from an idle device to an idle device; so does this."""
+        pipeline = self.pipeline
+        for step in range(steps):
+            if step == self.warmup and not pipeline.check_finite:
+                yield from self.drain()
+            self.starts.append(self.env.now)
+            yield from self.spend("other")
+            began = self.env.now
+            if pipeline.workers:
+                yield self.env.timeout(self.machine.receive) & self.delivered[step]
+                self.ask(step + pipeline.workers * pipeline.prefetch)
+            else:
+                yield from self.build(step)
+            self.fetches.append((step, began, self.env.now))
+            self.launch("h2d")
+            for phase in ("forward", "backward"):
+                yield from self.spend(phase)
+                self.launch(phase)
+            self.launch("norm")
+            if pipeline.check_finite:
+                yield from self.spend("sync")
+                yield from self.drain()
+            yield from self.spend("optimizer")
+            self.launch("optimizer")
+            if (step + 1) % pipeline.log_every == 0:
+                yield from self.drain()
+        if not pipeline.check_finite:
+            yield from self.drain()
+        self.starts.append(self.env.now)
+
+
+def expected(pipeline: Pipeline, machine: Machine, steps: int, warmup: int = 12, repeats: int = 12) -> Expected:
+    """Means over ``repeats`` runs of ``steps`` steps after ``warmup`` ones."""
+    runs = [_once(pipeline, machine, seed, warmup, steps) for seed in range(repeats)]
+
+    def mean(tables: list[dict[str, float]]) -> dict[str, float]:
+        names = dict.fromkeys(name for table in tables for name in table)
+        return {name: sum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
+
+    return Expected(
+        step=sum(run.step for run in runs) / len(runs),
+        starved=mean([run.starved for run in runs]),
+        hidden=mean([run.hidden for run in runs]),
+    )
+
+
+def _once(pipeline: Pipeline, machine: Machine, seed: int, warmup: int, steps: int) -> Expected:
+    world = _World(pipeline, machine, seed, warmup)
+    world.run(warmup + steps)
+    since, until = world.starts[warmup], world.starts[-1]
+    starved: dict[str, float] = {}
+    host = list(world.host)
+    for batch, a, b in world.fetches:
+        clock = a
+        for stage, start, end in world.stages[batch]:
+            start, end = max(start, clock), min(end, b)
+            if end > start:
+                host += [("transfer", clock, start), (stage, start, end)]
+                clock = end
+        host.append(("transfer", clock, b))
+    for a, b in _idle(world.device, since, until):
+        shares = [(what, max(0.0, min(b, end) - max(a, start))) for what, start, end in host if start < b and end > a]
+        for what, shared in [*shares, ("python", (b - a) - sum(shared for _, shared in shares))]:
+            starved[what] = starved.get(what, 0.0) + shared / steps
+    hidden = {}
+    for stage in STAGES:
+        work = sum(
+            end - start
+            for batch, a, _ in world.fetches
+            if since <= a < until
+            for name, start, end in world.stages[batch]
+            if name == stage
+        )
+        hidden[stage] = work / steps - starved.get(stage, 0.0)
+    return Expected((until - since) / steps, starved, hidden)
+
+
+def _idle(device: list[Segment], since: float, until: float) -> Iterator[tuple[float, float]]:
+    clock = since
+    for _, start, end in device:
+        if start > clock:
+            yield clock, min(start, until)
+        clock = max(clock, end)
+        if clock >= until:
+            return
+    if clock < until:
+        yield clock, until
