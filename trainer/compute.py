@@ -51,6 +51,9 @@ class Compute(Protocol):
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         """Block until known: for each step the mean loss over its micro-batches."""
 
+    def catch_up(self) -> None:
+        """Block until the device is at most one step behind: all is done that was queued before this step began."""
+
     def synchronize(self) -> None:
         """Block until the device has nothing left to do."""
 
@@ -136,6 +139,9 @@ class TorchCompute:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
         return [float(value) for value in means.tolist()]  # one transfer for all of them
 
+    def catch_up(self) -> None:
+        pass  # a CPU is never behind; CudaTimeline knows where a CUDA device is
+
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
@@ -171,6 +177,9 @@ class NoCompute:
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return [None] * len(losses)
+
+    def catch_up(self) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass
@@ -215,6 +224,9 @@ class InjectedCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return self._inner.read_losses(losses)
 
+    def catch_up(self) -> None:
+        self._inner.catch_up()
+
     def synchronize(self) -> None:
         self._inner.synchronize()
 
@@ -230,7 +242,7 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
         shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
         compute = _torch_compute(config, shape) if config.compute.emulated is None else build_emulated(config, shape)
         if isinstance(compute, TorchCompute) and compute.asynchronous:
-            compute = CudaTimeline(compute)
+            compute = CudaTimeline(compute, pinned=config.data.pin_memory)
     if config.compute.inject is not None:
         compute = InjectedCompute(compute, config.compute.inject, config.seed, config.optimizer.accumulation)
     return compute

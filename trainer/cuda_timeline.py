@@ -40,13 +40,15 @@ class CudaTimeline:
     asynchronous = True
     emulated = False
 
-    def __init__(self, inner: Compute) -> None:
+    def __init__(self, inner: Compute, pinned: bool) -> None:
         import torch
 
         self._cuda: Any = torch.cuda
         self._inner = inner
         self.device = inner.device
+        self._pinned = pinned
         self._pending: list[_Pending] = []
+        self._before: Any = None  # an event: what was queued before this step began is done
         self._announced = False
         self._audit = _Audit(self._cuda, lambda: self._announced)
         self._cuda.synchronize()
@@ -54,11 +56,16 @@ class CudaTimeline:
 
     def begin_step(self, step: int) -> None:
         self._audit.switch(step == AUDITED_STEP)
+        self._before = self._cuda.Event()
+        self._before.record()
         self._inner.begin_step(step)
 
     def to_device(self, batch: Batch) -> Batch:
         with self._queued("h2d"):
-            return self._inner.to_device(batch)
+            if self._pinned:
+                return self._inner.to_device(batch)
+            with self._blocking("copy from pageable memory"):  # the driver stages it, and may wait for the stream
+                return self._inner.to_device(batch)
 
     def forward(self, batch: Batch) -> Any:
         with self._queued("forward"):
@@ -84,22 +91,32 @@ class CudaTimeline:
         with self._queued("read"), self._blocking("values of the losses"):
             return self._inner.read_losses(losses)
 
+    def catch_up(self) -> None:
+        if self._before is not None:
+            with self._blocking("device one step behind"):
+                self._before.synchronize()
+
     def synchronize(self) -> None:
         """Block until the device is done, then tell all it did since the last time."""
         self._audit.switch(False)
         with self._blocking("synchronize"):
             self._inner.synchronize()
+        before_ns, last, clock_ns = self._anchor_ns, self._anchor, 0.0
+        self._anchor, self._anchor_ns = self._set_anchor()
         # elapsed_time is a float of milliseconds: summing short stretches keeps nanoseconds that one long one loses.
-        last, last_ns = self._anchor, float(self._anchor_ns)
+        times = []
         for work in self._pending:
-            start_ns = last_ns + last.elapsed_time(work.start) * 1e6
-            end_ns = start_ns + work.start.elapsed_time(work.end) * 1e6
-            telemetry.device(
-                Kernel(work.name, work.launch_start_ns, work.launch_end_ns, round(start_ns), round(end_ns))
-            )
-            last, last_ns = work.end, end_ns
+            start_ns = clock_ns + last.elapsed_time(work.start) * 1e6
+            clock_ns = start_ns + work.start.elapsed_time(work.end) * 1e6
+            times.append((start_ns, clock_ns))
+            last = work.end
+        whole_ns = clock_ns + last.elapsed_time(self._anchor) * 1e6
+        # The device's clock and the host's drift apart by tens of parts in a million: both anchors must fit.
+        scale = (self._anchor_ns - before_ns) / whole_ns if whole_ns > 0 else 1.0
+        for work, (start_ns, end_ns) in zip(self._pending, times, strict=True):
+            at = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
+            telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
         self._pending.clear()
-        self._anchor, self._anchor_ns = self._set_anchor()  # anew: the two clocks drift apart
 
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:

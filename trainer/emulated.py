@@ -22,12 +22,14 @@ from trainer.device_profiles import DeviceProfile, load_profile, matmul_dtype
 from trainer.errors import InputError
 from trainer.inject import wait_until
 from trainer.model import Shape
-from trainer.roofline import batch_bytes, check_memory, kernels, matmul_flops_per_s
+from trainer.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.telemetry import Blocked, Kernel
 
-# "For transfers from pageable host memory to device memory ... of a memory block of 64 KB or less" the host need not
-# wait (CUDA Runtime API, "API synchronization behavior"); above that it may, and does here.
+# The host does not wait for copies "from host to device of a memory block of 64 KB or less" (CUDA C++ Programming
+# Guide, asynchronous concurrent execution); of a larger one from pageable memory it may, and here it does. Each tensor
+# of a batch is a copy of its own.
 PAGEABLE_ASYNC_BYTES = 64 * 1024
+_WORTH_TELLING_MS = 0.01  # a copy of a few kilobytes over such a link takes nanoseconds
 
 
 class DeviceQueue:
@@ -56,6 +58,15 @@ class DeviceQueue:
         self._wait(self._free_ns, what)
         self._ends_ns.clear()
 
+    @property
+    def free_ns(self) -> int:
+        """When everything queued so far is done."""
+        return self._free_ns
+
+    def wait_until(self, done_ns: int, what: str) -> None:
+        """Block until ``done_ns``, the end of some work in the queue."""
+        self._wait(done_ns, what)
+
     def _wait(self, until_ns: int, what: str) -> None:
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
@@ -79,11 +90,11 @@ class EmulatedCompute:
         self._random = random.Random(config.seed)
         self._queue = DeviceQueue(device.queue_depth)
         self._extra_forwards = config.compute.extra_forwards
-        self._blocking_copies = not config.data.pin_memory and batch_bytes(config) > PAGEABLE_ASYNC_BYTES
-        self._step = 0
+        self._blocking_copies = not config.data.pin_memory and tensor_bytes(config) > PAGEABLE_ASYNC_BYTES
+        self._step, self._before_ns = 0, 0
 
     def begin_step(self, step: int) -> None:
-        self._step = step
+        self._step, self._before_ns = step, self._queue.free_ns
 
     def to_device(self, batch: Batch) -> Batch:
         self._submit("h2d")
@@ -112,6 +123,9 @@ class EmulatedCompute:
         self._queue.submit("read", 0)
         self._queue.drain("values of the losses")
         return [None] * len(losses)
+
+    def catch_up(self) -> None:
+        self._queue.wait_until(self._before_ns, "device one step behind")
 
     def synchronize(self) -> None:
         self._queue.drain("synchronize")
@@ -145,7 +159,8 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
         matmul = matmul_flops_per_s(device, profile, config.compute.precision)
         share = matmul / profile.peak_flops_per_s(matmul_dtype(config.compute.precision))
         rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({share:.0%} of the dense peak), {rates}"
-    kinds = [f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in found._asdict().items()]
+    shown = {name: value for name, value in found._asdict().items() if value >= _WORTH_TELLING_MS or name in sources}
+    kinds = [f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in shown.items()]
     kinds = [
         f"{kind} ({sources[f'{kind.split()[0]}_ms']})" if f"{kind.split()[0]}_ms" in sources else kind for kind in kinds
     ]

@@ -77,8 +77,12 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 def batch_bytes(config: TrainerConfig) -> int:
     """Bytes of one micro-batch on its way to the device: ids, labels and, for padded rows, the mask."""
-    tensors = 3 if config.data.path.endswith("-padded") else 2
-    return tensors * TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
+    return (3 if config.data.path.endswith("-padded") else 2) * tensor_bytes(config)
+
+
+def tensor_bytes(config: TrainerConfig) -> int:
+    """Bytes of one tensor of a micro-batch (ids, labels or mask): each is copied by itself."""
+    return TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
 
 
 def check_memory(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:

@@ -104,7 +104,9 @@ class Comparison:
     ceiling: Estimate | None = None  # step time / step time without any wait for data, of the baseline
     ideal: Estimate | None = None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
     predicted: Estimate | None = None  # of what measured is, by replay of the baseline with the candidate's data path
-    licence: float | None = None  # fraction: how far the unedited replay of the baseline is off
+    predicted_step: Estimate | None = None  # the same of the step time: baseline's / the replay's
+    licence: float | None = None  # fraction: how far unedited replays of the baseline typically are off
+    licensed: bool = True  # whether that is little enough to believe the prediction
     doses: list[Dose] = field(default_factory=list)  # of the baseline
     chain: list[Link] = field(default_factory=list)
     outlooks: list[Outlook] = field(default_factory=list)  # as it is, then under each of the scenario's whatif edits

@@ -121,11 +121,14 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
         return "kink"
     if high < HIDDEN:
         return "hidden"
+    # Whatever the loader causes, the step waits for; a step that gets longer without waiting lost its cores.
+    unwaited = waited is not None and waited.median < slope.median / 2
+    if low > EXPOSED and unwaited:
+        return "contended"
     if low > EXPOSED:
         return "kink" if what != "device" and _fits_today(curves) else "exposed"
     if low >= AWAY and high <= 1 - AWAY:
-        # Whatever the loader causes, the step waits for; a step that gets longer without waiting lost its cores.
-        return "contended" if waited is not None and waited.median < slope.median / 2 else "partial"
+        return "contended" if unwaited else "partial"
     return "undecided"
 
 

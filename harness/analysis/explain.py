@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from harness.analysis.comparisons import SAME, Blocks, Comparison, Controls, speed, steps_per_s
 from harness.analysis.dose import dose, parse_control
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.analysis.replay.edits import parse_edits
 from harness.analysis.replay.predict import predict, replace_data
-from harness.analysis.statistics import Estimate
+from harness.analysis.replay.prediction import Licence, Prediction
+from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.why import chain
 from harness.overrides import flatten
 from harness.results import RunData
@@ -35,6 +39,7 @@ def explain_arm(report: ArmReport, runs: Runs, ledgers: Blocks, controls: Contro
     except InputError:
         return  # tables of another trainer, without the spans that a replay needs
     report.replay_error = without.licence.median
+    report.resampled_error = without.licence.resampled_median
     report.ideal_predicted = without.speedup
     report.ideal_measured = speed(ledgers, controls.get("ideal-data", report.name), steps_per_s)
 
@@ -48,9 +53,10 @@ def explain(c: Comparison, runs: Runs, arms: Mapping[str, Blocks], controls: Con
             waits.hidden_behind = mean_hidden_behind(runs[arm])
     base = arms[c.baseline]
     _add_doses(c, base, controls)
-    _add_prediction(c, runs)
-    devices = {run.record.facts.get("device") for run in base.values() if run.record.facts.get("emulated")}
-    c.emulated = next((str(device) for device in devices), None)
+    _add_prediction(c, runs, arms)
+    ledgers = [*base.values(), *arms[c.candidate].values()]
+    devices = [str(run.record.facts.get("device")) for run in ledgers if run.record.facts.get("emulated")]
+    c.emulated = " and an ".join(dict.fromkeys(devices)) or None
     c.chain = chain(c)
 
 
@@ -64,7 +70,7 @@ def _add_doses(c: Comparison, base: Blocks, controls: Controls) -> None:
     c.doses = [dose(base, doses, what, workers) for what, doses in by_what.items()]  # type: ignore[arg-type]
 
 
-def _add_prediction(c: Comparison, runs: Runs) -> None:
+def _add_prediction(c: Comparison, runs: Runs, arms: Mapping[str, Blocks]) -> None:
     """The baseline's steps with the loader of the candidate's data-only control: known before anyone trains it."""
     reason = _not_replayable(c, runs)
     alone = [
@@ -81,8 +87,9 @@ def _add_prediction(c: Comparison, runs: Runs) -> None:
         except InputError as error:
             reason = str(error)
         else:
-            c.predicted = _in_measure(c, found.speedup)
-            c.licence = abs(found.licence.median)
+            c.predicted_step = found.speedup
+            c.predicted = _in_measure(c, found, arms)
+            c.licence, c.licensed = _off_by(found.licence), found.licence.granted
             del c.reasons["predicted"]
             return
     c.reasons["predicted"] = reason
@@ -98,13 +105,27 @@ def _not_replayable(c: Comparison, runs: Runs) -> str | None:
     return f"the arms differ in {other[0]}, which changes more than the data path" if other else None
 
 
-def _in_measure(c: Comparison, speedup: Estimate) -> Estimate:
-    """A ratio of step times as a ratio of what the comparison measures."""
-    per_step = {"trained tokens/s": c.trained_per_step, "tokens/s": c.positions_per_step}.get(c.measure) or 1.0
-    if abs(per_step - 1) <= SAME:
-        per_step = 1.0
-    low, high = (None if bound is None else bound * per_step for bound in (speedup.ci_low, speedup.ci_high))
-    return Estimate(speedup.median * per_step, low, high, speedup.n)
+def _in_measure(c: Comparison, found: Prediction, arms: Mapping[str, Blocks]) -> Estimate | None:
+    """The predicted speed-up in what the comparison measures: block by block times the tokens that a step has."""
+    name: Literal["trained_tokens", "tokens"] | None = None
+    if c.measure != "steps/s":
+        name = "trained_tokens" if c.measure.startswith("trained") else "tokens"
+    per_step = c.trained_per_step if name == "trained_tokens" else c.positions_per_step
+    if name is None or per_step is None or abs(per_step - 1) <= SAME:
+        return found.speedup
+    base, other, logs = arms[c.baseline], arms[c.candidate], []
+    for block in sorted(set(found.block_ms) & set(base) & set(other)):
+        ours, theirs = base[block], other[block]
+        first, second = getattr(ours, name), getattr(theirs, name)
+        if first and second:
+            tokens = second / len(theirs.step_ms) / (first / len(ours.step_ms))
+            logs.append(math.log(ours.mean_step_ms / found.block_ms[block] * tokens))
+    return from_blocks(logs)
+
+
+def _off_by(licence: Licence) -> float:
+    """How far unedited replays typically are off: in the order recorded or resampled, whichever is further."""
+    return max(float(np.median(np.abs(list(errors.values())))) for errors in (licence.errors, licence.resampled))
 
 
 def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:

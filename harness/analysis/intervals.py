@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 Stretch = tuple[int, int]
@@ -33,6 +34,14 @@ def intersection(first: list[Stretch], second: list[Stretch]) -> list[Stretch]:
         else:
             j += 1
     return found
+
+
+def clip(stretches: list[Stretch], start: int, end: int) -> list[Stretch]:
+    """What of the sorted, disjoint ``stretches`` lies in [start, end), found by bisection."""
+    low = bisect_right(stretches, start, key=lambda one: one[1])
+    high = bisect_left(stretches, end, lo=low, key=lambda one: one[0])
+    found = [(max(a, start), min(b, end)) for a, b in stretches[low:high]]
+    return [(a, b) for a, b in found if a < b]
 
 
 def difference(first: list[Stretch], second: list[Stretch]) -> list[Stretch]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.overrides import lookup
 from harness.results import CAUSES, PHASES, STAGES, RunData, RunRecord
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ class RunLedger:
             return None
         if starved > NOTICEABLE * wall:
             return "host"
-        return "device" if slack - self.phase_ms.get("fetch", 0.0) > NOTICEABLE * wall else "balanced"
+        fetches = int(lookup(self.record.config, "optimizer.accumulation", 1) or 1)
+        fetch = self.phase_ms.get("fetch", 0.0) / fetches  # the slack is that of the first
+        return "device" if slack - fetch > NOTICEABLE * wall else "balanced"
 
     @property
     def by_turn(self) -> bool:

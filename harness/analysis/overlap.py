@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.intervals import Stretch, difference, intersection, total, union
+from harness.analysis.intervals import Stretch, clip, difference, intersection, total, union
 from harness.results import STAGES, RunData
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SyncCall:
 def hidden_behind(run: RunData) -> dict[str, float]:
     """Data work that was not waited for, by what ran meanwhile: kernels, or the main thread's phases without a device.
 
-    What ran behind nothing of that (a worker ahead of a host that computes nothing) is called ``idle``.
+    What ran behind nothing of that (a worker ahead of a host that computes nothing) is called ``other``.
     """
     steps = _measured(run.steps)
     if not steps or run.spans is None:
@@ -77,9 +77,9 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     count = _count(run.steps)
     found: dict[str, list[Any]] = {}
     for call, until in zip(calls, ends, strict=True):
-        inside = intersection([(call["start_ns"], max(call["end_ns"], call["start_ns"] + 1))], steps)
+        inside = clip(steps, call["start_ns"], max(call["end_ns"], call["start_ns"] + 1))
         # What follows a call counts in the step that it falls into, be it the first measured one.
-        after = intersection([(call["end_ns"], max(until, call["end_ns"]))], steps)
+        after = clip(steps, call["end_ns"], until)
         if inside or after:
             found.setdefault(call["name"], []).append((total(inside), bool(inside), after))
     return [
@@ -87,16 +87,21 @@ def sync_audit(run: RunData) -> list[SyncCall]:
             site=site,
             calls_per_step=sum(inside for _, inside, _ in group) / count,
             blocked_ms=None if site.endswith("unannounced") else sum(blocked for blocked, *_ in group) / 1e6 / count,
-            hid_ms=sum(total(intersection(after, busy)) for *_, after in group) / 1e6 / count,
+            hid_ms=sum(_shared(after, busy) for *_, after in group) / 1e6 / count,
             hid_behind={
                 name: shared / 1e6 / count
                 for name, stretches in by_name.items()
-                if (shared := sum(total(intersection(after, stretches)) for *_, after in group))
+                if (shared := sum(_shared(after, stretches) for *_, after in group))
             },
-            starved_ms=sum(total(difference(after, busy)) for *_, after in group) / 1e6 / count,
+            starved_ms=sum(total(after) - _shared(after, busy) for *_, after in group) / 1e6 / count,
         )
         for site, group in found.items()
     ]
+
+
+def _shared(few: list[Stretch], many: list[Stretch]) -> int:
+    """How much of ``few`` stretches lies in ``many``; by bisection, as there is a pair for every blocking call."""
+    return sum(total(clip(many, start, end)) for start, end in few)
 
 
 def _measured(table: pa.Table | None) -> list[Stretch]:

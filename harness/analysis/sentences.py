@@ -154,6 +154,7 @@ def _witnesses(c: Comparison) -> str:
         found.append(
             f"replay of {c.baseline} with {c.candidate}'s data path predicts {ratio(c.predicted.median)} "
             f"({interval(c.predicted)})"
+            + ("" if c.licensed else f", not licensed: unedited it is {percent(c.licence or 0)} off")
         )
     found += [dose.words for dose in c.doses if dose.slope is not None]
     text = "; ".join(found)
@@ -221,7 +222,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """A stage that costs nothing when there is more of it cannot be what the step waits for, and the reverse."""
+    """What costs nothing when there is more of it cannot be what the step waits for; and hidden work may cost."""
     waits, found = c.baseline_waits, []
     for dose in c.doses:
         exposed = waits.exposed_ms.get(dose.what) if waits is not None else None

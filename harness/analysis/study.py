@@ -61,6 +61,7 @@ class ArmReport:
     bound: Bound | None = None
     syncs: list[SyncCall] = field(default_factory=list)
     replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
+    resampled_error: float | None = None  # the same from resampled durations, as predictions are made
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
     emulation: str | None = None  # the assumptions an emulated device's times rest on

@@ -100,10 +100,12 @@ def _predicted(c: Comparison) -> Iterator[Link]:
         yield Link("predicted", None, f"not predicted: {c.reasons.get('predicted', 'no replay')}")
         return
     text = f"{c.baseline}'s recorded steps, replayed with {c.candidate}'s data path, are "
-    text += f"{ratio(c.predicted.median)} as fast ({interval(c.predicted)})"
+    predicted = c.predicted_step or c.predicted
+    text += f"{ratio(predicted.median)} as fast ({interval(predicted)})"
     if c.licence is not None:
         text += f"; replayed as they are, they come out {percent(c.licence)} off"
-    yield Link("predicted", c.predicted.median, text)
+        text += "" if c.licensed else ": NOT LICENSED, do not rely on it"
+    yield Link("predicted", predicted.median, text)
 
 
 def _measured(c: Comparison) -> Iterator[Link]:
@@ -117,6 +119,6 @@ def _measured(c: Comparison) -> Iterator[Link]:
         yield Link(
             "trained tokens",
             c.measured.median,
-            f"and each trains {ratio(trained)} as many tokens, which makes {ratio(c.measured.median)} the {c.measure}: "
-            "that part is padding, not time",
+            f"and each trains {ratio(trained)} as many tokens on average, which makes {ratio(c.measured.median)} the "
+            f"{c.measure} (median over blocks): that part is padding, not time",
         )

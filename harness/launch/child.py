@@ -124,8 +124,6 @@ class Run:
         # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
         # device that has nothing queued.
         self._take(steps, settle, warmup=True)
-        if not self._blocks_each_step:
-            self._stand_still()
         if self.host is not None:
             self.host.start()
         self._take(steps, count, warmup=False)
@@ -136,31 +134,21 @@ class Run:
 
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
         assert self.recorder is not None
+        assert self.compute is not None
         self.recorder.warmup = warmup
         for _ in range(count):
             next(steps)
-
-    @property
-    def _blocks_each_step(self) -> bool:
-        """Whether the host waits for the device in every step, so that it never runs ahead by more than one."""
-        return self.config.compute.check_finite
+        # Timing a host that runs ahead would time its launches. So steps that count begin, and end, when the device is
+        # no more than one step behind: that is where it is anyway where the host waits for it in each step, and neither
+        # more nor less than a step's worth is left to hide the next fetch behind.
+        self.compute.catch_up()
 
     def _stand_still(self) -> None:
-        """End the open step, and leave nothing on the device: the next arm must find it idle.
-
-        A host that waits in every step leaves as much on the device at the end of a turn's measured steps as it found
-        at their beginning: the last of them ends where the next would begin. A host that runs ahead does not: then the
-        measured steps begin with an idle device, and the last one ends when the device has done all of them. Timing
-        the host alone would time its launches.
-        """
+        """End the open step, and leave nothing on the device: the next arm must find it idle."""
         assert self.recorder is not None
         assert self.compute is not None
-        if self._blocks_each_step:
-            self.recorder.pause()
-            self.compute.synchronize()
-        else:
-            self.compute.synchronize()
-            self.recorder.pause()
+        self.recorder.pause()
+        self.compute.synchronize()
 
     def write(self) -> None:
         """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
@@ -187,8 +175,13 @@ def _profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
     precision = config.compute.precision
     if config.compute.work == "none":
         return {"profile": None, "profile_reason": "no model is computed"}
-    if config.compute.emulated is not None:
-        return facts_of(load_profile(config.compute.emulated.emulated), precision)
+    device = config.compute.emulated
+    if device is not None:
+        fixed = device.kernels.forward_ms, device.kernels.backward_ms
+        if device.speed != 1 or device.recorded is not None or fixed != (None, None):
+            reason = "the emulated kernels do not take the times of its profile (speed, fixed or recorded ones)"
+            return {"profile": None, "profile_reason": reason}
+        return facts_of(load_profile(device.emulated), precision)
     return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
 
 

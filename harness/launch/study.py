@@ -41,7 +41,8 @@ def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Out
     configs = {arm.name: arm.config for arm in plan.arms}
     _check_devices(configs)
     _check_writable(out)
-    needs, fingerprints = _prepare(configs)
+    with _terminable():  # else a batch system's notice would leave half a file in the cache
+        needs, fingerprints = _prepare(configs)
     interleave, reason = choose_interleave(
         plan.scenario.interleave, needs, any(config.compute.device == "cuda" for config in configs.values())
     )
@@ -169,7 +170,7 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
     prepared: dict[str, Any] = {}
     fingerprints: dict[str, str] = {}
     needs = []
-    for config in configs.values():
+    for name, config in configs.items():
         data = config.data
         key = json.dumps(
             [data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length], sort_keys=True
@@ -185,7 +186,10 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
         vocab_size = prepared[key].tokenizer.vocab_size
         shape = resolve_shape(config.model, vocab_size, data.sequence_length)
         if config.compute.emulated is not None and config.compute.work == "model":
-            build_emulated(config, shape)
+            try:
+                build_emulated(config, shape)
+            except InputError as error:
+                raise InputError(f"arm {name}: {error}") from error
         needs.append(estimate_run_bytes(config, vocab_size))
     return needs, fingerprints
 

@@ -64,7 +64,8 @@ def _outlook_table(comparisons: Sequence[Comparison]) -> str:
 
 OUTLOOK_NOTE = (
     "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, none "
-    "of them run here. Ranks: every step waits for the slowest rank's data; their communication is left out."
+    "of them run here. *waits for data* is a rank's own; what it waits for the slowest is in the "
+    "step time. Ranks: every step waits for the slowest rank's data; their communication is left out."
 )
 
 
@@ -136,11 +137,12 @@ SYNC_NOTE = (
 
 
 def _replay_table(arms: Sequence[ArmReport]) -> str:
-    header = ["arm", "unedited replay is off by", "without data work: predicted", "measured (ideal data)"]
+    header = ["arm", "unedited replay is off by", "resampled", "without data work: predicted", "measured (ideal data)"]
     rows = [
         [
             arm.name,
             NOT_MEASURED if arm.replay_error is None else f"{arm.replay_error * 100:+.1f} %",
+            NOT_MEASURED if arm.resampled_error is None else f"{arm.resampled_error * 100:+.1f} %",
             ratio_cell(arm.ideal_predicted),
             ratio_cell(arm.ideal_measured),
         ]
@@ -151,7 +153,8 @@ def _replay_table(arms: Sequence[ArmReport]) -> str:
 
 REPLAY_NOTE = (
     "The recorded durations played through a simulation of loop, loader and device. Unedited it must give the measured "
-    "step time (its licence); with all data work taken out it predicts what the *ideal data* control measures "
+    "step time (its licence): in the order recorded, which checks the simulation, and resampled, as predictions are "
+    "made; with all data work taken out it predicts what the *ideal data* control measures "
     "(times as fast)."
 )
 
@@ -162,7 +165,10 @@ def _ms(value: float | None) -> str:
 
 def emulation(report: StudyReport) -> str:
     """What is on paper only, and by which assumptions; empty where everything ran."""
-    notes = dict.fromkeys(arm.emulation for arm in report.arms if arm.emulation)
+    notes: dict[str, list[str]] = {}
+    for arm in report.arms:
+        if arm.emulation and not arm.control:
+            notes.setdefault(arm.emulation, []).append(safe(arm.name))
     if not report.emulated:
         return ""
     devices = listing(list(dict.fromkeys(arm.device for arm in report.arms if arm.device and arm.emulation)))
@@ -170,4 +176,4 @@ def emulation(report: StudyReport) -> str:
         f"**Emulated:** the device ({devices}) exists on paper: its kernels take time and compute nothing; the data "
         "path is real."
     )
-    return "\n".join([text, *(f"- {note}" for note in notes)])
+    return "\n".join([text, *(f"- {', '.join(arms)}: {note}" for note, arms in notes.items())])

@@ -29,7 +29,7 @@ class Ends:
 
 
 def test_sync_error(benchmark: BenchmarkFixture) -> None:
-    """Syncs after 0.3 to 8 ms of work; the errors are in extra_info, and their median must keep the bound."""
+    """Syncs after 0.3 to 8 ms of work; the errors are in extra_info, and 95 % of them must keep the bound."""
     ends = Ends()
     telemetry.attach(ends)  # type: ignore[arg-type]  # only what the queue tells
     queue = DeviceQueue(depth=1024)
@@ -52,4 +52,4 @@ def test_sync_error(benchmark: BenchmarkFixture) -> None:
         "share_under_200_us": sum(value < ASKED_NS for value in late) / len(late),
     }
     print(benchmark.extra_info["late_us"])
-    assert statistics.median(late) < ASKED_NS
+    assert late[int(0.95 * len(late))] < ASKED_NS

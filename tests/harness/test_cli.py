@@ -109,7 +109,7 @@ def test_the_committed_schema_is_the_printed_one() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["rnu"], "unknown command 'rnu'; did you mean 'run'? allowed: run, report, whatif, audit, doctor, schema, data"),
+        (["rnu"], f"unknown command 'rnu'; did you mean 'run'? allowed: {', '.join(COMMANDS)}"),
         (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, verify"),
         (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
         (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),

@@ -41,7 +41,9 @@ class Row:
     noise_floor: float | None
     verdict: str
     verdict_right: bool
-    unedited: list[float]  # per run
+    false_call: bool  # called a gain or a loss although next to none is declared
+    unedited: list[float]  # per run, in the order recorded
+    resampled: list[float]  # per run, from the durations of measured steps alone, as predictions are made
     edited: float
 
     @property
@@ -59,8 +61,8 @@ def run_study(content: dict[str, Any], folder: Path) -> StudyFolder:
     return StudyFolder(max((folder / content["name"]).iterdir()))
 
 
-def calibrate(folder: Path) -> Machine:
-    """What handing over, receiving and waking cost here: two arms that declare hardly anything else."""
+def calibrate(folder: Path) -> StudyFolder:
+    """Two arms that declare hardly anything: one waits for each batch, one finds it ready."""
     kernels = {"h2d_ms": 0, "forward_ms": 4, "backward_ms": 4, "norm_ms": 0, "optimizer_ms": 4}
     slow = {"tokenize_ms": 20, "how": "sleep"}
     content = scenario([], 3) | {
@@ -70,7 +72,12 @@ def calibrate(folder: Path) -> Machine:
     }
     content["base"] |= {"data.workers": 1, "data.sequence_length": 64, "compute.device.kernels": kernels}
     content["base"]["data"].pop("sequence_length")
-    runs = list(run_study(content, folder).runs())
+    return run_study(content, folder)
+
+
+def machine_of(calibration: StudyFolder) -> Machine:
+    """What handing over, receiving, asking and waking cost here, from the study of :func:`calibrate`."""
+    runs = list(calibration.runs())
     handover = [
         fetch["end_ns"] - max(stage["end_ns"] for stage in stages)
         for run in runs if run.record.arm == "starving"
@@ -79,6 +86,14 @@ def calibrate(folder: Path) -> Machine:
     receive = [
         fetch["end_ns"] - fetch["start_ns"] for run in runs if run.record.arm == "ready" for fetch, _ in _batches(run)
     ]
+    # Its worker waits to be asked: batch k + 2 (workers x prefetch) as soon as batch k has been received.
+    asked = []
+    for run in runs:
+        if run.record.arm == "ready":
+            found = _batches(run)
+            for (fetch, _), (_, stages) in zip(found, found[2:], strict=False):
+                if stages and (began := min(stage["start_ns"] for stage in stages)) > fetch["end_ns"]:
+                    asked.append(began - fetch["end_ns"])
     rows = [row for run in runs if run.record.arm == "ready" for row in _spans(run)]
     ends = sorted(row["end_ns"] for row in rows if row["role"] == "device")
     wakes = []
@@ -86,8 +101,8 @@ def calibrate(folder: Path) -> Machine:
         if row["role"] == "sync":
             before = [end for end in ends if end <= row["end_ns"]]
             wakes.append(row["end_ns"] - max(max(before, default=row["start_ns"]), row["start_ns"]))
-    ms = [statistics.median(values) / 1e6 for values in (handover, receive, wakes)]
-    return Machine(handover=ms[0], receive=ms[1], wake=ms[2])
+    ms = [statistics.median(values) / 1e6 for values in (handover, receive, wakes, asked)]
+    return Machine(handover=ms[0], receive=ms[1], wake=ms[2], request=ms[3])
 
 
 def check(study: StudyFolder, seeds: list[int], machine: Machine) -> list[Row]:
@@ -113,10 +128,14 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
     ratio = truth.step / edited_truth.step
     floor = comparison.noise_floor or 0.0
     verdict = comparison.verdict
-    if abs(ratio - 1) > max(floor, WITHIN_SHARE):
-        right = verdict == ("gain" if ratio > 1 else "loss")
-    else:  # inside the noise: nothing, or the right direction
-        right = verdict == "none" or verdict == ("gain" if ratio > 1 else "loss")
+    # Outside the noise floor (and what the truth itself is known to) it must be called, by its right name; inside,
+    # never by the wrong one.
+    outside = abs(ratio - 1) > max(floor, WITHIN_SHARE)
+    direction = "gain" if ratio > 1 else "loss"
+    right = verdict == direction or (verdict == "none" and not outside)
+    if verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.step_time.median - 1):
+        right = True  # next to nothing is declared: neither name is wrong, and it is listed by itself
+    false_call = verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.step_time.median - 1)
     predicted = predict(own, parse_edits([edit]))
     return Row(
         seed=seed,
@@ -134,7 +153,9 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
         noise_floor=comparison.noise_floor,
         verdict=verdict,
         verdict_right=right,
+        false_call=false_call,
         unedited=[unedited_error(run) for run in own],
+        resampled=list(predicted.licence.resampled.values()),
         edited=predicted.step_ms.median / other.step_ms.median - 1,
     )
 

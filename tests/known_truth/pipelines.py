@@ -8,6 +8,8 @@ from typing import Any
 
 EDITS = ("tokenize=0", "tokenize=0.5x", "tokenize=2x", "device=2x", "device=0.5x", "workers", "prefetch", "sync=off")
 STEPS = 40
+WARMUP = 3
+NAME = "known-truth-emulated"
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,13 @@ def scenario(seeds: list[int], repeats: int) -> dict[str, Any]:
         arms[f"p{seed}-edited"] = pipeline.edited(edit).config()
         compare.append({"baseline": f"p{seed}", "candidate": f"p{seed}-edited"})
     return {
-        "name": "known-truth-emulated",
+        "name": NAME,
         "question": "Does the harness find what random pipelines on an emulated device declare?",
         "base": {
             "data": {"sequence_length": 64, "batch_size": 2, "replay": True},
             "compute.device.emulated": "gh200",
             "steps": STEPS,
-            "warmup_steps": 3,
+            "warmup_steps": WARMUP,
         },
         "arms": arms,
         "controls": ["a-a"],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from tests.known_truth.pipelines import Pipeline
+from tests.known_truth.pipelines import WARMUP, Pipeline
 
 STAGES = ("read", "tokenize", "pack")
 Segment = tuple[str, float, float]  # what, from, to, in milliseconds
@@ -22,6 +22,7 @@ class Machine:
 
     handover: float = 0.9  # from the end of a batch's last stage to its reception by a host that waits for it
     receive: float = 0.3  # reception of a batch that lies ready
+    request: float = 0.3  # from the reception of a batch until an idle worker begins the one asked for then
     python: float = 0.02  # the loop itself, per phase
     wake: float = 0.05  # beyond the end of what a blocking call waits for
 
@@ -74,7 +75,12 @@ class _World:
 
     def ask(self, batch: int) -> None:
         self.delivered[batch] = self.env.event()
-        self.inbox[batch % self.pipeline.workers].put(batch)
+
+        def travel() -> Iterator[simpy.Event]:
+            yield self.env.timeout(self.machine.request)
+            yield self.inbox[batch % self.pipeline.workers].put(batch)
+
+        self.env.process(travel())
 
     def work(self, worker: int) -> Iterator[simpy.Event]:
         def hand_over(batch: int) -> Iterator[simpy.Event]:
@@ -100,13 +106,23 @@ class _World:
         yield self.env.timeout(max(0.0, self.free - began) + (self.machine.wake if self.free > began else 0.0))
         self.host.append(("sync", began, self.env.now))
 
+    def catch_up(self, before: float) -> Iterator[simpy.Event]:
+        """Until the device is one step behind: where the host never waits, it would run ahead for ever."""
+        began = self.env.now
+        yield self.env.timeout(max(0.0, before - began))
+        self.host.append(("sync", began, self.env.now))
+
     def loop(self, steps: int) -> Iterator[simpy.Event]:
-        """Where the host never waits, the harness measures from an idle device to an idle device; so does this."""
-        pipeline = self.pipeline
+        """A run as the harness drives it: some warmup steps from a cold start, the device is done, some steps
+        settle, then it counts, from a device that is one step behind to one that is."""
+        pipeline, before = self.pipeline, 0.0
         for step in range(steps):
-            if step == self.warmup and not pipeline.check_finite:
+            if step == WARMUP:
                 yield from self.drain()
+            if step == self.warmup:
+                yield from self.catch_up(before)
             self.starts.append(self.env.now)
+            before = self.free
             yield from self.spend("other")
             began = self.env.now
             if pipeline.workers:
@@ -127,13 +143,13 @@ class _World:
             self.launch("optimizer")
             if (step + 1) % pipeline.log_every == 0:
                 yield from self.drain()
-        if not pipeline.check_finite:
-            yield from self.drain()
+        yield from self.catch_up(before)
         self.starts.append(self.env.now)
 
 
-def expected(pipeline: Pipeline, machine: Machine, steps: int, warmup: int = 12, repeats: int = 12) -> Expected:
-    """Means over ``repeats`` runs of ``steps`` steps after ``warmup`` ones."""
+def expected(pipeline: Pipeline, machine: Machine, steps: int, repeats: int = 12) -> Expected:
+    """Means over ``repeats`` turns of ``steps`` steps, after the harness's number of settling ones."""
+    warmup = WARMUP + pipeline.workers * pipeline.prefetch + 1
     runs = [_once(pipeline, machine, seed, warmup, steps) for seed in range(repeats)]
 
     def mean(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -57,7 +57,8 @@ class Batches:
     receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
     usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
     ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where nobody told
-    stopped_work_ns: float  # what a builder got done while the loop stood still between two turns, mean
+    began_ns: float  # when the first batch was begun; infinite where nobody told
+    worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
     assumed: tuple[str, ...] = ()  # what never was observed, and what is taken for it
 
     def __len__(self) -> int:
@@ -71,6 +72,7 @@ def batches(
     workers: int,
     prefetch: int,
     tensors: int,
+    declared_transfer_ms: float,
 ) -> Batches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop stood still."""
     count = len(fetches)
@@ -87,7 +89,7 @@ def batches(
     measured = np.array([fetch.measured for fetch in fetches])
     if workers:
         seen = Seen(first, last, known & clean, wait_start, wait_end, measured, pauses)
-        parts, assumed = handed_over(seen, workers, prefetch, tensors)
+        parts, assumed = handed_over(seen, workers, prefetch, tensors, declared_transfer_ms * 1e6)
         inner = np.maximum(0, np.where(known, last - first, 0) - built)
     else:
         inner = nothing = np.zeros(count)
@@ -98,19 +100,14 @@ def batches(
     usable = next(mask for mask in (measured & clean, clean, np.ones(count, dtype=np.bool_)) if mask.any())
     mended = {name: _mended(stage[name], cpu_of[name], clean, told, source) for name in BUILT}
     needed = sum(mended.values(), inner[source])
-    stopped = [
-        min(max(0.0, needed[b] - (last[b] - first[b]) + (until - since)), until - since)
-        for b in np.flatnonzero(~clean)
-        for since, until in pauses
-        if first[b] < since and last[b] > until
-    ]
     return Batches(
         stage=mended,
         cpu={name: np.where(told, cpu, cpu[source]) for name, cpu in cpu_of.items()},
         inner=inner[source],
         usable=usable,
         ends_ns=np.where(known, last, np.nan),
-        stopped_work_ns=float(np.mean(stopped)) if stopped else 0.0,
+        began_ns=float(first[known].min()) if known.any() else np.inf,
+        worked_ns=tuple(_worked(first, last, needed, pause) for pause in pauses),
         assumed=assumed,
         **parts,
     )
@@ -128,6 +125,20 @@ def _mended(
     if share < _MOSTLY_CPU:
         return wall[source]
     return np.where(clean, wall, np.where(told, cpu / share, wall[source]))
+
+
+def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
+    """How far builders got during ``pause``: what their batches needed beyond the time they had before and after it.
+
+    A run is stopped (SIGSTOP) a moment after its loop stands still and goes on a moment before the loop does, and a
+    sleep ends while its process is stopped. It shows in batches that were not finished by the end of the pause.
+    """
+    since, until = pause
+    found = [
+        min(max(0.0, needed[b] - max(0.0, since - first[b]) - (last[b] - until)), float(until - since))
+        for b in np.flatnonzero((first < until) & (last > until))
+    ]
+    return float(np.mean(found)) if found else None
 
 
 def _wall_ns(row: StageRow) -> int:

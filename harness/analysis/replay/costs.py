@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from harness.analysis.replay.batches import BUILT, Batches
 from harness.analysis.replay.contention import stretched
 from harness.analysis.replay.edits import UNCHANGED, Change, Edits
-from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
+from harness.analysis.replay.handover import DEFAULT_AFTER_MS, DEFAULT_TENSOR_MS, RECEIVED_SHARE
 from harness.analysis.replay.recording import Recording
 
 Array = NDArray[np.float64]
@@ -68,13 +68,14 @@ def _combined(values: Array, scale: float) -> Array:
 
 def _between(recorded: Batches, tensors: int, workers_then: int, workers_now: int) -> dict[str, Array]:
     """What happens to a batch besides its stages, for as many workers as there are now."""
-    nothing = np.zeros(len(recorded))
+    nothing, after = np.zeros(len(recorded)), DEFAULT_AFTER_MS * 1e6
     if workers_now and workers_then:
         return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive")}
-    if workers_now:  # not recorded: as it typically is
-        typical = nothing + tensors * DEFAULT_TENSOR_MS * 1e6
-        return {"inner": nothing, "after": nothing, "wake": nothing, "handover": typical, "receive": typical}
-    receive = nothing if workers_then else recorded.receive
+    if workers_now:  # what an inline loader does outside of its stages, a worker does too; the rest is not recorded
+        hand = tensors * DEFAULT_TENSOR_MS * 1e6
+        between = {"after": after + recorded.receive, "handover": hand + recorded.receive}
+        return {"inner": nothing, **between, "wake": nothing, "receive": nothing + RECEIVED_SHARE * hand}
+    receive = np.maximum(0.0, recorded.after - after) if workers_then else recorded.receive
     return {"inner": recorded.inner, "after": nothing, "wake": nothing, "handover": nothing, "receive": receive}
 
 

@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-# Where no hand-over was seen: it takes so long per tensor whatever its size, nearly all of it in the main thread, which
-# gets each tensor's file descriptor from the worker and maps it; so a batch that lies ready costs as much to receive.
+# Where a recording does not show them (measured on this project's machine). A hand-over takes so long per tensor,
+# whatever its size, most of it in the main thread, which gets each tensor's file descriptor from the worker and maps
+# it: a batch that lies ready still costs that part. And a worker needs a moment to send a batch before its next one.
 DEFAULT_TENSOR_MS = 0.9
+RECEIVED_SHARE = 0.75
+DEFAULT_AFTER_MS = 0.2
 # A batch whose last stage ended at least so many typical hand-overs before it was asked for lay ready.
 _READY_HANDOVERS = 2.0
 _FEW = 3  # fewer observations than this say nothing about what is typical
@@ -30,10 +33,13 @@ class Seen:
     pauses: Sequence[tuple[int, int]]  # when the run stood still
 
 
-def handed_over(seen: Seen, workers: int, prefetch: int, tensors: int) -> tuple[dict[str, Array], tuple[str, ...]]:
+def handed_over(
+    seen: Seen, workers: int, prefetch: int, tensors: int, declared_ns: float
+) -> tuple[dict[str, Array], tuple[str, ...]]:
     """after, wake, handover and receive (see ``batches``) of batches of ``tensors``, and what had to be assumed.
 
     What was not observed of a batch is taken from the nearest one before it of which it was; no value is NaN.
+    ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
     """
     after, wake, most_after, most_wake = _around(seen, workers, prefetch)
     default = tensors * DEFAULT_TENSOR_MS * 1e6
@@ -41,26 +47,29 @@ def handed_over(seen: Seen, workers: int, prefetch: int, tensors: int) -> tuple[
     latency = np.maximum(0.0, seen.wait_end - seen.last)
     # Of the first ones the workers had only just started.
     asked_early = seen.known & (seen.wait_start <= seen.last) & (np.arange(len(waited)) >= workers * prefetch)
-    typical = _typical(latency, asked_early & seen.measured, default)
-    ready = seen.known & (seen.last + _READY_HANDOVERS * typical <= seen.wait_start)
-    # Built before it was asked for, but only just: what came last, the hand-over or the receiving, was seen.
+    handing_ns = _typical(latency, asked_early & seen.measured)
+    ready = seen.known & (seen.last + _READY_HANDOVERS * (handing_ns or default + declared_ns) <= seen.wait_start)
+    receiving_ns = _typical(waited, ready & seen.measured)
+    # Of the two, the one that shows tells of the other.
+    default_receive = RECEIVED_SHARE * (default if handing_ns is None else max(0.0, handing_ns - declared_ns))
+    default_handover = declared_ns + (default if receiving_ns is None else receiving_ns / RECEIVED_SHARE)
+    # Built before it was asked for, but only just: either the hand-over or the receiving came last. Whichever would be
+    # closer to the typical one.
     between = seen.known & ~ready & (seen.wait_start > seen.last)
-    short = waited <= _typical(waited, ready & seen.measured, default)
+    short = _unlike(waited, receiving_ns or default_receive) < _unlike(latency, handing_ns or default_handover)
     untold = ~seen.known & (seen.last == 0)  # nobody told when it was built (replayed, say): ready when asked for
     handover = np.where(asked_early | (between & ~short), latency, np.where(untold, 0.0, np.nan))
     receive = np.where(ready | untold | (between & short), waited, np.nan)
     assumed = []
-    for values, text in (
-        (receive, "no batch lay ready: receiving one is taken to cost"),
-        (handover, "no batch was waited for: its hand-over is taken to last"),
-    ):
-        if np.count_nonzero(~np.isnan(values)) < _FEW:
-            assumed.append(f"{text} {default / 1e6:.1f} ms")
+    if _unknown(receive):
+        assumed.append(f"no batch lay ready: receiving one is taken to cost {default_receive / 1e6:.1f} ms")
+    if _unknown(handover):
+        assumed.append(f"no batch was waited for: its hand-over is taken to last {default_handover / 1e6:.1f} ms")
     return {
-        "after": _filled(after, seen.measured, 0.0, most_after),
+        "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
         "wake": _filled(wake, seen.measured, 0.0, most_wake),
-        "handover": _filled(handover, seen.measured, default, np.where(seen.known, latency, np.inf)),
-        "receive": _filled(receive, seen.measured, default, waited),
+        "handover": _filled(handover, seen.measured, default_handover, np.where(seen.known, latency, np.inf)),
+        "receive": _filled(receive, seen.measured, default_receive, waited),
     }, tuple(assumed)
 
 
@@ -102,8 +111,18 @@ def _around(seen: Seen, workers: int, prefetch: int) -> tuple[Array, Array, Arra
     return after, wake, most_after, most_wake
 
 
-def _typical(values: Array, chosen: NDArray[np.bool_], default: float) -> float:
-    return float(np.median(values[chosen])) if np.count_nonzero(chosen) >= _FEW else default
+def _typical(values: Array, chosen: NDArray[np.bool_]) -> float | None:
+    return float(np.median(values[chosen])) if np.count_nonzero(chosen) >= _FEW else None
+
+
+def _unlike(values: Array, typical: float) -> Array:
+    """How far ``values`` are from ``typical``, as a ratio either way."""
+    distance: Array = np.abs(np.log(np.maximum(values, 1.0) / max(typical, 1.0)))
+    return distance
+
+
+def _unknown(values: Array) -> bool:
+    return bool(np.count_nonzero(~np.isnan(values)) < _FEW)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:

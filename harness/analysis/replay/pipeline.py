@@ -50,6 +50,7 @@ class Pipeline:
     measured: NDArray[np.bool_]
     resumes: tuple[Resume | None, ...]  # (steps,) where the loop had stood still before the step
     exact: bool  # the loader is where it was recorded at each of these
+    drained: NDArray[np.bool_]  # (steps,) ends only when the device has done what was queued before it began
     workers: int
     prefetch: int
     ranks: int
@@ -91,6 +92,7 @@ def build(
         measured=measured,
         resumes=resumes,
         exact=exact,
+        drained=_drained(recording, edits, measured, resumes),
         workers=workers,
         prefetch=prefetch,
         ranks=edits.ranks or 1,
@@ -110,9 +112,8 @@ def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray
     """The steps in order: their programs, whether they count, and where the loop had stood still; of a long run its
     beginning, up to :data:`MOST_STEPS` that count (their durations still come from all of it).
 
-    Where it stood while ``ahead`` batches were made ready, as many unmeasured steps and one more follow, as the
-    launcher has it (launch/block.py, plan_turns). Where the recording has fewer, steps like the measured ones make up
-    for them.
+    A turn begins with as many unmeasured steps as batches can be on their way (``ahead``) and one more, as the launcher
+    has it (launch/block.py, plan_turns). Where the recording has fewer, steps like the measured ones make up for them.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -122,7 +123,7 @@ def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray
     for step, number in enumerate(recording.step_class[: last + 1]):
         resume = recording.resumes.get(step)
         resumes.append(resume)
-        if resume is not None and resume.ready and ahead:
+        if resume is not None and resume.turn and ahead:
             following = counting[counting >= step]
             like = np.resize(following, max(0, ahead + 1 - int(following[0] - step)))
             order += recording.step_class[like].tolist()
@@ -131,6 +132,22 @@ def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray
         order.append(int(number))
         measured.append(bool(recording.measured[step]))
     return np.array(order), np.array(measured), tuple(resumes)
+
+
+def _drained(
+    recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
+) -> NDArray[np.bool_]:
+    """Steps at whose end the host waits for the device though no recorded step says so.
+
+    A host that no longer blocks each step runs ahead of its device: its steps would be timed by their launches. As the
+    launcher has it (launch/child.py, _take), the steps that count then begin and end with a device one step behind.
+    """
+    events = [event for one in recording.classes for event in one.events]
+    if edits.sync or not any(event.kind == "sync" and event.phase == "sync" for event in events):
+        return np.zeros(len(measured), dtype=np.bool_)
+    stops = np.array([resume is not None for resume in resumes[1:]] + [True])
+    ends: NDArray[np.bool_] = stops | (measured != np.append(measured[1:], False))
+    return ends
 
 
 def _program(

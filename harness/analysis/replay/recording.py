@@ -18,14 +18,16 @@ from harness.results import PHASES, RunData
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]
+# Between two steps that are further apart the run was stopped (SIGSTOP); a shorter time passed for everyone.
+RAN_ON_NS = 20_000_000
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
 
 class Resume(NamedTuple):
     """How far the loader had got when the loop went on after standing still; the device had nothing left to do."""
 
-    ready: bool  # all that was asked for may be taken as built; otherwise the builders got on by ``worked_ns``
-    worked_ns: float
+    turn: bool  # a turn begins; otherwise the loop stood still for a moment only
+    worked_ns: float  # how far each builder got meanwhile
     ends_ns: Array  # (workers x prefetch,) as recorded: when each of the next batches was built, from the step's start
 
 
@@ -95,10 +97,11 @@ def record(run: RunData) -> Recording:
             for fetch, step, known in zip(fetches, step_of, inside, strict=True)
         ],
         stages,
-        [(int(ends[k - 1]), int(starts[k])) for k in paused],
+        [(int(ends[k - 1]), int(starts[k])) for k in paused if starts[k] - ends[k - 1] > RAN_ON_NS],
         workers,
         prefetch,
         tensors,
+        float(lookup(config, "data.inject.transfer_ms") or 0.0),
     )
     step_classes, step_class = classes(list(zip(starts.tolist(), ends.tolist(), strict=True)), phases, launches, syncs)
     asynchronous = bool(launches)
@@ -110,7 +113,7 @@ def record(run: RunData) -> Recording:
         classes=step_classes,
         step_class=step_class,
         measured=measured,
-        resumes=_resumes([0, *paused.tolist()], starts, fetches, built, workers * prefetch),
+        resumes=_resumes(paused.tolist(), starts, ends, fetches, built, workers * prefetch),
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
@@ -162,17 +165,31 @@ def _rows(run: RunData) -> tuple[list[Phase], list[Launch], list[Sync], dict[int
 
 
 def _resumes(
-    steps: Sequence[int], starts: NDArray[np.int64], fetches: Sequence[Phase], built: Batches, ahead: int
+    paused: Sequence[int],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    fetches: Sequence[Phase],
+    built: Batches,
+    ahead: int,
 ) -> dict[int, Resume]:
-    """Before the first step and before the first turn the workers ran free while nothing was asked of them; before
-    later turns the run was stopped where it stood (SIGSTOP), and went on from there."""
-    found = {}
-    for number, step in enumerate(steps):
+    """Of the first step and of every step that began after the loop had stood still."""
+    told = [worked for worked in built.worked_ns if worked is not None]
+    typical = float(np.mean(told)) if told else 0.0
+    stops = iter(built.worked_ns)
+    found: dict[int, Resume] = {}
+    for step in (0, *paused):
         following = bisect_left(fetches, starts[step], key=lambda fetch: fetch.start_ns)
-        ends = np.full(ahead, -np.inf)
+        built_at = np.full(ahead, -np.inf)
         known = built.ends_ns[following : following + ahead] - starts[step]
-        ends[: len(known)] = np.where(np.isnan(known), -np.inf, known)
-        found[step] = Resume(number < 2, built.stopped_work_ns, ends)
+        built_at[: len(known)] = np.where(np.isnan(known), -np.inf, known)
+        stood = float(starts[step] - ends[step - 1]) if step else 0.0
+        if step == 0:
+            worked = max(0.0, starts[0] - built.began_ns) if ahead else 0.0
+        elif stood <= RAN_ON_NS:
+            worked = stood
+        else:
+            worked = next(stops) or typical
+        found[step] = Resume(stood > RAN_ON_NS, worked, built_at)
     return found
 
 

@@ -81,20 +81,24 @@ class _Loop:
     def run(self) -> Simulated:
         """All steps, one after the other."""
         walls = []
-        for number, measured, resume in zip(self.p.step_program, self.p.measured, self.p.resumes, strict=True):
+        p = self.p
+        steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
+        for number, measured, resume, drained in steps_of:
             if resume is not None:
                 self._resume(resume)
             self.counts = bool(measured)
-            began = self.now
-            self._step(self.p.programs[number], self._members(int(number)))
+            began, before = self.now, self.device_free
+            self._step(p.programs[number], self._members(int(number)))
+            if drained:
+                self.now = np.maximum(self.now, before)
             walls.append((self.now - began).mean(axis=1))
         step_ns = np.stack(walls, axis=1)
-        steps = int(self.p.measured.sum())
+        steps = int(p.measured.sum())
         waits = self.waits.mean(axis=2) / steps / 1e6
         return Simulated(
-            step_ms=step_ns[:, self.p.measured].mean(axis=1) / 1e6,
+            step_ms=step_ns[:, p.measured].mean(axis=1) / 1e6,
             waits=dict(zip(STAGES, waits, strict=True)),
-            starved=self.starved.mean(axis=1) / steps / 1e6 if self.p.asynchronous else None,
+            starved=self.starved.mean(axis=1) / steps / 1e6 if p.asynchronous else None,
             step_ns=step_ns,
         )
 
@@ -184,10 +188,6 @@ class _Loop:
         if self.p.exact:
             for place, batch in enumerate(self.on_the_way):
                 batch.built(self.now + resume.ends_ns[place])
-            self._free_workers()
-        elif resume.ready:
-            for batch in self.on_the_way:
-                batch.built(np.full(self.shape, -np.inf))
             self._free_workers()
         else:
             self.now = self.now + resume.worked_ns

@@ -1,0 +1,294 @@
+"""Another simulation of loop, loader and device, written with simpy: processes that wait for events, no recursion.
+
+It shares no code with the replay under test, and fills the contract's tables as the probes would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import simpy
+
+from harness.results import PHASES, SPAN_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+
+MS = 1_000_000
+START_NS = 10**12
+STAGES = ("read", "tokenize", "pack")
+DEVICE_SITE = "trainer/compute.py:140: item"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A pipeline, all times in milliseconds. ``spread``: how much longer or shorter documents are than their mean."""
+
+    read: float = 0.5
+    tokenize: float = 4.0
+    pack: float = 0.3
+    spread: float = 0.4
+    workers: int = 1
+    prefetch: int = 2
+    handover: float = 0.9
+    receive: float = 0.3
+    after: float = 0.1
+    wake: float = 0.1
+    remainder: float = 0.1  # inline: what no stage covers
+    asynchronous: bool = True
+    host: dict[str, float] = field(
+        default_factory=lambda: {
+            "h2d": 0.1,
+            "forward": 1.0,
+            "backward": 1.0,
+            "optimizer": 0.5,
+            "sync": 0.05,
+            "log": 0.2,
+        }
+    )
+    device: dict[str, float] = field(
+        default_factory=lambda: {"h2d": 0.2, "forward": 4.0, "backward": 8.0, "norm": 0.5, "optimizer": 3.0}
+    )
+    jitter: float = 0.05  # of host and device durations
+    gap: float = 0.02  # host time before each phase
+    latency: float = 0.03  # of a sync, beyond the end of what it waits for
+    speed: float = 1.0
+    sync: bool = True
+    accumulation: int = 1
+    ranks: int = 1
+    log_every: int = 5
+    batch_size: int = 2
+    per_batch: int = 2  # documents that the costs above are for
+    warmup: int = 6
+    steps: int = 60
+    turns: int = 1
+    lead: float = 30.0  # that the workers have before the loop begins
+    seed: int = 0
+
+    def having(self, **changes: Any) -> Truth:
+        return replace(self, **changes)
+
+
+class _Rank:
+    """One rank: its rows, and its processes."""
+
+    def __init__(self, truth: Truth, env: simpy.Environment, number: int, barrier: Callable[[], simpy.Event]) -> None:
+        self.t, self.env, self.number, self.barrier = truth, env, number, barrier
+        total = (len(self.plan()) + 4) * truth.accumulation + 2 * truth.workers * truth.prefetch
+        draw = np.random.default_rng([truth.seed, number])
+        self.documents = np.exp(draw.normal(0, truth.spread, total * truth.batch_size) - truth.spread**2 / 2)
+        self.other = np.random.default_rng([truth.seed, number, 1])
+        self.spans: list[tuple[str, str, int, float, float]] = []
+        self.steps: list[tuple[int, bool, float, float]] = []
+        self.received = 0
+        self.inbox = [simpy.Store(env) for _ in range(truth.workers)]
+        self.delivered: dict[int, simpy.Event] = {}
+        self.queue = simpy.Store(env)
+        self.last_done: simpy.Event | None = None
+        for worker in range(truth.workers):
+            env.process(self.work(worker))
+        for batch in range(truth.workers * truth.prefetch):
+            self.ask(batch, 0.0)
+        env.process(self.compute())
+        self.finished = env.process(self.loop())
+
+    def cost(self, batch: int, stage: str) -> float:
+        size = self.t.batch_size
+        return getattr(self.t, stage) * self.documents[batch * size : (batch + 1) * size].sum() / self.t.per_batch
+
+    def varied(self, cost: float) -> float:
+        return cost * self.other.uniform(1 - self.t.jitter, 1 + self.t.jitter)
+
+    def build(self, batch: int, role: str) -> Iterator[simpy.Event]:
+        for stage in STAGES:
+            began = self.env.now
+            yield self.env.timeout(self.cost(batch, stage))
+            self.spans.append((role, stage, batch, began, self.env.now))
+
+    def ask(self, batch: int, wake: float) -> None:
+        self.delivered[batch] = self.env.event()
+
+        def travel() -> Iterator[simpy.Event]:
+            yield self.env.timeout(wake)
+            yield self.inbox[batch % self.t.workers].put(batch)
+
+        self.env.process(travel())
+
+    def work(self, worker: int) -> Iterator[simpy.Event]:
+        def hand_over(batch: int) -> Iterator[simpy.Event]:
+            yield self.env.timeout(self.t.handover)
+            self.delivered[batch].succeed()
+
+        while True:
+            batch = yield self.inbox[worker].get()
+            yield from self.build(batch, f"loader-{worker}")
+            self.env.process(hand_over(batch))
+            yield self.env.timeout(self.t.after)
+
+    def compute(self) -> Iterator[simpy.Event]:
+        while True:
+            name, duration, launched, done = yield self.queue.get()
+            began = self.env.now
+            yield self.env.timeout(duration)
+            if name == "reduce":
+                yield self.barrier()
+            else:
+                self.spans.append(("launch", name, self.received - 1, launched, launched))
+                self.spans.append(("device", name, self.received - 1, began, self.env.now))
+            done.succeed()
+
+    def launch(self, name: str, duration: float) -> None:
+        self.last_done = self.env.event()
+        self.queue.put((name, duration, self.env.now, self.last_done))
+
+    def drain(self) -> Iterator[simpy.Event]:
+        began = self.env.now
+        if self.last_done is not None and not self.last_done.processed:
+            yield self.last_done
+        yield self.env.timeout(self.t.latency)
+        self.spans.append(("sync", DEVICE_SITE, self.received - 1, began, self.env.now))
+
+    def fetch(self) -> Iterator[simpy.Event]:
+        yield self.env.timeout(self.t.gap)
+        began, batch = self.env.now, self.received
+        if self.t.workers:
+            yield self.env.timeout(self.t.receive) & self.delivered[batch]
+            self.ask(batch + self.t.workers * self.t.prefetch, self.t.wake)
+        else:
+            yield from self.build(batch, "main")
+            yield self.env.timeout(self.t.remainder)
+        self.spans.append(("main", "fetch", batch, began, self.env.now))
+        self.received += 1
+
+    def phase(self, name: str, kernel: str | None = None, sync: bool = False) -> Iterator[simpy.Event]:
+        yield self.env.timeout(self.t.gap)
+        began = self.env.now
+        duration, grows = self.varied(self.t.host[name]), name in ("forward", "backward")
+        scale = self.t.batch_size / self.t.per_batch
+        if not self.t.asynchronous and name in ("forward", "backward", "optimizer"):
+            duration *= (scale if grows else 1) / self.t.speed
+        yield self.env.timeout(duration / 2)
+        if kernel is not None and self.t.asynchronous:
+            busy = self.varied(self.t.device[kernel]) * (scale if grows or kernel == "h2d" else 1) / self.t.speed
+            self.launch(kernel, busy)
+        yield self.env.timeout(duration / 2)
+        if sync and self.t.asynchronous:
+            yield from self.drain()
+        self.spans.append(("main", name, self.received - 1, began, self.env.now))
+
+    def loop(self) -> Iterator[simpy.Event]:
+        yield self.env.timeout(self.t.lead)
+        kinds = self.plan()
+        for step, warmup in enumerate(kinds):
+            began = self.env.now
+            for micro in range(self.t.accumulation):
+                yield from self.fetch()
+                yield from self.phase("h2d", "h2d")
+                yield from self.phase("forward", "forward")
+                yield from self.phase("backward", "backward")
+                if self.t.ranks > 1 and micro + 1 == self.t.accumulation:
+                    if self.t.asynchronous:
+                        self.launch("reduce", 0.0)
+                    else:
+                        yield self.barrier()
+            yield from self.phase("optimizer", "norm")
+            if self.t.sync:
+                yield from self.phase("sync", sync=True)
+            yield from self.phase("optimizer", "optimizer")
+            if (step + 1) % self.t.log_every == 0:
+                yield from self.phase("log", sync=True)
+            ends_turn = step + 1 in (len(kinds), *self.pauses())
+            if self.t.sync:  # what is left on the device at the end of a turn was left at its beginning too
+                self.steps.append((step, warmup, began, self.env.now))
+                if ends_turn and self.t.asynchronous:
+                    yield from self.drain()
+            else:
+                if self.t.asynchronous and (ends_turn or warmup != kinds[step + 1]):
+                    yield from self.drain()
+                self.steps.append((step, warmup, began, self.env.now))
+
+    def plan(self) -> list[bool]:
+        """Of every step whether it is warmup: those at the start, and at the start of each turn."""
+        settle = self.t.workers * self.t.prefetch + 1
+        return [True] * self.t.warmup + ([True] * settle + [False] * (self.t.steps // self.t.turns)) * self.t.turns
+
+    def pauses(self) -> list[int]:
+        """Steps before which the run is stopped where it stands: the first of each turn."""
+        turn = (len(self.plan()) - self.t.warmup) // self.t.turns
+        return [self.t.warmup + turn * k for k in range(self.t.turns)]
+
+
+def run(truth: Truth, *, arm: str = "a", block: int = 0, **facts: Any) -> RunData:
+    """Run ``truth``; the tables of its first rank."""
+    env = simpy.Environment()
+    arrived: list[simpy.Event] = []
+
+    def barrier() -> simpy.Event:
+        """An event that happens when every rank has come here."""
+        mine = env.event()
+        arrived.append(mine)
+        if len(arrived) == truth.ranks:
+            for event in arrived:
+                event.succeed()
+            arrived.clear()
+        return mine
+
+    ranks = [_Rank(truth, env, number, barrier) for number in range(truth.ranks)]
+    env.run(until=simpy.AllOf(env, [rank.finished for rank in ranks]))
+    first = ranks[0]
+    stops = [first.steps[k][2] for k in first.pauses()]
+    workers, prefetch, size = truth.workers, truth.prefetch, truth.batch_size
+    record = RunRecord(
+        arm=arm,
+        block=block,
+        status="done",
+        config={"data": {"workers": workers, "prefetch": prefetch, "batch_size": size}, "optimizer": {}, "seed": block},
+        facts={"asynchronous": truth.asynchronous, "threads": 1, "workers": workers, "cores": 64, **facts},
+    )
+    return RunData(record, _steps(first, stops), _spans(first, stops), None)
+
+
+def step_ms(run_data: RunData) -> float:
+    """Mean time of the measured steps, from the table."""
+    assert run_data.steps is not None
+    table = run_data.steps.to_pydict()
+    return float(np.mean([w for w, warmup in zip(table["wall_ns"], table["warmup"], strict=True) if not warmup])) / MS
+
+
+def _clock(stops: list[float]) -> Callable[..., int]:
+    """Milliseconds of the simulation as CLOCK_MONOTONIC, standing still for 700 ms at each of ``stops``."""
+
+    def at(milliseconds: float, *, ends: bool = False) -> int:
+        stood = sum(milliseconds > stop if ends else milliseconds >= stop for stop in stops)
+        return START_NS + round((milliseconds + 700 * stood) * MS)
+
+    return at
+
+
+def _steps(rank: _Rank, stops: list[float]) -> pa.Table:
+    at = _clock(stops)
+    rows: dict[str, list[Any]] = {name: [] for name, _ in STEP_COLUMNS}
+    for step, warmup, began, ended in rank.steps:
+        values: dict[str, Any] = dict.fromkeys(rows)
+        values |= {f"{phase}_ns": 0 for phase in PHASES}
+        values |= {"step": step, "turn": sum(began >= stop for stop in stops), "warmup": warmup, "start_ns": at(began)}
+        values |= {"wall_ns": at(ended, ends=True) - at(began)}
+        values |= {"tokens": 64 * rank.t.batch_size * rank.t.accumulation, "trained_tokens": 60, "samples": 1}
+        for name, value in values.items():
+            rows[name].append(value)
+    return pa.table(rows, schema=arrow_schema(STEP_COLUMNS))
+
+
+def _spans(rank: _Rank, stops: list[float]) -> pa.Table:
+    at = _clock(stops)
+    end = rank.steps[-1][3]
+    rows: dict[str, list[Any]] = {name: [] for name, _ in SPAN_COLUMNS}
+    for role, name, batch, began, ended in rank.spans:
+        if (role.startswith("loader") and batch >= rank.received) or began > end:
+            continue
+        cpu = round((ended - began) * MS) if role.startswith("loader") or role == "main" else None
+        row = (1, 1, role, 0, name, batch, at(began), max(at(began), at(ended, ends=True)), cpu)
+        for column, value in zip(rows, row, strict=True):
+            rows[column].append(value)
+    return pa.table(rows, schema=arrow_schema(SPAN_COLUMNS))

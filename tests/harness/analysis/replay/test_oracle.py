@@ -1,0 +1,143 @@
+"""The replay against another simulation of the same loop, over randomised pipelines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.analysis.replay import Replays, parse_edits, predict, replace_data, unedited_error
+from tests.harness.analysis.replay import oracle
+from tests.harness.analysis.replay.oracle import Truth
+
+# Between a worker and the main thread a replay must assume what it did not see; here that is true.
+UNSEEN = {"handover": 2.8, "receive": 2.0, "after": 0.3, "wake": 0.0}
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Truth:
+    def cost(low: float, high: float) -> float:
+        return draw(st.floats(low, high, allow_nan=False))
+
+    asynchronous = draw(st.booleans())
+    launching = (0.2, 2.0) if asynchronous else (3.0, 9.0)
+    return Truth(
+        read=cost(0.1, 2),
+        tokenize=cost(0.5, 25),
+        pack=cost(0.1, 1),
+        spread=cost(0, 0.2),
+        workers=draw(st.integers(0, 4)),
+        prefetch=draw(st.integers(1, 3)),
+        handover=cost(2.5, 2.9),
+        receive=cost(1.9, 2.15),
+        after=cost(0.1, 0.3),
+        wake=cost(0, 0.1),
+        asynchronous=asynchronous,
+        host={
+            "h2d": 0.1,
+            "forward": cost(*launching),
+            "backward": cost(*launching),
+            "optimizer": cost(0.1, 1.5),
+            "sync": 0.05,
+            "log": 0.2,
+        },
+        device={
+            "h2d": cost(0.1, 0.5),
+            "forward": cost(1, 8),
+            "backward": cost(2, 12),
+            "norm": cost(0.1, 1),
+            "optimizer": cost(1, 8),
+        },
+        jitter=cost(0, 0.1),
+        sync=draw(st.booleans()),
+        accumulation=draw(st.integers(1, 2)),
+        log_every=draw(st.integers(2, 7)),
+        turns=draw(st.sampled_from([1, 4])),
+        steps=100,
+        seed=draw(st.integers(0, 10_000)),
+    )
+
+
+def changes(truth: Truth) -> dict[str, dict[str, object]]:
+    """Edits by their text, and what the oracle calls them."""
+    from_inline = UNSEEN if not truth.workers else {}
+    found: dict[str, dict[str, object]] = {
+        "tokenize=0": {"tokenize": 0.0},
+        "tokenize=0.5x": {"tokenize": truth.tokenize / 2},
+        "tokenize=3x": {"tokenize": truth.tokenize * 3},
+        "device=2x": {"speed": 2.0},
+        "device=0.5x": {"speed": 0.5},
+        "workers=1": {"workers": 1, **from_inline},
+        "workers=4": {"workers": 4, **from_inline},
+        "workers=0": {"workers": 0, **({"remainder": 0.0} if truth.workers else {})},
+        "prefetch=3": {"prefetch": 3},
+        "batch_size=6": {"batch_size": 6},
+        "ranks=4": {"ranks": 4},
+    }
+    if truth.asynchronous:
+        found["sync=off"] = {"sync": False}
+    return found
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(truth=pipelines())
+def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
+    run = oracle.run(truth)
+    assert abs(unedited_error(run)) < 0.001
+    assert abs(predict([run], parse_edits([])).licence.resampled_median) < 0.02
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(truth=pipelines(), data=st.data())
+def test_an_edited_replay_predicts_the_oracle_of_the_edited_pipeline(truth: Truth, data: st.DataObject) -> None:
+    options = changes(truth)
+    chosen = data.draw(st.lists(st.sampled_from(sorted(options)), min_size=1, max_size=3, unique_by=_key))
+    edited = truth
+    for text in chosen:
+        edited = edited.having(**options[text])
+    predicted = predict([oracle.run(truth)], parse_edits(chosen)).step_ms.median
+    assert predicted == pytest.approx(oracle.step_ms(oracle.run(edited)), rel=0.03)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(truth=pipelines(), other=pipelines())
+def test_the_loader_of_another_run_predicts_the_pair(truth: Truth, other: Truth) -> None:
+    loader = {
+        name: getattr(other, name)
+        for name in (
+            "read",
+            "tokenize",
+            "pack",
+            "spread",
+            "workers",
+            "prefetch",
+            "handover",
+            "after",
+            "wake",
+            "receive",
+        )
+    }
+    both = truth.having(**loader)
+    alone = other.having(
+        host=dict.fromkeys(other.host, 0.0),
+        asynchronous=False,
+        gap=0.0,
+        seed=truth.seed,
+        accumulation=truth.accumulation,
+    )
+    found = replace_data([oracle.run(truth)], [oracle.run(alone)])
+    assert found.step_ms.median == pytest.approx(oracle.step_ms(oracle.run(both)), rel=0.03)
+    assert found.speedup.median == pytest.approx(1 / found.ratio.median, rel=0.01)
+
+
+def test_what_the_device_starved_for_is_named() -> None:
+    truth = Truth(tokenize=20.0, workers=1, spread=0.0, jitter=0.0, steps=40)
+    found = Replays([oracle.run(truth)]).predict(parse_edits([]))
+    exposed = oracle.step_ms(oracle.run(truth)) - sum(truth.device.values())
+    assert found.starved_ms == pytest.approx(exposed, abs=0.3)
+    assert found.waits_ms["tokenize"] > 0.5 * exposed
+    assert sum(found.waits_ms.values()) <= found.starved_ms + 1e-9
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0]

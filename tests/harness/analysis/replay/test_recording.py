@@ -1,0 +1,147 @@
+"""What a recording reads off the tables: the loader's latencies, the host's programs, stops in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.analysis.replay import unedited_error
+from harness.analysis.replay.recording import record
+from harness.results import RunData
+from tests.harness.analysis.replay import oracle
+from tests.harness.analysis.replay.oracle import MS, Truth
+from trainer.errors import InputError
+
+
+def test_latencies_between_worker_and_main_thread_are_seen() -> None:
+    truth = Truth(tokenize=16.0, workers=1, handover=1.7, receive=0.6, after=0.25, wake=0.15, spread=0.6, steps=200)
+    found = record(oracle.run(truth)).batches
+    for name, value in (("handover", 1.7), ("receive", 0.6), ("after", 0.25), ("wake", 0.15)):
+        assert np.median(getattr(found, name)) / MS == pytest.approx(value, abs=0.03), name
+    assert not found.assumed
+
+
+def test_what_never_shows_is_assumed_and_said() -> None:
+    found = record(oracle.run(Truth(tokenize=1.0, workers=2, handover=0.5, receive=0.4))).batches
+    assert found.assumed == ("no batch was waited for: its hand-over is taken to last 0.5 ms",)
+    assert np.median(found.receive) / MS == pytest.approx(0.4)
+    assert np.median(found.handover) / MS == pytest.approx(0.4 / 0.75)
+
+
+def test_a_transfer_cost_that_is_declared_is_known_where_it_does_not_show() -> None:
+    """The worker spends it after the last stage, whether or not anyone waits for that."""
+    run = oracle.run(Truth(tokenize=1.0, workers=1, receive=1.8))
+    run.record.config["data"]["inject"] = {"transfer_ms": 1.5}
+    found = record(run).batches
+    assert np.median(found.handover) / MS == pytest.approx(1.5 + 1.8 / 0.75)
+    assert np.median(found.after) / MS == pytest.approx(1.5 + 0.2)
+
+
+def test_where_every_batch_is_waited_for_the_hand_over_tells_what_receiving_costs() -> None:
+    found = record(oracle.run(Truth(tokenize=40.0, workers=1, spread=0.0, handover=2.0))).batches
+    assert found.assumed == ("no batch lay ready: receiving one is taken to cost 1.5 ms",)
+    assert np.median(found.receive) / MS == pytest.approx(1.5)
+
+
+def test_inline_what_no_stage_covers_is_the_remainder() -> None:
+    found = record(oracle.run(Truth(workers=0, remainder=0.3))).batches
+    assert found.receive / MS == pytest.approx(0.3, abs=0.01)
+    assert not found.handover.any()
+
+
+def test_a_batch_whose_worker_was_stopped_is_mended_by_its_cpu_time() -> None:
+    truth = Truth(tokenize=40.0, workers=2, spread=0.5, turns=5, seed=3)
+    together = record(oracle.run(replace(truth, turns=1)))
+    run = oracle.run(truth)
+    stages = run.spans.to_pydict()
+    stopped = [
+        end - start for start, end in zip(stages["start_ns"], stages["end_ns"], strict=True) if end - start > 500 * MS
+    ]
+    assert stopped, "no builder was stopped half way: this test tests nothing"
+    found = record(run)
+    assert [resume.turn for resume in found.resumes.values()] == [False, *[True] * 5]  # the start, and five turns
+    worked = [resume.worked_ns for resume in found.resumes.values()]
+    assert worked == pytest.approx([truth.lead * MS, *while_the_device_drained(run)], abs=0.15 * MS)
+    count = min(len(found.batches), len(together.batches))
+    mended, plain = (one.batches.stage["tokenize"][:count] for one in (found, together))
+    assert mended == pytest.approx(plain, rel=1e-6)
+    assert abs(unedited_error(run)) < 0.001
+
+
+def test_a_sleeping_builder_that_was_stopped_borrows_from_its_neighbour() -> None:
+    run = oracle.run(Truth(tokenize=40.0, workers=2, spread=0.0, turns=5))
+    asleep = run.spans.set_column(
+        run.spans.column_names.index("cpu_ns"), "cpu_ns", pa.array([0] * run.spans.num_rows, pa.int64())
+    )
+    found = record(RunData(run.record, run.steps, asleep, None)).batches
+    assert found.stage["tokenize"] / MS == pytest.approx(40.0, rel=1e-4)
+    known = [(told, true) for told, true in zip(found.worked_ns, while_the_device_drained(run), strict=True) if told]
+    assert len(known) >= 3
+    assert [told for told, _ in known] == pytest.approx([true for _, true in known], abs=0.1 * MS)
+
+
+def while_the_device_drained(run: RunData) -> list[float]:
+    """By turn, how long the builders went on after the loop stood still: the oracle stops them for 700 ms only."""
+    steps = run.steps.to_pydict()
+    ends = [start + wall for start, wall in zip(steps["start_ns"], steps["wall_ns"], strict=True)]
+    stood = [start - end for start, end in zip(steps["start_ns"][1:], ends, strict=False)]
+    return [float(time - 700 * MS) for time in stood if time]
+
+
+def test_programs_of_steps_that_log_and_end_a_turn_are_told_apart() -> None:
+    truth = Truth(log_every=5, steps=40, warmup=5, workers=0)
+    found = record(oracle.run(truth))
+    assert sorted(len(one.steps) for one in found.classes) == [9, 37]  # those that log, and all the rest
+    # device: h2d, forward, backward, norm, optimizer; sync: the gradient norm
+    kinds = [event.kind for event in found.classes[0].events if event.kind != "host"]
+    assert kinds == ["fetch", "launch", "launch", "launch", "launch", "sync", "launch"]
+    assert [event.phase for event in found.classes[0].events if event.kind == "sync"] == ["sync"]
+    syncs = [event for one in found.classes for event in one.events if event.kind == "sync"]
+    assert [event.phase for event in syncs] == ["sync", "sync", "log"]
+    assert all(event.back == 0 for event in syncs)
+    assert np.concatenate([event.duration for event in syncs]) / MS == pytest.approx(truth.latency, abs=1e-4)
+
+
+def test_a_host_that_never_blocks_waits_at_the_end_of_what_counts() -> None:
+    """Warmup, settling and measured steps end with a wait for the device, in a step that is a class of its own."""
+    truth = Truth(sync=False, log_every=1000, steps=40, workers=0)
+    found = record(oracle.run(truth))
+    assert sorted(len(one.steps) for one in found.classes) == [3, 44]
+    assert abs(unedited_error(oracle.run(truth))) < 0.001
+
+
+def test_host_time_leaves_out_what_is_waited_for() -> None:
+    truth = Truth(jitter=0.0, workers=0, steps=20, log_every=100)
+    plain = record(oracle.run(truth)).classes[0]
+    host = sum(event.duration.mean() for event in plain.events if event.kind == "host") / MS
+    phases = truth.host["h2d"] + truth.host["forward"] + truth.host["backward"] + 2 * truth.host["optimizer"]
+    assert host == pytest.approx(phases + truth.host["sync"] + 7 * truth.gap, abs=0.001)
+
+
+@pytest.mark.parametrize("lack", ["steps", "spans", "fetch", "measured", "times", "failed"])
+def test_a_run_that_cannot_be_replayed_says_why(lack: str) -> None:
+    run = oracle.run(Truth(steps=10))
+    if lack in ("steps", "spans"):
+        run = replace(run, **{lack: None})
+    elif lack == "fetch":
+        run = replace(run, spans=run.spans.slice(0, 0))
+    elif lack == "failed":
+        run.record.status = "failed"
+    else:
+        name, value = ("warmup", True) if lack == "measured" else ("start_ns", None)
+        index = run.steps.column_names.index(name)
+        column = pa.array([value] * run.steps.num_rows, run.steps.schema.field(index).type)
+        run = replace(run, steps=run.steps.set_column(index, name, column))
+    with pytest.raises(InputError, match=r"^a, block 0: ") as caught:
+        record(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_without_cpu_time_are_replayed_too() -> None:
+    run = oracle.run(Truth(tokenize=20.0, workers=2, turns=4))
+    index = run.spans.column_names.index("cpu_ns")
+    untold = run.spans.set_column(index, "cpu_ns", pa.nulls(run.spans.num_rows, pa.int64()))
+    assert abs(unedited_error(replace(run, spans=untold))) < 0.02
