@@ -231,3 +231,21 @@ def test_what_was_assumed_is_said() -> None:
     assert "48% of the dense peak" in said
     assert "h2d 1 ms (fixed)" in said
     assert "memory at 90% of" in said
+
+
+def test_catching_up_leaves_one_step_on_the_device(log: Log) -> None:
+    fixed = {"h2d_ms": 0, "forward_ms": 1, "backward_ms": 1, "norm_ms": 0, "optimizer_ms": 1}
+    settings = config({"emulated": "gh200", "kernels": fixed}, log_every=1000, compute={"check_finite": False})
+    compute = build(settings)
+    steps = train(settings, compute, iter(lambda: batch(), None))
+    for _ in range(3):
+        next(steps)
+    assert not log.calls  # nothing in the step blocks
+    compute.catch_up()
+    (call,) = log.calls
+    before_the_third = max(kernel.end_ns for kernel in log.kernels[:10])
+    assert len(log.kernels) == 15
+    assert before_the_third <= call.end_ns
+    assert call.site.endswith("device one step behind")
+    compute.synchronize()
+    assert log.calls[-1].end_ns >= log.kernels[-1].end_ns

@@ -132,6 +132,12 @@ class TestKnownTruth:
         # 50 ms of work every 20 ms of compute: a part of it is hidden, and any more is not
         assert "though today" in found.words
 
+    @pytest.mark.parametrize(("workers", "takes_cores"), [(2, 0.5), (1, 0.9), (1, 1.0), (2, 1.2)])
+    def test_it_is_contended_whatever_its_slope(self, workers: int, takes_cores: float) -> None:
+        """A step that gets as much longer as there is more work, and waits for none of it, has lost its cores."""
+        found = Pipeline(workers=workers, tokenize=10, compute=40, takes_cores=takes_cores).dosed()
+        assert found.kind == "contended", found.words
+
     @pytest.mark.parametrize("workers", [1, 3])
     def test_hidden_work_that_takes_cores_is_contended(self, workers: int) -> None:
         found = Pipeline(workers=workers, tokenize=3.0, takes_cores=0.5 / workers).dosed()
