@@ -91,20 +91,21 @@ def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
     missing = [
         [name for name in order if not _is_done(folder, name, block)] for block, order in enumerate(record.order)
     ]
-    record.status = "running"
-    folder.write_study(record)
     todo = [name for names in missing for name in names]
-    print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
     interrupted = False
-    environment = record_environment()  # now, not when the study was begun: a resumed one may find another
-    with _terminable(), Progress(len(todo), sum(turns[name].total_steps for name in todo)) as progress:
+    with _terminable():
         try:
-            for block, names in enumerate(missing):
-                if names:
-                    _run_block(folder, record, block, names, turns, environment, progress)
-        except KeyboardInterrupt:
+            record.status = "running"
+            folder.write_study(record)
+            print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
+            environment = record_environment()  # now, not when the study was begun: a resumed one may find another
+            with Progress(len(todo), sum(turns[name].total_steps for name in todo)) as progress:
+                for block, names in enumerate(missing):
+                    if names:
+                        _run_block(folder, record, block, names, turns, environment, progress)
+        except KeyboardInterrupt:  # from here on there is a study to report and to resume
             interrupted = True
-            progress.note("interrupted: finished runs are kept")
+            print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
             record.status, record.ended_utc = "failed", _now()
             folder.write_study(record)

@@ -192,6 +192,9 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
     waited_for = queued
     while waited_for and launches[waited_for - 1].done_ns > row.end_ns + _CLOCK_TOLERANCE_NS:
         waited_for -= 1
+    late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
+    if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:
+        waited_for -= 1  # the one before was done so little before the end that it was this one
     done = launches[waited_for - 1].done_ns if waited_for else row.start_ns
     return _Moment("sync", "sync", phase, queued - waited_for, max(0, row.end_ns - max(row.start_ns, done)))
 

@@ -143,9 +143,12 @@ class _Rank:
         self.queue.put((name, duration, self.env.now, self.last_done))
 
     def drain(self) -> Iterator[simpy.Event]:
+        yield from self.wait_for(self.last_done)
+
+    def wait_for(self, done: simpy.Event | None) -> Iterator[simpy.Event]:
         began = self.env.now
-        if self.last_done is not None and not self.last_done.processed:
-            yield self.last_done
+        if done is not None and not done.processed:
+            yield done
         yield self.env.timeout(self.t.latency)
         self.spans.append(("sync", DEVICE_SITE, self.received - 1, began, self.env.now))
 
@@ -181,7 +184,7 @@ class _Rank:
         yield self.env.timeout(self.t.lead)
         kinds = self.plan()
         for step, warmup in enumerate(kinds):
-            began = self.env.now
+            began, before = self.env.now, self.last_done
             for micro in range(self.t.accumulation):
                 yield from self.fetch()
                 yield from self.phase("h2d", "h2d")
@@ -198,15 +201,12 @@ class _Rank:
             yield from self.phase("optimizer", "optimizer")
             if (step + 1) % self.t.log_every == 0:
                 yield from self.phase("log", sync=True)
-            ends_turn = step + 1 in (len(kinds), *self.pauses())
-            if self.t.sync:  # what is left on the device at the end of a turn was left at its beginning too
-                self.steps.append((step, warmup, began, self.env.now))
-                if ends_turn and self.t.asynchronous:
-                    yield from self.drain()
-            else:
-                if self.t.asynchronous and (ends_turn or warmup != kinds[step + 1]):
-                    yield from self.drain()
-                self.steps.append((step, warmup, began, self.env.now))
+            stands_still = step + 1 in (len(kinds), *self.pauses())
+            if self.t.asynchronous and (stands_still or warmup != kinds[step + 1]):
+                yield from self.wait_for(before)  # what counts begins and ends with the device one step behind
+            self.steps.append((step, warmup, began, self.env.now))
+            if self.t.asynchronous and stands_still:
+                yield from self.drain()
 
     def plan(self) -> list[bool]:
         """Of every step whether it is warmup: those at the start, and at the start of each turn."""
@@ -282,10 +282,9 @@ def _steps(rank: _Rank, stops: list[float]) -> pa.Table:
 
 def _spans(rank: _Rank, stops: list[float]) -> pa.Table:
     at = _clock(stops)
-    end = rank.steps[-1][3]
     rows: dict[str, list[Any]] = {name: [] for name, _ in SPAN_COLUMNS}
     for role, name, batch, began, ended in rank.spans:
-        if (role.startswith("loader") and batch >= rank.received) or began > end:
+        if role.startswith("loader") and batch >= rank.received:
             continue
         cpu = round((ended - began) * MS) if role.startswith("loader") or role == "main" else None
         row = (1, 1, role, 0, name, batch, at(began), max(at(began), at(ended, ends=True)), cpu)

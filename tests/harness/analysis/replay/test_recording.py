@@ -94,22 +94,27 @@ def while_the_device_drained(run: RunData) -> list[float]:
 def test_programs_of_steps_that_log_and_end_a_turn_are_told_apart() -> None:
     truth = Truth(log_every=5, steps=40, warmup=5, workers=0)
     found = record(oracle.run(truth))
-    assert sorted(len(one.steps) for one in found.classes) == [9, 37]  # those that log, and all the rest
+    # Warmup, settling and measured steps end with a wait for the device to be no more than a step behind; two of these
+    # log, as eight others do.
+    assert sorted(len(one.steps) for one in found.classes) == [1, 2, 8, 35]
     # device: h2d, forward, backward, norm, optimizer; sync: the gradient norm
     kinds = [event.kind for event in found.classes[0].events if event.kind != "host"]
     assert kinds == ["fetch", "launch", "launch", "launch", "launch", "sync", "launch"]
     assert [event.phase for event in found.classes[0].events if event.kind == "sync"] == ["sync"]
     syncs = [event for one in found.classes for event in one.events if event.kind == "sync"]
-    assert [event.phase for event in syncs] == ["sync", "sync", "log"]
-    assert all(event.back == 0 for event in syncs)
+    assert {event.phase for event in syncs} == {"sync", "log", "other"}
+    # What was queued after the wait for the gradient norm is all that is left when the step ends.
+    assert {(event.phase, event.back) for event in syncs} <= {("sync", 0), ("log", 0), ("other", 0), ("other", 1)}
     assert np.concatenate([event.duration for event in syncs]) / MS == pytest.approx(truth.latency, abs=1e-4)
 
 
-def test_a_host_that_never_blocks_waits_at_the_end_of_what_counts() -> None:
-    """Warmup, settling and measured steps end with a wait for the device, in a step that is a class of its own."""
+def test_a_host_that_never_blocks_catches_up_at_the_end_of_what_counts() -> None:
+    """Warmup, settling and measured steps end when the device has done all but the last of them (5 kernels)."""
     truth = Truth(sync=False, log_every=1000, steps=40, workers=0)
     found = record(oracle.run(truth))
-    assert sorted(len(one.steps) for one in found.classes) == [3, 44]
+    syncs = [event for one in found.classes for event in one.events if event.kind == "sync"]
+    assert sum(len(event.duration) for event in syncs) == 3
+    assert {event.back for event in syncs} <= {4, 5}  # 4: nothing to catch up with, and a short copy just done
     assert abs(unedited_error(oracle.run(truth))) < 0.001
 
 
