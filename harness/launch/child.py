@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ class Channel:
         return json.loads(line)  # type: ignore[no-any-return]
 
 
-def main(descriptor: int) -> int:
-    """Serve one run over the socket ``descriptor``; the exit status."""
-    die_with_parent()  # a stopped child cannot notice that its parent was killed
+def main(descriptor: int, parent: int) -> int:
+    """Serve one run over the socket ``descriptor``, forked by process ``parent``; the exit status."""
+    die_with_parent(parent)  # a stopped child cannot notice that its parent was killed
     channel = Channel(socket.socket(fileno=descriptor))
     order = channel.receive()
     record = RunRecord(**order["record"])
@@ -102,7 +103,9 @@ class Run:
 
         prepared = prepare(self.config.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
-        batches = open_batches(self.config.data, prepared, self.config.seed, attach_in_worker)
+        data = self.config.data
+        attach = partial(attach_in_worker, None if data.start_method == "forkserver" else os.getpid())
+        batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
         self.record.facts = _facts(self.config, compute, prepared)
         self.run_queue = RunQueue(compute_threads=compute.device == "cpu")

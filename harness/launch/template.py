@@ -2,7 +2,7 @@
 
 One template serves the runs of one block that live side by side, so they share its memory layout and its code pages,
 and the next block gets another template. It never computes, tokenizes or touches a device, so forking it is safe.
-Started as ``python -m harness.launch.template FD MODULE...``.
+Started as ``python -m harness.launch.template FD PARENT MODULE...``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Template:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.launch.template", str(theirs.fileno()), *modules],
+                [sys.executable, "-m", "harness.launch.template", str(theirs.fileno()), str(os.getpid()), *modules],
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[theirs.fileno()],
@@ -88,9 +88,9 @@ class Template:
 def main() -> int:
     from harness.probes.loader import die_with_parent
 
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is here stays in shared pages: no collection in a run touches it
@@ -106,17 +106,18 @@ def main() -> int:
                 codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             answer = {"pid": pid, "code": codes[pid]}
         else:
+            template = os.getpid()
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                _become_run(*descriptors)
+                _become_run(template, *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
         connection.send(json.dumps(answer).encode())
 
 
-def _become_run(channel: int, log: int) -> NoReturn:
+def _become_run(template: int, channel: int, log: int) -> NoReturn:
     """In the forked process: a session of its own, its output into its log, then the run; never returns."""
     code = 1
     try:
@@ -127,7 +128,7 @@ def _become_run(channel: int, log: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         from harness.launch.child import main as run
 
-        code = run(channel)
+        code = run(channel, template)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:

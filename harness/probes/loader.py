@@ -52,14 +52,24 @@ class StageRecorder:
         return BatchTrace(self._pid, self._tid, self._role, self._batches - 1, spans)
 
 
-def attach_in_worker(worker_id: int) -> None:
-    """The loader's ``worker_init`` hook: record stages in this worker, and end it when its parent ends."""
-    die_with_parent()
+def attach_in_worker(parent: int | None, worker_id: int) -> None:
+    """The loader's ``worker_init`` hook: record stages in this worker, and end it when its parent ends.
+
+    ``parent`` as in :func:`die_with_parent`: bind it (functools.partial) before giving this to the loader.
+    """
+    die_with_parent(parent)
     telemetry.attach(StageRecorder(f"loader-{worker_id}"))
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends: a stopped (SIGSTOP) child would otherwise stay for ever."""
+def die_with_parent(parent: int | None) -> None:
+    """Ask Linux to kill this process when its parent ends: a stopped (SIGSTOP) child would otherwise stay for ever.
+
+    ``parent`` is the process id that the parent had when it made this one: one that ended before it could be asked to
+    take this process along is noticed by it, and this process ends here. None where another process made this one
+    (a forkserver, which ends with its own parent).
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        if parent is not None and os.getppid() != parent:
+            os._exit(1)
