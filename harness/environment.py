@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from harness.machine.cgroup import find_group, memory_limit
+
 PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", "llm-training-harness")
 
 
@@ -25,6 +27,11 @@ def record_environment() -> dict[str, Any]:
     }
 
 
+def has_nvidia_driver() -> bool:
+    """Whether a driver is loaded that NVML and CUDA could speak to; torch would tell the same seconds later."""
+    return Path("/dev/nvidiactl").exists()
+
+
 def available_memory_bytes() -> int | None:
     """Memory that new processes can take without swapping: MemAvailable, within the cgroup's limit; None if unknown."""
     try:
@@ -32,12 +39,8 @@ def available_memory_bytes() -> int | None:
             available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return available if limit == "max" else min(available, max(int(limit) - used, 0))
+    limit = memory_limit(find_group("memory"))
+    return available if limit is None or limit.free_bytes is None else min(available, limit.free_bytes)
 
 
 def _version(package: str) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from harness.environment import has_nvidia_driver
 from harness.overrides import Nested, expand, flatten, lookup, merge
-from harness.scenario import Control, Dosed, Scenario
+from harness.scenario import Control, Dosed, ProbesConfig, Scenario
 from harness.scenario_checks import problems
 from harness.scenario_errors import did_you_mean
 from harness.scenario_yaml import MAX_ARMS, dotted
@@ -32,6 +33,8 @@ DOSES: dict[Dosed, str] = {
 }
 DOSE_TIMES = (1, 2, 4)
 MAX_EXTRA = 64  # what the keys of DOSES allow
+PROFILED = "profiled"  # the run of an arm whose steps are looked into rather than measured
+BARE, LEDGER = "bare", "with-ledger"  # what the cost of probes is measured against
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant
     return [one for one in plain if not patterns or any(chosen(one, pattern) for pattern in patterns)]
 
 
-def _with_controls(scenario: Scenario, source: str, plain: Iterable[Variant], baselines: set[str]) -> Iterator[Arm]:
+def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], baselines: set[str]) -> Iterator[Arm]:
     for one in plain:
         yield _arm(one.name, None, one, {})
         for control in dict.fromkeys(scenario.controls):
@@ -123,6 +126,20 @@ def _with_controls(scenario: Scenario, source: str, plain: Iterable[Variant], ba
             overs = _doses(scenario, source, one) if control == "dose" else [(control, CONTROLS[control])]
             for kind, over in overs:
                 yield _arm(f"{one.name}+{kind}", kind, one, over)
+        first = next((other.name for other in plain if other.name in baselines), None)
+        for kind in _probe_runs(scenario.probes, calibrated=one.name == first):
+            yield _arm(f"{one.name}+{kind}", kind, one, {})
+
+
+def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
+    """The controls that probes ask for: what they cost, and the run that is looked into."""
+    if calibrated and probes.calibrate:
+        sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
+        disturbing = {"torch_profiler": probes.torch_profiler, "py_spy": probes.py_spy}
+        yield from (BARE, LEDGER)
+        yield from (f"with-{name}" for name, there in (sampled | disturbing).items() if there)
+    if probes.torch_profiler or probes.py_spy:
+        yield PROFILED
 
 
 def _doses(scenario: Scenario, source: str, one: Variant) -> Iterator[tuple[str, Nested]]:
@@ -157,9 +174,10 @@ def _arm(name: str, control: str | None, one: Variant, over: Nested) -> Arm:
 
 
 def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
-    names = [arm.name for arm in arms]
+    names = [arm.name for arm in arms if arm.control != PROFILED]
     random.Random(f"{seed}/{block}").shuffle(names)
-    return tuple(names)
+    # Once is enough to look into an arm, and last, so that no measured run stands beside a profiler.
+    return (*names, *(arm.name for arm in arms if arm.control == PROFILED and block == 0))
 
 
 def describe(plan: Plan) -> str:
@@ -175,11 +193,13 @@ def describe(plan: Plan) -> str:
         rows += [[str(len(rows) + place), str(block), *cells[name]] for place, name in enumerate(names)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    controls = sum(arm.control is not None for arm in plan.arms)
-    plain = len(plan.arms) - controls
+    profiled = sum(arm.control == PROFILED for arm in plan.arms)
+    plain = sum(arm.control is None for arm in plan.arms)
+    controls = len(plan.arms) - plain - profiled
     counts = (
-        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {len(plan.arms)} ({_count(plain, 'arm')}, "
-        f"{_count(controls, 'control')}); {_count(len(plan.comparisons), 'comparison')}"
+        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {plain + controls} ({_count(plain, 'arm')}, "
+        f"{_count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
+        f"{_count(len(plan.comparisons), 'comparison')}"
     )
     return "\n".join([*lines, counts])
 

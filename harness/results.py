@@ -68,6 +68,12 @@ SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
 )
 Columns = dict[str, list[Any]]
 
+# What a run may leave, besides its log; of loader worker K: torch_profile.loader-K.json.gz.
+RUN_FILES = (
+    "run.json", "steps.parquet", "spans.parquet", "samples.parquet", "probes.json",
+    "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
+)  # fmt: skip
+
 RunStatus = Literal["done", "failed", "interrupted"]
 
 
@@ -78,7 +84,8 @@ class RunRecord:
     arm: str
     block: int
     status: RunStatus
-    control: str | None = None  # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>
+    # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>; for the probes: profiled, bare, with-<probe>
+    control: str | None = None
     of: str | None = None  # the arm this control belongs to
     session: str = ""  # runs of one session alternated in time; only these are paired turn by turn
     position: int = 0  # place in the block's order
@@ -122,12 +129,17 @@ class StudyRecord:
 
 @dataclass
 class RunData:
-    """One run as read back: its record and, where it left them, its tables as {column: list} (None where missing)."""
+    """One run as read back: its record and, where it left them, its tables (None where missing).
+
+    ``probes`` is its probes.json: what went wrong with probes, the windows of those that have some, missed samples.
+    """
 
     record: RunRecord
     steps: pa.Table | None
     spans: pa.Table | None
     samples: pa.Table | None
+    probes: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None  # where the profiler's own files lie
 
 
 Record = TypeVar("Record", RunRecord, StudyRecord)
@@ -244,6 +256,9 @@ class StudyFolder:
         write_table(folder / "spans.parquet", SPAN_COLUMNS, spans)
         write_table(folder / "samples.parquet", SAMPLE_COLUMNS, samples)
 
+    def write_probes(self, arm: str, block: int, probes: dict[str, Any]) -> None:
+        write_json(self.run(arm, block) / "probes.json", probes)
+
     def read_record(self, arm: str, block: int) -> RunRecord | None:
         """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
         path = self.run(arm, block) / "run.json"
@@ -271,7 +286,12 @@ class StudyFolder:
             except InputError as error:  # one damaged table must not cost the report of all the other runs
                 record.status, record.error = "failed", str(error)
                 steps = spans = samples = None
-            yield RunData(record, steps, spans, samples)
+            probes = path.with_name("probes.json")
+            try:
+                found = _read_json(probes) if probes.exists() else {}
+            except InputError as error:
+                found = {"problems": [str(error)]}
+            yield RunData(record, steps, spans, samples, found, path.parent)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from trainer.config import Config
 
@@ -39,11 +39,64 @@ class Compare(Config):
     candidate: str
 
 
+class TorchProfilerConfig(Config):
+    """torch.profiler's schedule, in steps, and what it records. Its steps never count as measured."""
+
+    wait: int = Field(1, ge=0, le=10_000)
+    warmup: int = Field(2, ge=0, le=1000)
+    active: int = Field(3, ge=1, le=1000)
+    """Steps recorded, after `wait` steps at bare speed and `warmup` steps whose records are thrown away."""
+    repeat: int = Field(1, ge=1, le=100)
+    shapes: bool = False
+    memory: bool = False
+    """Every allocation and release, for the memory timeline."""
+    stack: bool = False
+    flops: bool = False
+    workers: bool = True
+    """Also inside loader workers, where torch.profiler by itself sees nothing."""
+
+
+class PySpyConfig(Config):
+    """py-spy's sampling of the trainer and its workers. Its steps never count as measured."""
+
+    rate_hz: int = Field(100, ge=1, le=1000)
+    seconds: float = Field(5, ge=0.5, le=600)
+    """How long it samples; twice, as the flame graph takes a pass of its own."""
+    native: bool = False
+    """Also C, C++ and Rust frames."""
+    gil: bool = False
+    """Only threads that hold Python's global lock."""
+    nonblocking: bool = False
+    """Do not pause the trainer for a sample: cheaper, and some samples are torn."""
+
+
+def _switched(value: Any) -> Any:
+    """`true` is a probe with its defaults, `false` none."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+TorchProfiler = Annotated[
+    TorchProfilerConfig | None,
+    BeforeValidator(_switched, json_schema_input_type=TorchProfilerConfig | bool | None),
+]
+PySpy = Annotated[PySpyConfig | None, BeforeValidator(_switched, json_schema_input_type=PySpyConfig | bool | None)]
+
+
 class ProbesConfig(Config):
-    """What is measured besides the steps."""
+    """What is measured besides the steps. What would disturb them runs in a process of its own for each arm."""
 
     host: bool = True
-    """CPU use of the run and of other processes, and memory, once per turn."""
+    """CPU, memory, disk and limits of the run's processes, and the load by others."""
+    nvml: Literal["auto"] | bool = "auto"
+    """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
+    sample_hz: float = Field(10, ge=0.1, le=100)
+    """Readings per second of host and nvml, by a process of their own."""
+    torch_profiler: TorchProfiler = None
+    """Operators and kernels of a few steps, in one more run of every arm; true: with its defaults."""
+    py_spy: PySpy = None
+    """Sampled stacks of the trainer and its workers, in that same run; true: with its defaults."""
+    calibrate: bool = False
+    """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
     timeline_steps: int = Field(20, ge=1, le=10_000)
     """Steps shown in timeline.json.gz (a window from the first measured step on)."""
 

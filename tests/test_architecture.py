@@ -11,11 +11,14 @@ ROOT = Path(__file__).parent.parent
 # package -> packages of harness it may import (besides the shared ones below, and the trainer).
 ALLOWED = {
     "analysis": {"analysis"},
+    "machine": set(),
+    "traces": set(),
     "probes": {"probes"},
     "report": {"report", "analysis"},
     "launch": {"launch", "probes", "analysis", "plan", "scenario"},
 }
-SHARED = {"results", "environment", "overrides"}
+# Rooms without a side of their own: the contract, facts of this machine, and reading what profilers wrote.
+SHARED = {"results", "environment", "overrides", "machine", "traces"}
 CLOCKS_AND_FILES = {"time", "datetime", "os", "pathlib", "io", "subprocess", "socket", "shutil", "tempfile"}
 
 

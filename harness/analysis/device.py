@@ -56,9 +56,9 @@ def device_columns(
         name: [0] * len(steps)
         for name in ("device_busy_ns", "device_starved_ns", *(f"starved_{cause}_ns" for cause in CAUSES))
     }
-    causes = list(_by_cause(phases, fetches))
+    causes = list(by_cause(phases, fetches))
     following = 0
-    for row, since, until in _idle(steps, kernels):
+    for row, since, until in idle(steps, kernels):
         add(columns["device_starved_ns"], row, until - since)
         while following < len(causes) and causes[following].end_ns <= since:
             following += 1
@@ -81,7 +81,7 @@ def add(column: list[int | None], row: int, value: int) -> None:
     column[row] = (column[row] or 0) + value
 
 
-def _idle(steps: Sequence[tuple[int, int]], kernels: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+def idle(steps: Sequence[tuple[int, int]], kernels: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """(row, start, end) of every stretch of a step in which the device did nothing."""
     following = 0
     for row, (start, end) in enumerate(steps):
@@ -98,7 +98,7 @@ def _idle(steps: Sequence[tuple[int, int]], kernels: Sequence[tuple[int, int]]) 
             yield row, free, end
 
 
-def _by_cause(phases: Iterable[Span], fetches: Sequence[Fetch]) -> Iterator[Activity]:
+def by_cause(phases: Iterable[Span], fetches: Sequence[Fetch]) -> Iterator[Activity]:
     """The main thread's time without overlaps, in order; the innermost span counts."""
     found: list[Activity] = []
     for fetch in fetches:

@@ -22,10 +22,12 @@ from harness.analysis.comparisons import (
     trained_tokens_per_s,
 )
 from harness.analysis.confounds import confounds, useful_fraction
+from harness.analysis.device_health import device_health, differences
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.ledger import Bound, RunLedger, mean_over, measure
 from harness.analysis.outlook import outlooks
 from harness.analysis.overlap import SyncCall
+from harness.analysis.probe_cost import PROFILED, ProbeCost, probe_costs
 from harness.analysis.sentences import ASK_FOR, sentence
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
 from harness.analysis.wording import count
@@ -84,6 +86,8 @@ class StudyReport:
     problems: list[str]
     emulated: bool
     environment: dict[str, Any]
+    probe_costs: list[ProbeCost] = field(default_factory=list)
+    probe_problems: list[str] = field(default_factory=list)  # what a probe could not do, said once
 
     def arm(self, name: str) -> ArmReport | None:
         return next((arm for arm in self.arms if arm.name == name), None)
@@ -99,7 +103,8 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         if ledger is not None:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
     declared = _arms(study, records)
-    arms = [_arm(arm, ledgers.get(arm["name"], {})) for arm in declared]
+    # An arm is looked into in a run of its own, which has nothing to say of how fast it is.
+    arms = [_arm(arm, ledgers.get(arm["name"], {})) for arm in declared if arm.get("control") != PROFILED]
     for arm in arms:
         if arm.control and arm.of:
             own, whole = ledgers.get(arm.name, {}), ledgers.get(arm.of, {})
@@ -123,6 +128,8 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
             comparison.missing += _failures(names, records)
         else:
             comparison.confounds = confounds(by_name[names[0]], by_name[names[1]], records, names, blocks)
+            cards = device_health({name: finished.get(name, ()) for name in names})
+            comparison.confounds += differences(cards, *names)
             explain(comparison, finished, by_name, controls)
             comparison.outlooks = outlooks(study, comparison, finished)
         comparison.sentence = sentence(comparison)
@@ -135,7 +142,21 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         problems=_problems(study, declared, records, ledgers, blocks),
         emulated=any(bool(record.facts.get("emulated")) for record in everyone),
         environment=study.environment or next((r.environment for r in everyone if r.environment), {}),
+        probe_costs=probe_costs(declared, ledgers),
+        probe_problems=_probe_problems(runs),
     )
+
+
+def _probe_problems(runs: Sequence[RunData]) -> list[str]:
+    """What probes could not do, each once, with the runs that said so where not all did."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for problem in dict.fromkeys(run.probes.get("problems") or ()):
+            said.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
+    return [
+        problem if len(where) == len(runs) else f"{problem} ({', '.join(where[:3])}{', ...' if len(where) > 3 else ''})"
+        for problem, where in said.items()
+    ]
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
@@ -238,8 +259,10 @@ def _problems(
     blocks: int,
 ) -> list[str]:
     found = []
-    planned = len(arms) * blocks
-    finished = sum(len(group) for group in ledgers.values())
+    profiled = {arm["name"] for arm in arms if arm.get("control") == PROFILED}
+    looked_into = [record for name in profiled for record in records.get(name, ())]
+    planned = (len(arms) - len(profiled)) * blocks + len(profiled)
+    finished = sum(len(group) for group in ledgers.values()) + sum(r.status == "done" for r in looked_into)
     if not finished:
         found.append("No run has finished: there is nothing to report yet")
     elif finished < planned:
@@ -251,7 +274,7 @@ def _problems(
         for record in group:
             if record.status != "done":
                 endings.setdefault(f"{name}: {_ending(record)}", []).append(record.block)
-            elif record.block not in ledgers.get(name, {}):
+            elif name not in profiled and record.block not in ledgers.get(name, {}):
                 endings.setdefault(f"{name}: done, but without a measured step in its tables", []).append(record.block)
     found += [f"{what}, block{'s' * (len(where) > 1)} {', '.join(map(str, where))}" for what, where in endings.items()]
     if finished and blocks < MIN_BLOCKS:

@@ -1,97 +1,104 @@
-"""harness doctor: what devices are here, what is known of their peaks, and measuring this CPU's."""
+"""harness doctor: is this machine fit for studies, and if not, what to do: one line each, ok, warn or fail."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.device_profiles import DeviceProfile
+    from harness.machine.checks import Check
+
+COLUMNS = 120
+NAME_COLUMNS = 11
+INDENT = " " * (6 + NAME_COLUMNS)
+STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
+SCHEMA = 1
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the devices of this machine and their profiles; with --calibrate, measure the CPU first."""
+    """Print what was found; 1 where something makes ``harness run`` impossible, else 0. --calibrate measures first."""
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"doctor: --threads {arguments.threads}: at least 1")
-    import torch  # takes a second or two: the devices are torch's to see
+    from harness.machine.examine import Examination
+    from trainer.data.cache import cache_root
 
-    threads = arguments.threads or torch.get_num_threads()
-    if arguments.calibrate:
-        from trainer.calibrate import calibrate
+    if arguments.calibrate:  # before the examination, which would take the cores from it
+        _calibrate(arguments.threads)
+    examination = Examination(Path(arguments.out), cache_root(), os.environ)
+    checks = examination.checks(arguments.threads)
+    counts = Counter(check.status for check in checks)
+    if arguments.json:
+        content = {
+            "schema": SCHEMA,
+            "status": worst(checks),
+            "checks": [vars(check) for check in checks],
+            "facts": examination.facts(),
+        }
+        print(json.dumps(content, indent=2, default=str))
+    else:
+        _print(checks)
+    return 1 if counts["fail"] else 0
 
-        print(f"measuring this CPU with {_count(threads, 'thread')}: 5 to 20 seconds", file=sys.stderr)
-        calibrate(threads)
-    for line in (*_cpu(threads), *_cuda(), *_shipped()):
-        print(line)
-    return 0
+
+def _calibrate(threads: int | None) -> None:
+    import torch  # takes a second or two
+
+    from trainer.calibrate import calibrate
+
+    threads = threads or torch.get_num_threads()
+    what = f"{threads} thread{'s' if threads > 1 else ''}"
+    print(f"measuring this CPU with {what}: 5 to 20 seconds", file=sys.stderr)
+    calibrate(threads)
 
 
-def _cpu(threads: int) -> Iterator[str]:
-    import importlib.metadata
+def worst(checks: Sequence[Check]) -> str:
+    found = {check.status for check in checks}
+    return next(status for status in ("fail", "warn", "ok") if status in found)
 
-    from trainer.calibrate import core_count, cpu_identity, cpu_profile, not_calibrated, profile_path
 
-    torch_version = importlib.metadata.version("torch")
-    cores = _count(core_count(), "core")
-    yield f"cpu: {cpu_identity()}, {cores}; torch {torch_version}, {_count(threads, 'thread')}"
-    profile = cpu_profile(threads)
-    if profile is None:
-        yield f"  profile: none; MFU stays null: {not_calibrated(threads)}"
+def lines_of(check: Check) -> Iterator[str]:
+    """Status, name and finding, and the fix below; no line longer than ``COLUMNS``."""
+    head = f"{check.status:<6}{check.name:<{NAME_COLUMNS}}"
+    yield from _wrapped(check.finding, head)
+    if check.fix:
+        yield from _wrapped(f"fix: {check.fix}", INDENT)
+
+
+def conclusion(checks: Sequence[Check]) -> str:
+    """The last line."""
+    counts = Counter(check.status for check in checks)
+    ability = "harness run cannot work here" if counts["fail"] else "harness run works here"
+    return f"{ability}: {counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail"
+
+
+def _wrapped(text: str, head: str) -> list[str]:
+    """At least one space between a name that fills its column and what follows; commands are not cut at hyphens."""
+    first = head if head.endswith(" ") else f"{head} "
+    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False)
+
+
+def _print(checks: Sequence[Check]) -> None:
+    """In colour on a terminal, plain into a pipe."""
+    if not sys.stdout.isatty():
+        for check in checks:
+            print(*lines_of(check), sep="\n")
+        print(conclusion(checks))
         return
-    yield f"  profile: {profile_path(threads)}"
-    yield from _figures(profile)
+    from rich.console import Console
+    from rich.text import Text
 
-
-def _cuda() -> Iterator[str]:
-    import torch
-
-    from trainer.device_profiles import find_profile
-
-    if not torch.cuda.is_available():
-        yield "cuda: no device that torch can see"
-        return
-    for index in range(torch.cuda.device_count()):
-        name = torch.cuda.get_device_name(index)
-        yield f"cuda:{index}: {name}"
-        profile = find_profile(name)
-        if profile is None:
-            yield "  profile: none names this device; MFU stays null (profiles/devices/*.yaml, device_names)"
-            continue
-        yield f"  profile: {profile.name} ({profile.title})"
-        yield from _figures(profile)
-
-
-def _shipped() -> Iterator[str]:
-    from trainer.device_profiles import profile_names
-
-    yield f"device profiles: {', '.join(profile_names())}"
-
-
-def _figures(profile: DeviceProfile) -> Iterator[str]:
-    kind = "measured" if profile.measured else "dense peak"
-    rates = [f"{dtype} {_flops(figure.value)}" for dtype, figure in profile.peak.items() if figure.value is not None]
-    yield f"  {kind}: {', '.join(rates)}"
-    if not profile.measured and profile.achievable_matmul_flops_per_s:
-        achievable = [f"{dtype} {_flops(rate)}" for dtype, rate in profile.achievable_matmul_flops_per_s.items()]
-        yield f"  achievable in a matrix product: {', '.join(achievable)}"
-    line = (
-        f"  memory {profile.memory_bytes / 1e9:.0f} GB at {profile.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s; "
-        f"link {profile.link.name}"
-    )
-    yield line if profile.measured else f"{line}, {profile.link_bandwidth_bytes_per_s / 1e9:.4g} GB/s"
-    for note in profile.notes:
-        yield f"  note: {note}"
-    if profile.price_per_hour_usd is not None:
-        yield f"  {profile.price_per_hour_usd:g} USD per hour on {profile.price.date} ({profile.price.source})"
-
-
-def _flops(rate: float) -> str:
-    return f"{rate / 1e12:.5g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.4g} GFLOP/s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    console = Console(highlight=False, soft_wrap=True)
+    for check in checks:
+        text = Text("\n".join(lines_of(check)))
+        text.stylize(STYLES[check.status], 0, len(check.status))
+        console.print(text)
+    console.print(Text(conclusion(checks), style=STYLES[worst(checks)]))

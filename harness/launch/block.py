@@ -27,6 +27,9 @@ class Turns:
         return self.count * (self.settle + self.steps)
 
 
+NO_TURNS = Turns(0, 0, 0)  # of a run that is there to be looked into
+
+
 def plan_turns(config: TrainerConfig, interleave: str, slice_steps: int) -> Turns:
     """At least ``config.steps`` measured steps.
 
@@ -46,7 +49,9 @@ def run_block(
 
     Whatever happens (KeyboardInterrupt included) no process is left behind.
     """
-    together = [processes] if interleave == "slices" else [[process] for process in processes]
+    measured = [process for process in processes if not process.profiled]
+    together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
+    together += [[process] for process in processes if process.profiled]
     for group in together:
         template = Template(_modules(group))
         try:
@@ -103,6 +108,10 @@ def _take_turns(
         if process is not None and survives(process, process.wait_ready):
             process.stop()
             alive.append(process)
+    for process in [one for one in alive if one.profiled]:
+        process.go_on()
+        if not survives(process, process.profile):
+            alive.remove(process)
     for turn in range(max(turns[process.record.arm].count for process in processes)):
         # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
         for process in list(alive if turn % 2 == 0 else reversed(alive)):

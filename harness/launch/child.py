@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.tables import spans_table, steps_table
-from harness.probes.host import HostProbe
+from harness.probes.attached import Attached
+from harness.probes.bare import BareRecorder
 from harness.probes.loader import attach_in_worker, die_with_parent
 from harness.probes.run_queue import RunQueue
 from harness.probes.steps import StepRecorder
@@ -56,7 +57,7 @@ def main(descriptor: int, parent: int) -> int:
     record = RunRecord(**order["record"])
     record.pid = os.getpid()
     record.started_utc = datetime.now(UTC).isoformat(timespec="seconds")
-    run = Run(record, StudyFolder(Path(order["study"])), host=order["host"])
+    run = Run(record, StudyFolder(Path(order["study"])), order["probes"])
     try:
         run.serve(channel)
         record.status = "done"
@@ -73,13 +74,15 @@ def main(descriptor: int, parent: int) -> int:
 class Run:
     """A trainer under its probes."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, host: bool) -> None:
+    def __init__(self, record: RunRecord, folder: StudyFolder, probes: dict[str, Any]) -> None:
+        """``probes``: see :func:`harness.launch.probing.probes_of`."""
         self.record = record
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
-        self.host = HostProbe() if host else None
+        self.probes = probes
+        self.attached = Attached(probes, folder.run(record.arm, record.block))
         self.run_queue: RunQueue | None = None
-        self.recorder: StepRecorder | None = None
+        self.recorder: StepRecorder | BareRecorder | None = None
         self.compute: Compute | None = None
 
     def serve(self, channel: Channel) -> None:
@@ -88,12 +91,18 @@ class Run:
         try:
             self._take(steps, self.config.warmup_steps, warmup=True)
             self._stand_still()
+            self.attached.wait()  # NVML may take seconds to wake
             channel.send({"event": "ready"})
             while (message := channel.receive())["do"] != "finish":
-                self._turn(steps, message["turn"], message["settle"], message["steps"])
-                channel.send({"event": "turn"})
+                if message["do"] == "profile":
+                    self._profile(steps)
+                else:
+                    self._turn(steps, message["turn"], message["settle"], message["steps"])
+                self.attached.wait()
+                channel.send({"event": message["do"]})
         finally:
             close()
+            self.attached.close()
 
     def _build(self) -> tuple[Iterator[int], Any]:
         from trainer.compute import build_compute
@@ -104,12 +113,17 @@ class Run:
         prepared = prepare(self.config.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
-        attach = partial(attach_in_worker, None if data.start_method == "forkserver" else os.getpid())
+        parent = None if data.start_method == "forkserver" else os.getpid()
+        folder = self.folder.run(self.record.arm, self.record.block)
+        attach = partial(attach_in_worker, parent, self.probes, folder)
         batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
         self.record.facts = _facts(self.config, compute, prepared)
-        self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
-        self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
+        if self.probes["ledger"]:
+            self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
+            self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
+        else:
+            self.recorder = BareRecorder()
         telemetry.attach(self.recorder)
         steps = train(self.config, compute, batches)
 
@@ -121,17 +135,24 @@ class Run:
 
     def _turn(self, steps: Iterator[int], turn: int, settle: int, count: int) -> None:
         assert self.recorder is not None
-        assert self.run_queue is not None
-        self.run_queue.find_threads()
+        if self.run_queue is not None:
+            self.run_queue.find_threads()
         self.recorder.turn = turn
         # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
         # device that has nothing queued.
         self._take(steps, settle, warmup=True)
-        if self.host is not None:
-            self.host.start()
+        self.attached.start()
         self._take(steps, count, warmup=False)
-        if self.host is not None:
-            self.host.stop()
+        self.recorder.pause()  # what ending a probe takes is no part of the last step
+        self.attached.stop()
+        self._stand_still()
+        sys.stdout.flush()
+
+    def _profile(self, steps: Iterator[int]) -> None:
+        """The windows of the probes that disturb, one after the other; none of their steps is measured."""
+        assert self.recorder is not None
+        self.recorder.warmup = True
+        self.attached.run_windows(lambda: next(steps), self.recorder)
         self._stand_still()
         sys.stdout.flush()
 
@@ -164,12 +185,13 @@ class Run:
                 self.record.block,
                 steps_table(self.recorder, asynchronous=self.compute is not None and self.compute.asynchronous),
                 spans_table(self.recorder, os.getpid(), threading.get_native_id(), rank=0),
-                self.host.samples if self.host is not None else {},
+                self.attached.samples,
             )
+            self.folder.write_probes(self.record.arm, self.record.block, self.attached.told())
         self.folder.write_run(self.record)
 
 
-def _profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
+def _device_profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
     """What the device's profile says of its peak and price, or why there is none."""
     import torch
 
@@ -200,7 +222,7 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Any) -> dict[str, 
     device = config.compute.emulated if computed else None
     return {
         "emulation": assumptions(config, shape) if device is not None else None,
-        **_profile(config, compute),
+        **_device_profile(config, compute),
         "parameters": parameters(shape) if computed else None,
         "flops_per_token": flops_per_token(shape, config.data.sequence_length) if computed else None,
         "vocab_size": shape.vocab_size,

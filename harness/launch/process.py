@@ -8,10 +8,11 @@ import socket
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from harness.launch.child import Channel
 from harness.launch.template import Template, TemplateGone
-from harness.results import RunRecord, StudyFolder
+from harness.results import RUN_FILES, RunRecord, StudyFolder
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
@@ -21,10 +22,11 @@ class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and su
 class RunProcess:
     """One run in a process group of its own, so that its loader workers stop and end with it."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, host: bool) -> None:
+    def __init__(self, record: RunRecord, folder: StudyFolder, probes: dict[str, Any]) -> None:
+        """``probes``: see :func:`harness.launch.probing.probes_of`."""
         self.record = record
         self._folder = folder
-        self._host = host
+        self._probes = probes
         self._template: Template | None = None
         self._pid = 0
         self._exit_code: int | None = None
@@ -34,7 +36,7 @@ class RunProcess:
         """Start building, :meth:`wait_ready` waits for it; RunFailed where it cannot even start."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("run.json", "steps.parquet", "spans.parquet", "samples.parquet"):
+        for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
@@ -44,7 +46,7 @@ class RunProcess:
             except TemplateGone as gone:
                 self._fail(str(gone))
         self._template = template
-        self._send({"record": asdict(self.record), "study": str(self._folder.path), "host": self._host})
+        self._send({"record": asdict(self.record), "study": str(self._folder.path), "probes": self._probes})
 
     def wait_ready(self) -> None:
         """Block until the run is warm; RunFailed where it ended instead."""
@@ -54,6 +56,16 @@ class RunProcess:
         """Run ``settle`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
         self._send({"do": "turn", "turn": turn, "settle": settle, "steps": steps})
         self._expect("turn")
+
+    @property
+    def profiled(self) -> bool:
+        """Whether it is there to be looked into: by itself, and without a measured step."""
+        return bool(self._probes["windows"])
+
+    def profile(self) -> None:
+        """Run the windows of the probes that disturb; RunFailed where it ended instead."""
+        self._send({"do": "profile"})
+        self._expect("profile")
 
     def finish(self) -> None:
         """Let it write its tables and end; RunFailed where it could not."""

@@ -16,11 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.environment import record_environment
-from harness.launch.block import Turns, plan_turns, run_block
+from harness.environment import has_nvidia_driver, record_environment
+from harness.launch.block import NO_TURNS, Turns, plan_turns, run_block
 from harness.launch.memory import choose_interleave, estimate_run_bytes
+from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
+from harness.plan import PROFILED
 from harness.results import RunRecord, StudyFolder, StudyRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -44,7 +46,9 @@ def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Out
     with _terminable():  # else a batch system's notice would leave half a file in the cache
         needs, fingerprints = _prepare(configs)
     interleave, reason = choose_interleave(
-        plan.scenario.interleave, needs, any(config.compute.device == "cuda" for config in configs.values())
+        plan.scenario.interleave,
+        [need for arm, need in zip(plan.arms, needs, strict=True) if arm.control != PROFILED],
+        any(config.compute.device == "cuda" for config in configs.values()),
     )
     record = StudyRecord(
         scenario=plan.scenario.name,
@@ -87,7 +91,11 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
 def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
     configs = {arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms}
     slice_steps = int(record.scenario_text["slice_steps"])
-    turns = {name: plan_turns(config, record.interleave, slice_steps) for name, config in configs.items()}
+    profiled = {arm["name"] for arm in record.arms if arm["control"] == PROFILED}
+    turns = {
+        name: NO_TURNS if name in profiled else plan_turns(config, record.interleave, slice_steps)
+        for name, config in configs.items()
+    }
     missing = [
         [name for name in order if not _is_done(folder, name, block)] for block, order in enumerate(record.order)
     ]
@@ -146,7 +154,7 @@ def _run_block(
                 environment=environment,
             ),
             folder,
-            host=bool(record.scenario_text["probes"]["host"]),
+            probes_of(record.scenario_text["probes"], arms[name]["control"]),
         )
         for position, name in enumerate(names)
     ]
@@ -198,7 +206,7 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
 def _check_devices(configs: dict[str, TrainerConfig]) -> None:
     """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would tell minutes later)."""
     for name, config in configs.items():
-        if config.compute.device == "cuda" and not Path("/dev/nvidiactl").exists():
+        if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(
                 f"arm {name}: compute.device: cuda, but there is no NVIDIA device here; allowed: auto, cpu"
             )

@@ -7,18 +7,18 @@ from typing import Any
 
 from harness.analysis.device import Fetch, device_columns
 from harness.analysis.exposure import attribute
+from harness.probes.bare import BareRecorder
 from harness.probes.steps import Received, StepRecorder
 from harness.results import PHASES, Columns
 from trainer.telemetry import StageSpan
 
 
-def steps_table(recorder: StepRecorder, asynchronous: bool = False) -> Columns:
+def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = False) -> Columns:
     """One row per finished step; batches received in a step that never finished are left out.
 
     On an ``asynchronous`` device, what was exposed and hidden follows from what the device did, not from the waits.
     """
     steps = recorder.steps
-    received = [batch for batch in recorder.received_batches if batch.step_row < len(steps)]
     columns: Columns = {
         "step": [row.step for row in steps],
         "turn": [row.turn for row in steps],
@@ -28,10 +28,14 @@ def steps_table(recorder: StepRecorder, asynchronous: bool = False) -> Columns:
         "contended_ns": [row.contended_ns for row in steps],
         "loss": [recorder.losses.get(row.step) for row in steps],
     }
+    names = ("tokens", "trained_tokens", "samples")
+    if isinstance(recorder, BareRecorder):
+        return columns | {name: [counts[place] for counts in recorder.counts] for place, name in enumerate(names)}
+    received = [batch for batch in recorder.received_batches if batch.step_row < len(steps)]
     for index, phase in enumerate(PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
     columns.update(_device(recorder, received) if asynchronous else _waits(received, len(steps)))
-    for name in ("tokens", "trained_tokens", "samples"):
+    for name in names:
         counts = [0] * len(steps)
         for batch in received:
             counts[batch.step_row] += getattr(batch, name)
@@ -61,8 +65,10 @@ def _device(recorder: StepRecorder, received: list[Received]) -> Columns:
     )
 
 
-def spans_table(recorder: StepRecorder, pid: int, tid: int, rank: int) -> Columns:
+def spans_table(recorder: StepRecorder | BareRecorder, pid: int, tid: int, rank: int) -> Columns:
     """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
+    if isinstance(recorder, BareRecorder):
+        return {}
     main = (pid, tid, "main", rank)
     rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, p.cpu_ns) for p in recorder.phases]
     for batch in recorder.received_batches:

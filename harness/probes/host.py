@@ -1,75 +1,163 @@
-"""Host load while a run has its turns: cores used by this run, by others, and taken by the hypervisor (/proc)."""
+"""Host readings of one run: what its processes used and waited for, what others took, what limits held it back.
+
+Counters are sampled as what they grew by since the reading before, and ``interval_s`` (source "host") says how long
+that was: over any set of samples, their sum / the sum of ``interval_s`` is the mean rate. Sources: "host" for the
+machine, "host:ROLE" for a process.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+from pathlib import Path
 from time import monotonic_ns
 
-from harness.results import Columns
+from harness.machine.files import ROOT
+from harness.probes.host_processes import ProcessCounters
+from harness.probes.host_system import SystemCounters
+from harness.probes.series import Series
+from harness.probes.turn_load import TurnLoad
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-LEAST_S = 0.5  # of running: a clock tick is then 2 % of a core
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Between two full readings, in nanoseconds: at least this, and so long that they take no more than this share of the
+# time, since a run with hundreds of threads makes them dear; and the same of memory shares, read between turns only.
+FULL_NS = 1_000_000_000
+FULL_SHARE = 0.002
+PSS_NS = 5_000_000_000
+PSS_SHARE = 0.01
+OWN = "sampler"  # the role of this very process
+LEAST_NS = 5_000_000  # a rate over a shorter interval says little
 
-
-class HostProbe:
-    """Sums the intervals between :meth:`start` and :meth:`stop`, and takes a sample whenever they come to enough.
-
-    The kernel counts CPU time in clock ticks of 10 ms, so that a single short turn says nothing.
-    """
-
-    def __init__(self) -> None:
-        self.samples: Columns = {"t_ns": [], "source": [], "metric": [], "value": [], "unit": []}
-        self._before: tuple[float, ...] | None = None
-        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, and CPU by this run, by everyone, stolen
-
-    def start(self) -> None:
-        self._before = self._read()
-
-    def stop(self) -> None:
-        """Add the interval since :meth:`start`; nothing where /proc does not tell."""
-        now = self._read()
-        if now is None or self._before is None:
-            return
-        self._sums = [
-            total + after - before for total, after, before in zip(self._sums, now, self._before, strict=True)
-        ]
-        elapsed_s, own_s, busy_s, stolen_s = self._sums
-        if elapsed_s < LEAST_S:
-            return
-        t_ns = monotonic_ns()
-        self._add(t_ns, "own_cpu_cores", own_s / elapsed_s, "cores")
-        self._add(t_ns, "other_cpu_cores", max(busy_s - own_s, 0.0) / elapsed_s, "cores")
-        self._add(t_ns, "stolen_cpu_cores", stolen_s / elapsed_s, "cores")
-        self._add(t_ns, "resident_bytes", float(_resident_bytes()), "bytes")
-        self._sums = [0.0, 0.0, 0.0, 0.0]
-
-    def _add(self, t_ns: int, metric: str, value: float, unit: str) -> None:
-        for column, cell in zip(self.samples, (t_ns, "host", metric, value, unit), strict=True):
-            self.samples[column].append(cell)
-
-    @staticmethod
-    def _read() -> tuple[float, ...] | None:
-        """(CLOCK_MONOTONIC, CPU of this process and its workers, of everyone, stolen), all in seconds."""
-        try:
-            with open("/proc/stat") as file:
-                user, nice, system, _, _, irq, softirq, steal = (int(cell) for cell in file.readline().split()[1:9])
-        except (OSError, ValueError):
-            return None
-        own = _cpu_s(os.getpid()) + sum(_cpu_s(child.pid) for child in multiprocessing.active_children() if child.pid)
-        return monotonic_ns() / 1e9, own, (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
+UNITS = {
+    "cpu_s": "s",
+    "run_queue_delay_s": "s",
+    "major_faults": "faults",
+    "disk_read_bytes": "bytes",
+    "voluntary_switches": "switches",
+    "involuntary_switches": "switches",
+}
+Counters = dict[tuple[str, str, str], float]  # by source, metric and unit
 
 
-def _cpu_s(pid: int) -> float:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime: proc(5), counted after "comm)"
+class HostCollector:
+    """Every deadline the CPU of each process; at a turn's ends, and about once a second between them, all the rest."""
 
+    source = "host"
 
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
+    def __init__(self, series: Series, root: Path = ROOT) -> None:
+        self.problems: list[str] = []
+        self._series = series
+        self._system = SystemCounters(root)
+        self._load = TurnLoad()
+        self._processes: dict[tuple[int, str], ProcessCounters] = {}
+        self._cpu: dict[str, tuple[int, float]] = {}  # by role: when, and the CPU seconds then
+        self._counters: Counters = {}
+        self._counted_ns = 0
+        self._full_due_ns = 0
+        self._pss_due_ns = 0
+        self._own_cpu: dict[int, float] = {}  # by process: the last that was seen, of ended ones too
+        self._resident_bytes = 0.0  # of the main process, at the last reading
+        self._told: set[str] = set()
+
+    def begin(self, pids: dict[int, str]) -> None:
+        self._find({os.getpid(): OWN} | pids)
+        now = monotonic_ns()
+        cpu = self._system.cpu()
+        self._own_cpu = {}
+        self._cpu = {role: (now, cpu_s) for role, cpu_s in self._read_cpu()}
+        self._load.begin(now, sum(self._own_cpu.values()), cpu)
+        self._counters, self._counted_ns = self._read_counters(now, cpu, sample=False), now
+        self._full_due_ns = now + FULL_NS
+
+    def read(self, *, last: bool) -> bool:
+        now = monotonic_ns()
+        cpu = self._system.cpu() if last or now >= self._full_due_ns else None
+        for role, cpu_s in self._read_cpu():
+            before_ns, before_s = self._cpu.setdefault(role, (now, cpu_s))
+            if now - before_ns >= LEAST_NS:
+                self._add(now, f"host:{role}", "cpu_cores", (cpu_s - before_s) * 1e9 / (now - before_ns), "cores")
+                self._cpu[role] = (now, cpu_s)
+        if last or now >= self._full_due_ns:
+            self._read_all(now, cpu)
+        if last:
+            self._end(now, cpu)
+        return True
+
+    def _read_all(self, now: int, cpu: tuple[float, float] | None) -> None:
+        self._add(now, "host", "interval_s", (now - self._counted_ns) / 1e9, "s")
+        counters = self._read_counters(now, cpu, sample=True)
+        for key, value in counters.items():
+            if key in self._counters:  # a process that came since then has no interval yet
+                self._add(now, *key[:2], value - self._counters[key], key[2])
+        for (metric, unit), value in self._system.gauges().items():
+            self._add(now, "host", metric, value, unit)
+        self._counters, self._counted_ns = counters, now
+        self._full_due_ns = now + max(FULL_NS, round((monotonic_ns() - now) / FULL_SHARE))
+
+    def _end(self, now: int, cpu: tuple[float, float] | None) -> None:
+        """What is read after the turn only: whose CPU it was, and memory shares, which are dear."""
+        for metric, cores in self._load.end(now, sum(self._own_cpu.values()), cpu):
+            self._add(now, "host", metric, cores, "cores")
+            if metric == "own_cpu_cores":
+                self._add(now, "host", "resident_bytes", self._resident_bytes, "bytes")
+        if now >= self._pss_due_ns:
+            start_ns = monotonic_ns()
+            for (_, role), process in self._processes.items():
+                if role != OWN and (pss := process.pss_bytes()) is not None:
+                    self._add(now, f"host:{role}", "pss_bytes", pss, "bytes")
+            self._pss_due_ns = start_ns + max(PSS_NS, round((monotonic_ns() - start_ns) / PSS_SHARE))
+        for process in self._processes.values():
+            self._tell(process)
+
+    def _find(self, pids: dict[int, str]) -> None:
+        """Open what is new, close what is gone."""
+        for key in [key for key in self._processes if pids.get(key[0]) != key[1]]:
+            self._processes.pop(key).close()
+        for pid, role in pids.items():
+            if (pid, role) not in self._processes:
+                try:
+                    self._processes[pid, role] = ProcessCounters(pid)
+                except OSError:  # it has just ended
+                    continue
+
+    def _read_cpu(self) -> list[tuple[str, float]]:
+        found = []
+        for pid, role, process in self._alive():
+            try:
+                self._own_cpu[pid] = process.cpu_s()
+            except OSError:
+                self._processes.pop((pid, role)).close()
+                continue
+            found.append((role, self._own_cpu[pid]))
+        return found
+
+    def _read_counters(self, now: int, cpu: tuple[float, float] | None, *, sample: bool) -> Counters:
+        found: Counters = {("host", metric, unit): value for (metric, unit), value in self._system.counters().items()}
+        if cpu is not None:
+            found["host", "others_cpu_s", "s"] = cpu[0] - sum(self._own_cpu.values())
+            found["host", "stolen_cpu_s", "s"] = cpu[1]
+        for pid, role, process in self._alive():
+            if role == OWN:  # of itself it tells its cost, no more
+                found[f"host:{role}", "cpu_s", "s"] = self._own_cpu[pid]
+                continue
+            try:
+                counters, resident_bytes = process.read()
+            except OSError:
+                self._processes.pop((pid, role)).close()
+                continue
+            found |= {(f"host:{role}", metric, UNITS[metric]): value for metric, value in counters.items()}
+            if role == "main":
+                self._resident_bytes = resident_bytes
+            if sample:
+                self._add(now, f"host:{role}", "resident_bytes", resident_bytes, "bytes")
+        return found
+
+    def _alive(self) -> list[tuple[int, str, ProcessCounters]]:
+        return [(pid, role, process) for (pid, role), process in self._processes.items()]
+
+    def _tell(self, process: ProcessCounters) -> None:
+        for what, why in process.missing.items():
+            if what not in self._told:
+                self._told.add(what)
+                self.problems.append(f"host: no {what} ({why})")
+
+    def _add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        self._series.add(t_ns, source, metric, value, unit)

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from time import monotonic_ns, thread_time_ns
+from typing import Any
 
 from trainer import telemetry
 from trainer.telemetry import BatchTrace, Blocked, Kernel, StageSpan
@@ -52,13 +54,25 @@ class StageRecorder:
         return BatchTrace(self._pid, self._tid, self._role, self._batches - 1, spans)
 
 
-def attach_in_worker(parent: int | None, worker_id: int) -> None:
-    """The loader's ``worker_init`` hook: record stages in this worker, and end it when its parent ends.
+def attach_in_worker(parent: int | None, probes: dict[str, Any], folder: Path, worker_id: int) -> None:
+    """The loader's ``worker_init`` hook: what this worker is measured with, and its end when its parent ends.
 
-    ``parent`` as in :func:`die_with_parent`: bind it (functools.partial) before giving this to the loader.
+    ``parent`` as in :func:`die_with_parent`, ``probes`` as by ``harness.launch.probing``, ``folder`` the run's own:
+    bind them (functools.partial) before giving this to the loader.
     """
     die_with_parent(parent)
+    if not probes["ledger"]:
+        return
     telemetry.attach(StageRecorder(f"loader-{worker_id}"))
+    if probes["py_spy"]:
+        from harness.machine.ptrace import allow_tracing
+
+        allow_tracing()
+    profiler = probes["torch_profiler"]
+    if profiler and profiler["workers"] and probes["windows"]:
+        from harness.probes import torch_profiler
+
+        torch_profiler.attach_in_worker(profiler, folder, worker_id)
 
 
 def die_with_parent(parent: int | None) -> None:

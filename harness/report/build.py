@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.analysis.study import StudyReport, analyse
-from harness.report import markdown, perfetto
+from harness.report import evidence, markdown, profile, timeline
 from harness.report.summary import summary
 from harness.results import StudyFolder, write_bytes, write_json, write_text
 
@@ -20,19 +20,28 @@ def build_report(folder: Path) -> list[str]:
     record = study.read_study()
     runs = list(study.runs())
     report = analyse(record, runs)
-    pictures = draw(report, study)
-    write_bytes(study.timeline, perfetto.timeline(record, runs))
-    write_json(study.summary_json, summary(report))
-    write_text(study.summary_md, markdown.summary(report, pictures))
+    found = evidence.gather(study, runs)
+    pictures = draw(report, study, found)
+    shown = timeline.timeline(record, runs, found.sources)
+    for name in (timeline.CHROME_NAME, timeline.PROTOBUF_NAME):
+        if name == shown.name:
+            write_bytes(study.path / name, shown.content)
+        else:
+            (study.path / name).unlink(missing_ok=True)  # of an earlier report
+    write_json(study.summary_json, summary(report, found))
+    write_text(study.summary_md, markdown.summary(report, pictures, found, shown.cut))
     return [comparison.sentence for comparison in report.comparisons]
 
 
-def draw(report: StudyReport, study: StudyFolder) -> list[str]:
+def draw(report: StudyReport, study: StudyFolder, found: evidence.Evidence) -> list[str]:
     """Write the pictures that have something to show; returns their names. Pictures of an earlier report go."""
-    from harness.report import plots  # matplotlib costs a second of import
+    from harness.report import memory_plot, plots  # matplotlib costs a second of import
+    from harness.report.drawing import png
 
     pictures = plots.pictures(report)
-    for name in plots.NAMES:
+    if (figure := memory_plot.memory(found.profiles)) is not None:
+        pictures[profile.PICTURE] = png(figure, report.emulated)
+    for name in (*plots.NAMES, profile.PICTURE):
         if name in pictures:
             write_bytes(study.plots / name, pictures[name])
         else:

@@ -21,8 +21,8 @@ HOW_TO_READ = f"""## How to read this
 - Intervals: medians over blocks, paired within a block (total over its turns; each block sees the documents in another
   order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks. Fewer than 3 blocks
   give none.
-- `timeline.json.gz` opens in ui.perfetto.dev: phases and worker stages of a window of steps, with an arrow from the
-  worker to the fetch that received each batch."""
+- `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and starvation by cause, counters,
+  operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
 
 
 def reproduction(report: StudyReport) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.comparisons import Comparison
+from harness.analysis.probe_cost import is_probe_control
 from harness.analysis.study import ArmReport, StudyReport
 from harness.analysis.wording import number, percent
-from harness.report import guide, why
+from harness.report import guide, machine, probe_cost, profile, stacks, why
+from harness.report.evidence import NONE, Evidence
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
 from harness.results import STAGES
 
@@ -18,8 +20,13 @@ PICTURES = {
 }
 
 
-def summary(report: StudyReport, pictures: Sequence[str]) -> str:
-    """The whole page; ``pictures`` are the file names that exist under plots/."""
+def summary(
+    report: StudyReport, pictures: Sequence[str], found: Evidence = NONE, timeline_cut: Sequence[str] = ()
+) -> str:
+    """The whole page; ``pictures`` are the file names that exist under plots/.
+
+    ``found``: what the probes recorded; ``timeline_cut``: what the timeline leaves out, a sentence each.
+    """
     study = report.study
     parts = [f"# {study.scenario}", f"**Question:** {' '.join(study.question.split())}" if study.question else ""]
     parts.append(why.emulation(report))
@@ -31,7 +38,11 @@ def summary(report: StudyReport, pictures: Sequence[str]) -> str:
     plain = [arm for arm in report.arms if not arm.control]
     parts.append(_arm_table(plain))
     parts.append(_picture("ledger.png", pictures))
-    parts.append(_control_table([arm for arm in report.arms if arm.control]))
+    parts.append(_control_table([arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]))
+    parts.append(machine.section(found.loads, found.devices))
+    parts.append(profile.section(found.profiles, pictures))
+    parts.append(stacks.section(found.stacks, found.folders))
+    parts.append(probe_cost.section(report.probe_costs, [*report.probe_problems, *timeline_cut]))
     parts += [guide.HOW_TO_READ, guide.reproduction(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

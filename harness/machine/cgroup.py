@@ -1,0 +1,198 @@
+"""Control groups: the limits on CPU, cores and memory that hold for a process, in version 1, version 2 and hybrids.
+
+A group's limit holds for everything below it, so the tightest on the way from the process's group up to the mount
+counts (in a container the way ends at the mount: what is tighter outside cannot be seen there).
+
+    /sys/fs/cgroup                      (mount)      cpu.max  max 100000
+    /sys/fs/cgroup/slurm                             cpu.max  800000 100000   <- counts: 8 cores
+    /sys/fs/cgroup/slurm/job_12         (process)    cpu.max  max 100000
+
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/, Documentation/scheduler/sched-bwc.rst. Reading one file costs
+some ten microseconds, so a sampler finds the groups once and reads their counters ever after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from harness.machine.files import (
+    ROOT,
+    Mount,
+    below,
+    parse_list,
+    read_fields,
+    read_int,
+    read_mounts,
+    read_text,
+    to_int,
+)
+
+Controller = Literal["cpu", "cpuset", "memory"]
+UNLIMITED_BYTES = 2**62  # version 1 writes "no limit" as the largest multiple of a page below 2^63
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """Where one controller's files for a process lie."""
+
+    version: Literal[1, 2]
+    folder: Path
+    mount: Path
+
+    def lineage(self) -> Iterator[Path]:
+        """Its own folder first, then each above it, up to the mount."""
+        yield self.folder
+        if self.folder != self.mount:
+            for parent in self.folder.parents:
+                yield parent
+                if parent == self.mount:
+                    return
+
+
+@dataclass(frozen=True)
+class CpuQuota:
+    """CPU time per period that a group may use: cores on average, but in bursts on as many as there are."""
+
+    cores: float
+    period_us: int
+    folder: Path
+    """Of the group that sets it."""
+    version: Literal[1, 2]
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """Counters of a group since it was made."""
+
+    periods: int
+    throttled_periods: int
+    throttled_ns: int
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The tightest memory limit, and what the group that sets it uses."""
+
+    limit_bytes: int
+    used_bytes: int | None
+    """Page cache included."""
+    reclaimable_bytes: int
+    """Of it: file pages not used of late, which go when memory is needed."""
+    oom_kills: int | None
+    """Processes killed there for want of memory since the group was made."""
+    folder: Path
+    version: Literal[1, 2]
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What can still be taken."""
+        if self.used_bytes is None:
+            return None
+        return max(self.limit_bytes - self.used_bytes + self.reclaimable_bytes, 0)
+
+
+def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
+    """The group that ``controller`` puts process ``pid`` (None: this one) in; None without control groups."""
+    of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
+    mounts = read_mounts(root)
+    if controller in of_v1:  # a controller is bound to one version at a time, the other then has no files for it
+        at = [mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options]
+        return _group(1, of_v1[controller], at[-1], root) if at else None
+    at = [mount for mount in mounts if mount.kind == "cgroup2"]
+    return _group(2, of_v2, at[-1], root) if at and of_v2 is not None else None
+
+
+def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
+    """The tightest CPU quota on the way up; None where there is none. ``group``: of the controller "cpu"."""
+    if group is None:
+        return None
+    read = _quota_v2 if group.version == 2 else _quota_v1
+    found = [
+        CpuQuota(quota_us / period_us, period_us, folder, group.version)
+        for folder in group.lineage()
+        for quota_us, period_us in read(folder)
+    ]
+    return min(found, key=lambda quota: quota.cores, default=None)
+
+
+def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
+    """Throttling by the quota of the group in ``folder``; None where it keeps no count."""
+    fields = read_fields(folder / "cpu.stat")
+    spent, unit_ns = (fields.get("throttled_usec"), 1000) if version == 2 else (fields.get("throttled_time"), 1)
+    periods, throttled, time = to_int(fields.get("nr_periods")), to_int(fields.get("nr_throttled")), to_int(spent)
+    if periods is None or throttled is None or time is None:
+        return None
+    return Throttling(periods, throttled, time * unit_ns)
+
+
+def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
+    """CPUs that the group allows; () where it says nothing. ``group``: of the controller "cpuset"."""
+    if group is None:
+        return ()
+    names = ("cpuset.cpus.effective",) if group.version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
+    for folder in group.lineage():
+        for name in names:
+            if cpus := parse_list(read_text(folder / name)):
+                return cpus
+    return ()
+
+
+def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
+    """The tightest memory limit on the way up; None where there is none. ``group``: of the controller "memory"."""
+    if group is None:
+        return None
+    name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
+    limits = [(limit, folder) for folder in group.lineage() if (limit := read_int(folder / name)) is not None]
+    limits = [(limit, folder) for limit, folder in limits if limit < UNLIMITED_BYTES]
+    if not limits:
+        return None
+    limit, folder = min(limits, key=lambda item: item[0])
+    v2 = group.version == 2
+    inactive = read_fields(folder / "memory.stat").get("inactive_file" if v2 else "total_inactive_file")
+    kills = read_fields(folder / ("memory.events" if v2 else "memory.oom_control")).get("oom_kill")
+    used = read_int(folder / ("memory.current" if v2 else "memory.usage_in_bytes"))
+    return MemoryLimit(limit, used, to_int(inactive) or 0, to_int(kills), folder, group.version)
+
+
+def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
+    """The process's path by version 1 controller, and its path in version 2: lines of "id:controllers:path"."""
+    of_v1: dict[str, str] = {}
+    of_v2 = None
+    for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            of_v2 = path
+        else:
+            of_v1 |= dict.fromkeys(controllers.split(","), path)
+    return of_v1, of_v2
+
+
+def _group(version: Literal[1, 2], path: str, mount: Mount, root: Path) -> ControlGroup:
+    """The process's folder below the mount; the mount itself where the path is one of another namespace."""
+    point = below(root, mount.point)
+    inside = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
+    folder = point if ".." in Path(inside).parts else below(point, inside)
+    return ControlGroup(version, folder if folder.is_dir() else point, point)
+
+
+Quotas = Iterator[tuple[int, int]]
+
+
+def _quota_v2(folder: Path) -> Quotas:
+    """(quota, period) in microseconds from cpu.max: "150000 100000", or "max 100000"."""
+    quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
+    yield from _limited(to_int(quota), to_int(period))
+
+
+def _quota_v1(folder: Path) -> Quotas:
+    """The same from two files; a quota of -1 is none."""
+    yield from _limited(read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us"))
+
+
+def _limited(quota_us: int | None, period_us: int | None) -> Quotas:
+    if quota_us is not None and period_us is not None and quota_us > 0 and period_us > 0:
+        yield quota_us, period_us

@@ -1,0 +1,71 @@
+"""One line of ``harness doctor``, and how a check that cannot be made becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+REPORT_IT = "none known; please report it, with the output of harness doctor --json"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found, and what to do about it: a fix where, and only where, the status is not ok."""
+
+    status: Status
+    """fail: ``harness run`` cannot work; warn: it works, but less well, or a probe has nothing to say."""
+    name: str
+    finding: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.status == "ok") == (not self.fix), self
+        assert self.finding, self
+
+
+def ok(name: str, finding: str) -> Check:
+    return Check("ok", name, finding)
+
+
+def warn(name: str, finding: str, fix: str) -> Check:
+    return Check("warn", name, finding, fix)
+
+
+def fail(name: str, finding: str, fix: str) -> Check:
+    return Check("fail", name, finding, fix)
+
+
+def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check]:
+    """The lines of a check; a single ``warn`` with the reason where it raises, whatever it raises."""
+    try:
+        found = check()
+        return [found] if isinstance(found, Check) else list(found)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        text = reason if isinstance(error, TimeoutError) else f"{type(error).__name__}: {reason}"
+        return [warn(name, f"could not be looked at: {text}", REPORT_IT)]
+
+
+def size(number: int) -> str:
+    """Bytes in binary units: 64 MiB, 23.5 GiB."""
+    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
+        if number >= 2**power:
+            return f"{number / 2**power:.3g} {unit}"
+    return f"{number / 2**10:.3g} KiB"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def span(numbers: Iterable[int]) -> str:
+    """The kernel's list format: (0, 1, 2, 8) is 0-2,8."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

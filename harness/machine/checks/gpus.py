@@ -1,0 +1,97 @@
+"""NVIDIA driver, NVML with GPM, and what torch makes of the devices. A machine without any is in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from harness.machine.checks.check import Check, count, ok, size, span, warn
+from harness.machine.gpu import Device, Nvml
+from harness.machine.torch_facts import Torch
+
+BUSY_PERCENT = 5
+
+
+def check_driver(loaded: str | None, nvml: Nvml) -> Check:
+    """``loaded``: the version of the kernel's driver."""
+    if nvml.problem is None:
+        upto = f", CUDA up to {nvml.cuda}" if nvml.cuda else ""
+        return ok("driver", f"{nvml.driver or loaded or 'of unknown version'}{upto}")
+    if loaded is None and nvml.broken:
+        return ok("driver", "not told: see nvml")
+    if loaded is None:
+        return ok("driver", "no NVIDIA driver: the CPU computes, or an emulated device")
+    return ok("driver", f"{loaded} in the kernel")
+
+
+def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
+    """One line, or one per kind of device: equal devices share theirs."""
+    if nvml.problem is None:
+        return list(_devices(nvml.devices)) or [ok("nvml", "answers, but shows no device")]
+    if loaded is None and not nvml.broken:
+        return [ok("nvml", f"nothing to sample, GPM neither: {nvml.problem}")]
+    if nvml.library_missing:
+        fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility; apptainer --nv"
+    elif "mismatch" in nvml.problem.lower():
+        fix = "reboot, or reload the kernel's nvidia modules: the driver was updated under the running kernel"
+    else:
+        fix = "nvidia-smi must work first: ls -l /dev/nvidia*, sudo dmesg | grep -i nvrm"
+    return [warn("nvml", f"does not answer: {nvml.problem}", fix)]
+
+
+def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
+    alike: dict[tuple[str, str], list[int]] = {}
+    for index, device in enumerate(devices):
+        alike.setdefault(_device(device), []).append(index)
+    for (finding, fix), indices in alike.items():
+        times = f"{len(indices)} x " if len(indices) > 1 else ""
+        name = f"gpu {span(indices)}"
+        yield warn(name, times + finding, fix) if fix else ok(name, times + finding)
+
+
+def _device(device: Device) -> tuple[str, str]:
+    """(finding, fix, "" where none is needed)"""
+    gpm = {True: "GPM", False: "no GPM", None: "GPM not told"}[device.gpm]
+    parts = [device.name + (f" {size(device.memory_bytes)}" if device.memory_bytes else ""), gpm]
+    if device.persistence is False:
+        parts.append("no persistence mode (slow to start)")
+    if device.mig:
+        parts.append("MIG: clocks and power are shared with other instances")
+    if device.slowed_by:
+        reasons = " and ".join(device.slowed_by)
+        return f"{', '.join(parts)}; clocks held down by {reasons}", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER"
+    busy = device.utilisation is not None and device.utilisation > BUSY_PERCENT
+    if device.processes or busy:
+        use = f"{device.utilisation} % busy" if device.utilisation is not None else "busy"
+        others = count(device.processes or 0, "process") if device.processes == 1 else f"{device.processes} processes"
+        parts.append(f"{others if device.processes is not None else 'processes unknown'}, {use}")
+        return "; ".join(
+            (", ".join(parts[:-1]), parts[-1])
+        ), "another device (CUDA_VISIBLE_DEVICES), or wait: nvidia-smi"
+    return ", ".join(parts), ""
+
+
+def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
+    """What torch is built for, and what it can use."""
+    here = len(nvml.devices)
+    if torch.cuda_build is None:
+        if not here:
+            return ok("cuda", "torch is built without: the CPU computes")
+        fix = f"python -m pip install torch for CUDA {nvml.cuda or ''} or older (pytorch.org/get-started)"
+        return warn("cuda", f"torch is built without, {count(here, 'device')} unused", fix)
+    built = f"torch is built for {torch.cuda_build}"
+    if torch.cuda_devices:
+        return ok("cuda", f"{built}, the driver runs up to {nvml.cuda or 'unknown'}; {_named(torch.cuda_devices)}")
+    if not here:
+        return ok("cuda", f"{built}, no device here")
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")
+    finding = f"{built}, but it can use none of {count(here, 'device')}"
+    if hidden is not None:
+        return warn("cuda", f"{finding}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, or name one")
+    if torch.cuda_problem is not None:
+        finding += f": {torch.cuda_problem}"
+    return warn("cuda", finding, f"a torch built for CUDA {nvml.cuda or 'of the driver'} or older, or a newer driver")
+
+
+def _named(names: tuple[str, ...]) -> str:
+    kinds = {name: names.count(name) for name in names}
+    return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())

@@ -1,0 +1,141 @@
+"""Cores, quota, Slurm, clock source, frequency, NUMA, threads and other load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from harness.machine.cgroup import ControlGroup, CpuQuota, Throttling
+from harness.machine.checks.check import Check, count, ok, span, warn
+from harness.machine.clock import Clock
+from harness.machine.cpu import Frequency, Processor
+from harness.machine.load import Load
+
+# Read without a system call, and at one rate: the processor's own counter, or the hypervisor's page for it.
+GOOD_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase"}
+SLOW_READING_NS = 500.0  # a span is two readings, a step takes some tens: beyond this they show
+OTHER_CORES, OTHER_SHARE = 0.1, 0.02  # as much as the report warns of, or 2 % of the cores where those are many
+STOLEN_SHARE = 0.01
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
+
+
+def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
+    """``cpuset``: the CPUs that the control group allows; () where it does not say."""
+    allowed = len(processor.allowed)
+    topology = f", {count(processor.cores, 'physical core')}" if processor.cores is not None else ""
+    smt = {True: ", SMT on", False: ", SMT off", None: ""}[processor.smt_active]
+    machine = f"{processor.name}{' (virtual machine)' if processor.virtual else ''}"
+    bf16 = "; no bf16 instructions" if processor.fast_bf16 is False else ""
+    by = ""
+    if allowed < processor.online:
+        by = f" (by cpuset {span(cpuset)})" if set(cpuset) == set(processor.allowed) else " (by affinity)"
+    finding = f"{allowed} of {count(processor.online, 'CPU')} allowed{by}{topology}{smt}; {machine}{bf16}"
+    if allowed > 1:
+        return ok("cores", finding)
+    return warn("cores", f"{finding}: loader workers and the trainer take turns", "allow 2 CPUs or more")
+
+
+def check_numa(processor: Processor) -> Check:
+    nodes = processor.numa_nodes
+    if len(nodes) <= 1:
+        return ok("numa", f"node {span(nodes)}" if nodes else "not told by this system")
+    return warn(
+        "numa",
+        f"the allowed CPUs lie on nodes {span(nodes)}: memory may be near in one run and far in the next",
+        f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]} harness run ...",
+    )
+
+
+def check_quota(
+    quota: CpuQuota | None, throttled: Throttling | None, group: ControlGroup | None, processor: Processor
+) -> Check:
+    if quota is None:
+        return ok("quota", "no control groups here" if group is None else f"no CPU quota (cgroup v{group.version})")
+    allowed = len(processor.allowed)
+    limit = f"{quota.cores:.3g} cores per {quota.period_us / 1000:g} ms (cgroup v{quota.version})"
+    finding = f"{limit} for {count(allowed, 'CPU')}"
+    if throttled is not None:
+        periods = f"{throttled.throttled_periods} of {throttled.periods} periods"
+        finding += f", throttled in {periods}, {throttled.throttled_ns / 1e9:.1f} s"
+    if quota.cores >= allowed:
+        return ok("quota", finding)
+    if quota.cores < 1:
+        return warn("quota", finding, "a quota of at least one core, or none (docker run --cpus)")
+    whole = int(quota.cores)
+    fix = f"CPUs in place of the quota (docker run --cpuset-cpus={span(range(whole))}), or OMP_NUM_THREADS={whole}"
+    return warn("quota", finding, fix)
+
+
+def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Check]:
+    """Nothing outside a job."""
+    if "SLURM_JOB_ID" not in environ:
+        return
+    given = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
+    allowed = len(processor.allowed)
+    finding = f"in a job, {given or 'an unknown number of'} CPUs for this task, {allowed} allowed"
+    if given.isdigit() and allowed < int(given):
+        fix = f"srun --cpus-per-task={given} ... (since Slurm 22.05 srun does not inherit it from sbatch)"
+        yield warn("slurm", finding, fix)
+    elif given.isdigit() and allowed > int(given):
+        fix = f"srun --cpus-per-task={given} --cpu-bind=cores ... (nothing keeps this task to its CPUs)"
+        yield warn("slurm", finding, fix)
+    else:
+        yield ok("slurm", finding)
+
+
+def check_clock(clock: Clock) -> Check:
+    finding = f"{clock.source or 'source not told'}, read in {clock.read_ns:.0f} ns"
+    good = clock.source is None or clock.source in GOOD_CLOCKS
+    if good and clock.read_ns < SLOW_READING_NS:
+        return ok("clock", finding)
+    better = next((source for source in clock.available if source in GOOD_CLOCKS and source != clock.source), None)
+    folder = "/sys/devices/system/clocksource/clocksource0"
+    if not good and better is not None:
+        fix = f"echo {better} | sudo tee {folder}/current_clocksource"
+    else:
+        fix = "boot with tsc=reliable if the processor's TSC is (dmesg | grep -i tsc says why it is not used)"
+    return warn("clock", f"{finding}: every span pays for its readings", fix)
+
+
+def check_frequency(frequency: Frequency, processor: Processor) -> Check:
+    turbo = {True: ", turbo on", False: ", turbo off", None: ""}[frequency.turbo]
+    if not frequency.governors:
+        who = "the host of this virtual machine decides" if processor.virtual else "not told by this system"
+        return ok("frequency", f"{who}{turbo}")
+    finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not told'}){turbo}"
+    if frequency.governors == ("performance",):
+        return ok("frequency", finding)
+    return warn(
+        "frequency",
+        f"{finding}: the clock follows the load, and differs between arms",
+        "sudo cpupower frequency-set -g performance (on the host, where this is a container)",
+    )
+
+
+def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, environ: Mapping[str, str]) -> Check:
+    """``threads``: torch's own choice under ``environ``."""
+    allowed = len(processor.allowed)
+    usable = max(min(allowed, int(quota.cores)), 1) if quota is not None else allowed
+    named = [f"{name}={environ[name]}" for name in THREAD_VARIABLES if name in environ]
+    settings = ", ".join(named) or "OMP_NUM_THREADS not set"
+    finding = f"torch computes with {count(threads, 'thread')} on {count(usable, 'usable CPU')}; {settings}"
+    if threads > usable:
+        return warn("threads", f"{finding}: they wait for each other", f"export OMP_NUM_THREADS={usable}")
+    if threads == 1 and usable >= 4:
+        return warn("threads", finding, "unset OMP_NUM_THREADS MKL_NUM_THREADS, or set compute.threads in the scenario")
+    return ok("threads", finding)
+
+
+def check_load(load: Load | None, processor: Processor) -> Check:
+    if load is None:
+        return ok("load", "not told by this system")
+    cores = len(processor.allowed)
+    busiest = ", ".join(f"{name} {taken:.2f}" for name, taken in load.busiest)
+    finding = (
+        f"others use {load.other_cores:.2f} of {count(cores, 'CPU')} over {load.elapsed_s:.1f} s"
+        f"{f' ({busiest})' if busiest else ''}, the hypervisor takes {load.stolen_cores:.2f}"
+    )
+    if load.other_cores > max(OTHER_CORES, OTHER_SHARE * cores):
+        return warn("load", finding, "end them, or wait (top -o %CPU); reports name the load while each arm ran")
+    if load.stolen_cores > STOLEN_SHARE * cores:
+        return warn("load", finding, "a machine with cores of its own; here more blocks (--repeats) average it out")
+    return ok("load", finding)

@@ -1,0 +1,102 @@
+"""Python, its packages, torch, tokenizers, and what torch.compile needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Mapping
+
+from harness.machine.checks.check import Check, fail, ok, warn
+from harness.machine.toolchain import Toolchain
+from harness.machine.torch_facts import Torch
+
+OURS = "llm-training-harness"
+LEAST_PYTHON = (3, 11)
+SLOW_IMPORT_S = 20.0
+INSTALL = "python -m pip install -e . (in the harness's folder)"
+
+
+def check_python() -> Check:
+    version = platform.python_version()
+    finding = f"{version} on {platform.system()} {platform.release()}"
+    if sys.version_info < LEAST_PYTHON:
+        return fail("python", finding, "Python 3.11 or newer")
+    missing = sorted(name for name in _needed() if _version(name) is None)
+    if missing:
+        return fail("python", f"{finding}; missing: {', '.join(missing)}", INSTALL)
+    if sys.platform != "linux":
+        return warn("python", f"{finding}: the probes read Linux's /proc, and runs are forked as Linux does", "Linux")
+    shown = ", ".join(f"{name} {_version(name)}" for name in ("transformers", "tokenizers", "pyarrow", "numpy"))
+    return ok("python", f"{finding}; {shown}")
+
+
+def check_torch(torch: Torch) -> Check:
+    finding = f"{torch.version}, {torch.cpu_capability} on the CPU, imported in {torch.import_s:.1f} s"
+    if torch.import_s < SLOW_IMPORT_S:
+        return ok("torch", finding)
+    return warn("torch", finding, "the virtual environment on a local disk; a second import is faster")
+
+
+def no_torch(reason: str) -> Check:
+    return fail("torch", f"cannot be imported: {reason}", INSTALL)
+
+
+def check_tokenizers(environ: Mapping[str, str]) -> Check:
+    """Its threads and a fork do not go together: a child forked after they have run waits for them for ever."""
+    value = environ.get("TOKENIZERS_PARALLELISM")
+    named = "TOKENIZERS_PARALLELISM " + ("not set" if value is None else f"is {value!r}")
+    threads = f", RAYON_NUM_THREADS={environ['RAYON_NUM_THREADS']}" if "RAYON_NUM_THREADS" in environ else ""
+    finding = f"{named}{threads}; harness runs set it to false"
+    if value is None or value.lower() not in ("true", "on", "yes", "y", "1", "t"):
+        return ok("tokenizers", finding)
+    return warn(
+        "tokenizers",
+        f"{finding}, but a trainer of your own with forked loader workers can hang",
+        "unset TOKENIZERS_PARALLELISM",
+    )
+
+
+def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
+    """On the CPU Inductor calls a C++ compiler; on CUDA Triton, which calls a C compiler for its launcher."""
+    cuda = bool(torch.cuda_devices)
+    python_headers = f"sudo apt install python{sys.version_info[0]}.{sys.version_info[1]}-dev (or dnf: python3-devel)"
+    if toolchain.cxx_version is None:
+        fix = "sudo apt install g++ (dnf: gcc-c++), or CXX=/path/to/a/compiler"
+        return warn("compile", f"{toolchain.cxx} cannot be started: torch.compile fails on the CPU", fix)
+    finding = toolchain.cxx_version
+    if toolchain.headers_problem is not None:
+        fix = python_headers if "Python.h" in toolchain.headers_problem else "a C++ compiler with its standard library"
+        return warn("compile", f"{finding}: {toolchain.headers_problem}", fix)
+    if toolchain.openmp_problem is not None:
+        return warn(
+            "compile", f"{finding}: {toolchain.openmp_problem}", "sudo apt install libgomp1 (clang: libomp-dev)"
+        )
+    if toolchain.cache_forbids_libraries:
+        fix = "export TORCHINDUCTOR_CACHE_DIR=DIR, on a disk mounted without noexec"
+        return warn("compile", f"{toolchain.cache}: its disk is mounted noexec, no compiled code loads", fix)
+    if cuda and torch.triton is None:
+        return warn("compile", f"{finding}, but no triton: torch.compile fails on CUDA", "python -m pip install triton")
+    if cuda and toolchain.cc is None:
+        fix = "sudo apt install gcc, or CC=/path/to/a/compiler"
+        return warn("compile", f"{finding}, but no C compiler for triton's launcher", fix)
+    triton = f", triton {torch.triton}" if torch.triton is not None else ""
+    return ok("compile", f"{finding} takes Python.h and omp.h{triton}")
+
+
+def _needed() -> set[str]:
+    """Names of the packages that ours asks for, the optional ones left out."""
+    try:
+        requirements = importlib.metadata.requires(OURS) or []
+    except importlib.metadata.PackageNotFoundError:
+        return {"torch", "transformers", "tokenizers", "pyarrow", "numpy", "pydantic", "PyYAML"}
+    names = (re.match(r"[\w.-]+", text) for text in requirements if "extra ==" not in text)
+    return {name[0] for name in names if name is not None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,42 @@
+"""py-spy's permission to look into a run (ptrace), and perf's for information."""
+
+from __future__ import annotations
+
+import re
+
+from harness.machine.checks.check import Check, ok, warn
+from harness.machine.tracing import Permissions, PySpy
+
+INSTALL = "python -m pip install py-spy"
+_REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
+_SCOPES = {0: "0, own processes", 1: "1, what asks for it", 2: "2, CAP_SYS_PTRACE only", 3: "3, nobody"}
+_PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
+
+
+def check_ptrace(permissions: Permissions, py_spy: PySpy, remedy: str) -> Check:
+    """``remedy``: what lets it in, should it have been refused."""
+    finding = f"{describe(permissions)}; py-spy {py_spy.version or 'not found'}"
+    if py_spy.problem is None:
+        return ok("ptrace", f"{finding}, tried: it may look into our processes")
+    if py_spy.version is None:
+        return warn("ptrace", f"{finding} ({py_spy.problem}): no stacks in reports", INSTALL)
+    refused = _REFUSED.search(py_spy.problem) is not None
+    return warn("ptrace", f"{finding}, tried: {py_spy.problem}", remedy if refused else f"{INSTALL} --upgrade")
+
+
+def describe(permissions: Permissions) -> str:
+    """Yama's scope, the capability and the filter, in one line."""
+    scope = permissions.yama_scope
+    parts = ["no Yama" if scope is None else f"Yama scope {_SCOPES.get(scope, scope)}"]
+    if permissions.capable is not None:
+        parts.append("CAP_SYS_PTRACE" if permissions.capable else "no CAP_SYS_PTRACE")
+    if permissions.seccomp_filter:
+        parts.append("a seccomp filter")
+    return ", ".join(parts)
+
+
+def check_perf(permissions: Permissions) -> Check:
+    level = permissions.perf_event_paranoid
+    if level is None:
+        return ok("perf", "not in this kernel (the harness needs none)")
+    return ok("perf", f"perf_event_paranoid {level}: {_PERF.get(level, 'nothing')} (the harness needs none)")

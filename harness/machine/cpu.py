@@ -1,0 +1,79 @@
+"""The processor: which CPUs this process may use, how they share cores and memory, and who sets their clock."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine.files import ROOT, parse_list, read_fields, read_int, read_text
+
+_CPUS = "sys/devices/system/cpu"
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and what arm64 calls features
+
+
+@dataclass(frozen=True)
+class Processor:
+    name: str
+    virtual: bool
+    """Whether a hypervisor shows itself."""
+    fast_bf16: bool | None
+    """Whether it has bf16 instructions; None where the kernel lists none at all."""
+    online: int
+    allowed: tuple[int, ...]
+    """CPUs that this process may use (affinity, which a cpuset narrows)."""
+    cores: int | None
+    """Physical ones among the allowed CPUs; None where the topology is not told."""
+    smt_active: bool | None
+    numa_nodes: tuple[int, ...]
+    """Those with allowed CPUs."""
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """Who sets the clock of the allowed CPUs."""
+
+    driver: str | None
+    governors: tuple[str, ...]
+    """Distinct ones, sorted; () where the system does not tell (most virtual machines)."""
+    turbo: bool | None
+
+
+def read_processor(root: Path = ROOT) -> Processor:
+    info = read_fields(root / "proc/cpuinfo", ":")
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    online = parse_list(read_text(root / _CPUS / "online")) or tuple(range(os.cpu_count() or 1))
+    allowed = allowed_cpus(root) or online
+    siblings = {read_text(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list") for cpu in allowed}
+    smt = read_int(root / _CPUS / "smt/active")
+    return Processor(
+        name=info.get("model name") or info.get("CPU part") or "unknown",
+        virtual="hypervisor" in flags,
+        fast_bf16=bool(flags & BF16_FLAGS) if flags else None,
+        online=len(online),
+        allowed=allowed,
+        cores=None if None in siblings else len(siblings),
+        smt_active=None if smt is None else smt == 1,
+        numa_nodes=_nodes(root, set(allowed)),
+    )
+
+
+def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
+    """CPUs that this process may run on; () where the system does not tell."""
+    return parse_list(read_fields(root / "proc/self/status", ":").get("Cpus_allowed_list"))
+
+
+def read_frequency(allowed: tuple[int, ...], root: Path = ROOT) -> Frequency:
+    folders = [root / _CPUS / f"cpu{cpu}/cpufreq" for cpu in allowed]
+    governors = {governor for folder in folders if (governor := read_text(folder / "scaling_governor"))}
+    drivers = {driver for folder in folders if (driver := read_text(folder / "scaling_driver"))}
+    no_turbo, boost = read_int(root / _CPUS / "intel_pstate/no_turbo"), read_int(root / _CPUS / "cpufreq/boost")
+    turbo = no_turbo == 0 if no_turbo is not None else None if boost is None else boost == 1
+    return Frequency(", ".join(sorted(drivers)) or None, tuple(sorted(governors)), turbo)
+
+
+def _nodes(root: Path, allowed: set[int]) -> tuple[int, ...]:
+    """Nodes without CPUs (a GPU's memory shows as one) do not count."""
+    folder = root / "sys/devices/system/node"
+    nodes = parse_list(read_text(folder / "online"))
+    return tuple(node for node in nodes if allowed & set(parse_list(read_text(folder / f"node{node}/cpulist"))))

@@ -1,0 +1,124 @@
+"""Every look at once, each with its time limit, and what is to be said of it: the lines of ``harness doctor``."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.machine import cgroup, clock, cpu, gpu, load, memory, ptrace, storage, toolchain, torch_facts, tracing
+from harness.machine.checks import gpus, memories, processors, profiles, software, storages, traces
+from harness.machine.checks.check import Check, judge
+from harness.machine.files import ROOT, read_mounts
+from harness.machine.limits import Look
+
+READ_S = 5.0  # for plain files, and a disk that does not answer
+TOOLS_S = 3 * toolchain.TRY_S + READ_S
+
+
+class Examination:
+    """Looks at this machine that have begun; what asks for them waits for them, and raises what they raised."""
+
+    def __init__(self, results: Path, cache: Path, environ: Mapping[str, str], root: Path = ROOT) -> None:
+        """``results``, ``cache``: where studies go, and what is kept between them. ``root``: of /proc and /sys."""
+        self._environ, self._root = environ, root
+        self._load_found: load.Load | None = None
+        self._before = load.read_counters(cpu.allowed_cpus(root), root)
+        # Programs have a limit of their own, after which they are ended: it comes first, or they would outlive us.
+        self.torch = Look(torch_facts.read_torch, torch_facts.LIMIT_S + READ_S)
+        self.nvml = Look(gpu.read_nvml, gpu.LIMIT_S + READ_S)
+        self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRY_S + READ_S)
+        self.toolchain = Look(lambda: toolchain.read_toolchain(environ, read_mounts(root)), TOOLS_S)
+        self.processor = Look(lambda: cpu.read_processor(root), READ_S)
+        self.frequency = Look(lambda: cpu.read_frequency(self.processor.result().allowed, root), READ_S)
+        self.clock = Look(lambda: clock.read_clock(root), READ_S)
+        self.cpu_group = Look(lambda: cgroup.find_group("cpu", root), READ_S)
+        self.quota = Look(lambda: cgroup.cpu_quota(self.cpu_group.result()), READ_S)
+        self.cpuset = Look(lambda: cgroup.cpuset(cgroup.find_group("cpuset", root)), READ_S)
+        self.memory = Look(lambda: memory.read_memory(root), READ_S)
+        self.memory_limit = Look(lambda: cgroup.memory_limit(cgroup.find_group("memory", root)), READ_S)
+        self.shared_memory = Look(lambda: memory.read_shared_memory(read_mounts(root), root), READ_S)
+        self.permissions = Look(lambda: tracing.read_permissions(root), READ_S)
+        self.driver = Look(lambda: gpu.driver_loaded(root), READ_S)
+        self.results = Look(lambda: storage.read_storage(results, read_mounts(root)), READ_S)
+        self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), READ_S)
+
+    def checks(self, threads: int | None) -> list[Check]:
+        """All lines, in the order to read them. ``threads``: of the CPU's profile; None: torch's own choice."""
+        lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
+            ("python", software.check_python),
+            ("torch", self._torch),
+            ("driver", lambda: gpus.check_driver(self.driver.result(), self.nvml.result())),
+            ("nvml", lambda: gpus.check_nvml(self.driver.result(), self.nvml.result())),
+            ("cuda", lambda: gpus.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
+            ("compile", lambda: software.check_compile(self.toolchain.result(), self.torch.result())),
+            ("ptrace", self._ptrace),
+            ("perf", lambda: traces.check_perf(self.permissions.result())),
+            ("cores", lambda: processors.check_cores(self.processor.result(), self.cpuset.result())),
+            ("numa", lambda: processors.check_numa(self.processor.result())),
+            ("quota", self._quota),
+            ("slurm", lambda: processors.check_slurm(self._environ, self.processor.result())),
+            ("threads", self._threads),
+            ("tokenizers", lambda: software.check_tokenizers(self._environ)),
+            ("clock", lambda: processors.check_clock(self.clock.result())),
+            ("frequency", lambda: processors.check_frequency(self.frequency.result(), self.processor.result())),
+            ("memory", lambda: memories.check_memory(self.memory.result(), self.memory_limit.result())),
+            ("swap", lambda: memories.check_swap(self.memory.result())),
+            ("/dev/shm", lambda: memories.check_shared_memory(self.shared_memory.result())),
+            ("open files", lambda: memories.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+            ("results", lambda: storages.check_storage("results", self.results.result(), "--out DIR")),
+            ("cache", lambda: storages.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
+            ("load", self._load),
+            ("profile", lambda: self._profiles(threads)),
+            ("profiles", profiles.check_shipped),
+        ]
+        return [line for name, check in lines for line in judge(name, check)]
+
+    def facts(self) -> dict[str, Any]:
+        """Every fact by its name, {"problem": why} where a look failed; "load" once :meth:`checks` has measured it."""
+        found = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
+        return {**found, "load": None if self._load_found is None else asdict(self._load_found)}
+
+    def _torch(self) -> Check:
+        try:
+            return software.check_torch(self.torch.result())
+        except (RuntimeError, OSError, ValueError) as error:  # a timeout is an OSError
+            return software.no_torch(str(error))
+
+    def _ptrace(self) -> Check:
+        remedy = ptrace.remedy(self._root, self._environ)
+        return traces.check_ptrace(self.permissions.result(), self.py_spy.result(), remedy)
+
+    def _quota(self) -> Check:
+        quota = self.quota.result()
+        throttled = None if quota is None else cgroup.throttling(quota.folder, quota.version)
+        return processors.check_quota(quota, throttled, self.cpu_group.result(), self.processor.result())
+
+    def _threads(self) -> Check:
+        processor = self.processor.result()
+        return processors.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
+
+    def _load(self) -> Check:
+        """Since the examination began; the last but the profiles, so that all our own programs have ended."""
+        processor = self.processor.result()
+        if self._before is not None:
+            time.sleep(self._before.missing_s())
+            after = load.read_counters(processor.allowed, self._root)
+            self._load_found = None if after is None else load.load_between(self._before, after)
+        return processors.check_load(self._load_found, processor)
+
+    def _profiles(self, threads: int | None) -> Iterable[Check]:
+        torch = self.torch.result()
+        yield profiles.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)
+        yield from profiles.check_cuda_profiles(torch.cuda_devices)
+
+
+def _plain(look: Look[Any]) -> Any:
+    try:
+        value = look.result()
+    except Exception as error:
+        return {"problem": str(error)}
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

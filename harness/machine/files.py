@@ -1,0 +1,103 @@
+"""Reading /proc and /sys: what is missing, forbidden or not what the kernel documents is None or empty."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+MOST_NUMBERS = 2**16  # in a range: no machine has more CPUs
+
+
+def read_text(path: Path) -> str | None:
+    """The stripped content; None where the file is missing or may not be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def read_int(path: Path) -> int | None:
+    """The number in a file; None where there is none, or something else ("max" among it)."""
+    return to_int(read_text(path))
+
+
+def to_int(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def read_fields(path: Path, separator: str | None = None) -> dict[str, str]:
+    """Lines of "name<separator>value" (white space by default), the first of each name; {} where unreadable."""
+    fields: dict[str, str] = {}
+    for line in (read_text(path) or "").splitlines():
+        name, *value = line.split(separator, 1)
+        if value:
+            fields.setdefault(name.strip(), value[0].strip())
+    return fields
+
+
+def parse_list(text: str | None) -> tuple[int, ...]:
+    """The kernel's list format: "0-3,8" is (0, 1, 2, 3, 8); anything else is ()."""
+    numbers: list[int] = []
+    for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            return ()
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first >= MOST_NUMBERS:
+            return ()
+        numbers += range(first, last + 1)
+    return tuple(numbers)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of mountinfo (proc_pid_mountinfo(5))."""
+
+    point: str
+    root: str
+    """The part of the file system that is mounted there."""
+    kind: str
+    options: tuple[str, ...]
+    """Those of the mount and of the file system."""
+
+    def option(self, name: str) -> str | None:
+        """The value of ``name=value``; "" for a bare ``name``; None where it is not set."""
+        for option in self.options:
+            key, _, value = option.partition("=")
+            if key == name:
+                return value
+        return None
+
+
+def read_mounts(root: Path = ROOT) -> list[Mount]:
+    """What is mounted for this process, in order: a later mount on the same point hides an earlier one."""
+    mounts = []
+    for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(), after.split()
+        if len(fields) < 6 or len(rest) < 3:
+            continue
+        options = (*fields[5].split(","), *rest[2].split(","))
+        mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3]), rest[0], options))
+    return mounts
+
+
+def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
+    """The mount that an absolute path lies on: the deepest one, of equals the last."""
+    on = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    return max(enumerate(on), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1] if on else None
+
+
+def below(root: Path, path: str) -> Path:
+    """An absolute path of that system, as a path of ours."""
+    return root / path.lstrip("/")
+
+
+def _unescape(text: str) -> str:
+    """Blanks and the like stand there as three octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,136 @@
+"""NVIDIA devices by the driver's own word (NVML, nvidia-ml-py). Run as a program: a broken driver can hang it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.machine.files import ROOT, read_text
+from harness.machine.limits import facts_of_module
+
+LIMIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str
+    memory_bytes: int | None
+    used_bytes: int | None
+    gpm: bool | None
+    """Whether it has GPU performance monitoring (SM, tensor and DRAM activity); None where the driver does not tell."""
+    utilisation: int | None
+    """Percent, now."""
+    processes: int | None
+    """That compute on it now."""
+    persistence: bool | None
+    """Whether the driver keeps it awake between processes."""
+    mig: bool | None
+    """Whether it is cut into instances."""
+    slowed_by: tuple[str, ...]
+    """Reasons other than idleness why its clocks are held down now."""
+
+
+@dataclass(frozen=True)
+class Nvml:
+    driver: str | None
+    cuda: str | None
+    """The newest CUDA version that the driver can run, such as 12.8."""
+    devices: tuple[Device, ...]
+    problem: str | None
+    """Why NVML does not answer; None where it does."""
+    library_missing: bool = False
+    broken: bool = False
+    """Whether it hung, or took its process down."""
+
+
+def driver_loaded(root: Path = ROOT) -> str | None:
+    """The version of the kernel's NVIDIA driver; None where none is loaded."""
+    text = read_text(root / "proc/driver/nvidia/version")
+    if text is None:
+        return None
+    words = text.splitlines()[0].split() if text else []
+    return next((word for word in words if word[0].isdigit() and "." in word), "of unknown version")
+
+
+def read_nvml() -> Nvml:
+    """What NVML says; that it hung or crashed is an answer too."""
+    try:
+        facts = dict(facts_of_module("harness.machine.gpu", LIMIT_S))
+    except (TimeoutError, RuntimeError) as error:
+        return Nvml(None, None, (), str(error), broken=True)
+    devices = (Device(**{**device, "slowed_by": tuple(device["slowed_by"])}) for device in facts["devices"])
+    return Nvml(**{**facts, "devices": tuple(devices)})
+
+
+def _look() -> Nvml:
+    try:
+        import pynvml
+    except ImportError as error:
+        return Nvml(None, None, (), str(error))
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        missing = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        return Nvml(None, None, (), str(error), missing)
+    try:
+        cuda = _known(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        devices = tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        version = None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}"
+        return Nvml(_known(nvml, nvml.nvmlSystemGetDriverVersion), version, devices, None)
+    except nvml.NVMLError as error:
+        return Nvml(_known(nvml, nvml.nvmlSystemGetDriverVersion), None, (), str(error))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: Any, index: int) -> Device:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def known(name: str) -> Any:
+        return _known(nvml, lambda: getattr(nvml, name)(handle))
+
+    memory, mig = known("nvmlDeviceGetMemoryInfo"), known("nvmlDeviceGetMigMode")
+    gpm, use = known("nvmlGpmQueryDeviceSupport"), known("nvmlDeviceGetUtilizationRates")
+    processes, persistence = known("nvmlDeviceGetComputeRunningProcesses"), known("nvmlDeviceGetPersistenceMode")
+    return Device(
+        name=nvml.nvmlDeviceGetName(handle),
+        memory_bytes=None if memory is None else memory.total,
+        used_bytes=None if memory is None else memory.used,
+        gpm=None if gpm is None else bool(gpm.isSupportedDevice),
+        utilisation=None if use is None else use.gpu,
+        processes=None if processes is None else len(processes),
+        persistence=None if persistence is None else bool(persistence),
+        mig=None if mig is None else bool(mig[0]),
+        slowed_by=_slowed_by(nvml, known("nvmlDeviceGetCurrentClocksThrottleReasons") or 0),
+    )
+
+
+_REASONS = {
+    "nvmlClocksThrottleReasonSwPowerCap": "the power limit",
+    "nvmlClocksThrottleReasonHwSlowdown": "the hardware (heat or power)",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "heat",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "heat (hardware)",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "the power supply",
+    "nvmlClocksThrottleReasonApplicationsClocksSetting": "a clock that was set",
+}
+
+
+def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
+    return tuple(words for name, words in _REASONS.items() if mask & getattr(nvml, name, 0))
+
+
+def _known(nvml: Any, read: Callable[[], Any]) -> Any:
+    """What this device or driver lacks is None."""
+    try:
+        return read()
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(asdict(_look())) + "\n")

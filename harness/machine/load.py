@@ -1,0 +1,102 @@
+"""What others do with our cores: two readings of /proc, and the difference between them.
+
+Only the CPUs that this process may use count, so that a neighbour's job on the same node's other cores is none of our
+business. CPU time is counted in clock ticks of 10 ms: over half a second and more a tick is 2 % of a core.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+
+from harness.machine.files import ROOT, read_text
+
+LEAST_S = 0.5
+MOST_NAMED = 3
+LEAST_NAMED = 0.05  # cores
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters since boot, in seconds."""
+
+    t_s: float
+    """CLOCK_MONOTONIC."""
+    busy_s: float
+    """Of all processes on the allowed CPUs."""
+    stolen_s: float
+    """Those CPUs were ready to run something, but the hypervisor ran another machine."""
+    own_s: float
+    """Of this process and of its children that have ended."""
+    processes: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Name and CPU time of every other process that can be seen."""
+
+    def missing_s(self) -> float:
+        """How long to wait until a second reading says something."""
+        return max(self.t_s + LEAST_S - monotonic_ns() / 1e9, 0.0)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Means over ``elapsed_s``."""
+
+    elapsed_s: float
+    other_cores: float
+    stolen_cores: float
+    busiest: tuple[tuple[str, float], ...]
+    """Names of the processes that took most, on whichever CPUs, and their cores together."""
+
+
+def read_counters(allowed: Collection[int], root: Path = ROOT) -> Reading | None:
+    """None where /proc/stat does not tell."""
+    busy = stolen = 0
+    found = False
+    for line in (read_text(root / "proc/stat") or "").splitlines():
+        name, *cells = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in allowed and len(cells) >= 8:
+            user, nice, system, _, _, irq, softirq, steal = map(int, cells[:8])
+            busy, stolen, found = busy + user + nice + system + irq + softirq, stolen + steal, True
+    if not found:
+        return None
+    times = os.times()
+    return Reading(
+        t_s=monotonic_ns() / 1e9,
+        busy_s=busy / _TICKS_PER_S,
+        stolen_s=stolen / _TICKS_PER_S,
+        own_s=times.user + times.system + times.children_user + times.children_system,
+        processes=_processes(root),
+    )
+
+
+def load_between(before: Reading, after: Reading) -> Load:
+    elapsed_s = after.t_s - before.t_s
+    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    taken: dict[str, float] = {}  # cores by name: workers share one
+    for pid, (name, cpu_s) in after.processes.items():
+        cores = (cpu_s - before.processes.get(pid, (name, 0.0))[1]) / elapsed_s
+        taken[name] = taken.get(name, 0.0) + cores
+    busiest = [item for item in sorted(taken.items(), key=lambda item: -item[1]) if item[1] >= LEAST_NAMED][:MOST_NAMED]
+    stolen_s = after.stolen_s - before.stolen_s
+    return Load(elapsed_s, max(others_s, 0.0) / elapsed_s, max(stolen_s, 0.0) / elapsed_s, tuple(busiest))
+
+
+def _processes(root: Path) -> dict[int, tuple[str, float]]:
+    """By process id, without this process; those that end meanwhile are left out."""
+    found = {}
+    try:
+        ids = [int(entry.name) for entry in (root / "proc").iterdir() if entry.name.isdigit()]
+    except OSError:
+        return {}
+    for pid in ids:
+        text = read_text(root / "proc" / str(pid) / "stat")
+        if text is None or pid == os.getpid():
+            continue
+        before, _, after = text.rpartition(")")  # the name is in brackets, and may hold brackets itself
+        fields = after.split()
+        if len(fields) > 12:
+            found[pid] = (before.partition("(")[2], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+    return found

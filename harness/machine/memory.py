@@ -1,0 +1,66 @@
+"""Memory of the machine: what is free, swap, huge pages, and the shared memory in which workers hand batches over."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine.files import ROOT, Mount, mount_of, read_fields, read_text, to_int
+
+_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the whole machine; a control group may allow less."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+    """What new processes can take without swapping."""
+    swap_total_bytes: int
+    swap_used_bytes: int
+    huge_pages: str | None
+    """Transparent huge pages: always, madvise or never."""
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    total_bytes: int
+    free_bytes: int
+    writable: bool
+
+
+def read_memory(root: Path = ROOT) -> Memory:
+    fields = {name: value.removesuffix(" kB") for name, value in read_fields(root / "proc/meminfo", ":").items()}
+
+    def size(name: str) -> int | None:
+        kib = to_int(fields.get(name))
+        return None if kib is None else kib * 1024
+
+    swap = size("SwapTotal") or 0
+    chosen = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    pages = next((word[1:-1] for word in (chosen or "").split() if word.startswith("[")), None)
+    return Memory(size("MemTotal"), size("MemAvailable"), swap, max(swap - (size("SwapFree") or 0), 0), pages)
+
+
+def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
+    """/dev/shm; None where there is none. May hang with its file system: give it a time limit."""
+    folder = root / "dev/shm"
+    try:
+        at = os.statvfs(folder)
+    except OSError:
+        return None
+    mount = mount_of(Path("/dev/shm"), mounts)
+    size = _size(mount.option("size")) if mount is not None and mount.point == "/dev/shm" else None
+    total = at.f_blocks * at.f_frsize if size is None else size
+    return SharedMemory(total, min(at.f_bavail * at.f_frsize, total), os.access(folder, os.W_OK | os.X_OK))
+
+
+def _size(text: str | None) -> int | None:
+    """Bytes of a tmpfs' size=65536k; None for what this does not know (a percentage)."""
+    if not text:
+        return None
+    unit = _UNITS.get(text[-1].lower())
+    number = to_int(text[:-1] if unit else text)
+    return None if number is None else number * (unit or 1)

@@ -1,0 +1,36 @@
+"""Folders that a study writes to: the room on their disk, its kind, and whether they may be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine.files import Mount, mount_of
+
+NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gcsfuse"}
+
+
+@dataclass(frozen=True)
+class Storage:
+    folder: Path
+    existing: Path
+    """The folder itself, or the nearest above it that exists."""
+    free_bytes: int
+    writable: bool
+    kind: str | None
+    """Of the file system."""
+
+    @property
+    def network(self) -> bool:
+        return self.kind in NETWORK
+
+
+def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
+    """Creates nothing. May hang with its file system: give it a time limit. OSError where it cannot be looked at."""
+    folder = folder.expanduser().absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    mount = mount_of(existing.resolve(), mounts)
+    return Storage(folder, existing, shutil.disk_usage(existing).free, writable, None if mount is None else mount.kind)

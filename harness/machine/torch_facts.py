@@ -1,0 +1,87 @@
+"""What torch is here. Run as a program: importing it takes seconds, and a broken driver can hang it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any
+
+from harness.machine.limits import facts_of_module
+
+LIMIT_S = 90.0  # a cold import from a network file system takes a minute
+
+
+@dataclass(frozen=True)
+class Torch:
+    version: str
+    cuda_build: str | None
+    """The CUDA version that it is built for; None for a build without."""
+    threads: int
+    """Intra-op, as it chooses them under this environment."""
+    cpu_capability: str
+    """The instructions that its CPU kernels use: AVX2, AVX512, ..."""
+    import_s: float
+    cuda_devices: tuple[str, ...]
+    """Names of the devices that it can use."""
+    cuda_problem: str | None
+    """Why it can use none, in its own words, where it says."""
+    triton: str | None
+    """Version; None where it is not there."""
+
+
+def read_torch() -> Torch:
+    """TimeoutError, or RuntimeError with the reason where it cannot be imported."""
+    facts = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
+    return Torch(**{**facts, "cuda_devices": tuple(facts["cuda_devices"])})
+
+
+def _look() -> Torch:
+    start = monotonic()
+    import torch
+
+    import_s = monotonic() - start
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        names: list[str] = []
+        problem = None
+        try:
+            names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+            if not torch.cuda.is_available():
+                names = []
+        except (RuntimeError, AssertionError) as error:
+            problem = _line(error)
+    if not names and problem is None and said:
+        problem = _line(said[-1].message)
+    capability: Any = torch.backends.cpu.get_cpu_capability()
+    return Torch(
+        version=torch.__version__,
+        cuda_build=torch.version.cuda,
+        threads=torch.get_num_threads(),
+        cpu_capability=str(capability),
+        import_s=import_s,
+        cuda_devices=tuple(names),
+        cuda_problem=problem,
+        triton=_triton(),
+    )
+
+
+def _triton() -> str | None:
+    import importlib.metadata
+
+    for package in ("triton", "pytorch-triton", "triton-windows"):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _line(problem: object) -> str:
+    return str(problem).strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(asdict(_look())) + "\n")

@@ -1,0 +1,77 @@
+"""Whether py-spy may look into a process of ours (ptrace), and whether perf may count.
+
+Three things can forbid ptrace: Yama's scope (Documentation/admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE, and a
+seccomp filter, of which only its presence can be read. So it is tried, besides: py-spy dumps this very process, after
+the same permission that our runs give (PR_SET_PTRACER_ANY).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine.files import ROOT, read_fields, read_int, to_int
+from harness.machine.limits import output_of
+from harness.machine.ptrace import allow_tracing, find_py_spy
+
+CAP_SYS_PTRACE = 19  # capabilities(7)
+TRY_S = 10
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """What the kernel says of tracing."""
+
+    yama_scope: int | None
+    """Who may trace: 0 one's own processes, 1 descendants and what asks for it, 2 CAP_SYS_PTRACE only, 3 nobody."""
+    capable: bool | None
+    """CAP_SYS_PTRACE."""
+    seccomp_filter: bool | None
+    perf_event_paranoid: int | None
+    """-1 everything, 0 and 1 the kernel too, 2 one's own processes in user space, 3 and above nothing (Debian)."""
+
+
+@dataclass(frozen=True)
+class PySpy:
+    version: str | None
+    """None where it is not there."""
+    problem: str | None
+    """Why it could not look into this process; None where it could."""
+
+
+def read_permissions(root: Path = ROOT) -> Permissions:
+    status = read_fields(root / "proc/self/status", ":")
+    kernel = root / "proc/sys/kernel"
+    seccomp = to_int(status.get("Seccomp"))
+    return Permissions(
+        yama_scope=read_int(kernel / "yama/ptrace_scope"),
+        capable=_has_capability(status.get("CapEff")),
+        seccomp_filter=None if seccomp is None else seccomp == 2,
+        perf_event_paranoid=read_int(kernel / "perf_event_paranoid"),
+    )
+
+
+def try_py_spy() -> PySpy:
+    """Look into this process with py-spy, as a run is looked into; some tenths of a second."""
+    program = find_py_spy()
+    if program is None:
+        return PySpy(None, "not installed")
+    status, output, errors = output_of([program, "--version"], TRY_S)
+    version = output.split()[-1] if status == 0 and output.split() else None
+    if version is None:
+        return PySpy(None, _first_line(errors) or f"{program} --version ended with status {status}")
+    allow_tracing()
+    status, _, errors = output_of([program, "dump", "--pid", str(os.getpid())], TRY_S)
+    return PySpy(version, None if status == 0 else _first_line(errors) or f"py-spy dump ended with status {status}")
+
+
+def _has_capability(mask: str | None) -> bool | None:
+    try:
+        return None if mask is None else bool(int(mask, 16) >> CAP_SYS_PTRACE & 1)
+    except ValueError:
+        return None
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,93 @@
+"""The probes of one run besides its ledger: started and stopped together, and what they have to tell."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.probes.sampler import Sampler
+from harness.results import Columns
+
+if TYPE_CHECKING:
+    from harness.probes.torch_profiler import Pausable
+
+
+class Attached:
+    """``probes``: see :func:`harness.launch.probing.probes_of`; ``folder``: the run's own, for the probes' files."""
+
+    def __init__(self, probes: dict[str, Any], folder: Path) -> None:
+        from harness.probes.py_spy import PySpy
+        from harness.probes.torch_profiler import TorchProfiler
+
+        self._windows = bool(probes["windows"])
+        self._sampler = None if probes["sampler"] is None else Sampler(probes["sampler"], process_roles)
+        self._profiler = None if probes["torch_profiler"] is None else TorchProfiler(probes["torch_profiler"], folder)
+        self._py_spy = None if probes["py_spy"] is None else PySpy(probes["py_spy"], folder)
+        if self._py_spy is not None:
+            self._py_spy.allow_tracing()
+
+    def start(self) -> None:
+        """Steps that count are about to begin: sample, and record whatever runs beside them."""
+        if self._sampler is not None:
+            self._sampler.start()
+        if not self._windows:
+            for probe in (self._profiler, self._py_spy):
+                if probe is not None:
+                    probe.begin()
+
+    def stop(self) -> None:
+        if not self._windows:
+            for probe in (self._profiler, self._py_spy):
+                if probe is not None:
+                    probe.end()
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def wait(self) -> None:
+        """Let the sampling process finish its reading: where no step is measured, before this group may be stopped."""
+        if self._sampler is not None:
+            self._sampler.wait()
+
+    def run_windows(self, next_step: Callable[[], int], recorder: Pausable) -> None:
+        """Take as many steps as the probes' windows have, one probe at a time: each would see the other.
+
+        ``recorder`` is the ledger's: the profiler shows its phases, and the ledger pauses while a profile is written.
+        """
+        self.start()
+        if self._profiler is not None:
+            self._profiler.run(next_step, recorder)
+        if self._py_spy is not None:
+            self._py_spy.run(next_step)
+        self.stop()
+
+    def close(self) -> None:
+        """End the sampling process and take what it read. Harmless when called again."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+    @property
+    def samples(self) -> Columns:
+        """The samples table; empty before :meth:`close`."""
+        return {} if self._sampler is None else self._sampler.samples
+
+    def told(self) -> dict[str, Any]:
+        """What probes.json holds."""
+        result: dict[str, Any] = {"problems": []}
+        if self._sampler is not None:
+            result["problems"] += self._sampler.problems
+            result |= {"missed_samples": self._sampler.missed, "taken_samples": self._sampler.taken}
+        for name, probe in (("torch_profiler", self._profiler), ("py_spy", self._py_spy)):
+            if probe is not None:
+                result["problems"] += probe.problems
+                if self._windows:
+                    result[name] = probe.facts()
+        return result
+
+
+def process_roles() -> dict[int, str]:
+    """The processes of this run by what they are for: main, and loader-K in the order they were started."""
+    workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))  # Process-N
+    return {os.getpid(): "main"} | {child.pid: f"loader-{n}" for n, child in enumerate(workers) if child.pid}

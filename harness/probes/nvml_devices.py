@@ -1,0 +1,81 @@
+"""Which cards a run may use: CUDA_VISIBLE_DEVICES as CUDA reads it, in terms of NVML."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+
+class Card(NamedTuple):
+    """One visible device. ``ordinal``: CUDA's number for it; of a MIG slice ``slice`` is its own handle."""
+
+    ordinal: int
+    name: str
+    handle: Any  # of the whole card
+    slice: Any | None = None
+
+    @property
+    def source(self) -> str:
+        return f"nvml:{self.ordinal}"
+
+
+def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
+    """The devices that ``declared`` (CUDA_VISIBLE_DEVICES) leaves: indices into ``uuids``, or the UUID of a MIG slice.
+
+    ``uuids``: of all cards, in the order of NVML (that of the PCI bus). CUDA's rules: not set leaves all; an entry is
+    an index or the (beginning of a) UUID; the first entry that is neither ends the list.
+    """
+    if declared is None:
+        return list(range(len(uuids)))
+    found: list[int | str] = []
+    for entry in (part.strip() for part in declared.split(",")):
+        if entry.startswith("MIG-"):
+            found.append(entry)
+            continue
+        if entry.isdecimal():
+            matches = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found += matches
+    return found
+
+
+def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
+    """The visible cards, and one line for each that cannot be had. ``nvml``: pynvml, initialised."""
+    cards: list[Card] = []
+    problems: list[str] = []
+    handles: list[Any] = []
+    uuids: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+        except nvml.NVMLError as error:
+            handle, uuid = error, ""
+        handles.append(handle)
+        uuids.append(uuid)
+    for ordinal, device in enumerate(visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)):
+        try:
+            cards.append(_card(nvml, ordinal, device, handles))
+        except nvml.NVMLError as error:
+            problems.append(f"nvml:{ordinal}: cannot be read: {error}")
+    names = {card.name for card in cards}
+    if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        problems.append(
+            f"nvml: cards of different kinds ({', '.join(sorted(names))}): CUDA numbers them fastest first, NVML by "
+            "PCI bus, so samples may bear another card's number; CUDA_DEVICE_ORDER=PCI_BUS_ID makes them agree"
+        )
+    return cards, problems
+
+
+def _card(nvml: Any, ordinal: int, device: int | str, handles: list[Any]) -> Card:
+    if isinstance(device, str):
+        slice_ = nvml.nvmlDeviceGetHandleByUUID(device)
+        card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_)
+        return Card(ordinal, nvml.nvmlDeviceGetName(slice_), card, slice_)
+    handle = handles[device]
+    if isinstance(handle, nvml.NVMLError):
+        raise handle
+    return Card(ordinal, nvml.nvmlDeviceGetName(handle), handle)

@@ -1,0 +1,54 @@
+"""What the probes recorded beside the steps, read and worked out: the machine, operators, memory and stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.analysis.device_health import DeviceHealth, device_health
+from harness.analysis.host_load import HostLoad, host_load
+from harness.analysis.probe_cost import is_probe_control
+from harness.analysis.stacks import StackReport, explain
+from harness.analysis.torch_profile import TorchProfile, torch_profile
+from harness.report.timeline.sources import Sources, read_sources
+from harness.results import RunData, StudyFolder
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of arms by name; ``folders``: where a profiled run's files lie, relative to the report."""
+
+    loads: Sequence[HostLoad] = ()
+    devices: Sequence[DeviceHealth] = ()
+    profiles: Sequence[TorchProfile] = ()
+    stacks: dict[str, StackReport] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
+    sources: dict[tuple[str, int], Sources] = field(default_factory=dict)
+
+
+NONE = Evidence()
+
+
+def gather(study: StudyFolder, runs: Sequence[RunData]) -> Evidence:
+    """Everything that the runs' probes left in ``study``; a file that cannot be read is a problem that is said."""
+    measured: dict[str, list[RunData]] = {}
+    for run in runs:
+        if run.record.status == "done" and run.record.control is None:
+            measured.setdefault(run.record.arm, []).append(run)
+    profiles: list[TorchProfile] = []
+    evidence = Evidence(host_load(measured), device_health(measured), profiles)
+    for run in runs:
+        if run.folder is None or not is_probe_control(run.record.control):
+            continue
+        sources = read_sources(run)
+        arm, probes = run.record.of or run.record.arm, run.probes
+        if sources.operators is None and sources.stacks is None and not sources.problems:
+            continue
+        evidence.sources[run.record.arm, run.record.block] = sources
+        evidence.folders[arm] = str(run.folder.relative_to(study.path))
+        profile = torch_profile(arm, sources.profiles, probes.get("torch_profiler") or {}, sources.problems)
+        if profile is not None:
+            profiles.append(profile)
+        if sources.stacks is not None and run.spans is not None:
+            evidence.stacks[arm] = explain(sources.stacks, run.spans, probes["py_spy"])
+    return evidence

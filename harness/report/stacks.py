@@ -1,0 +1,107 @@
+"""The section "Stacks" of summary.md: which functions a phase or stage was spent in, by py-spy's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.analysis.stacks import OUTSIDE, Place, Share, StackReport
+from harness.analysis.wording import count, ms, percent
+from harness.report.tables import safe, table
+
+LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
+FUNCTIONS = 3  # of each place
+FRAMES = 4  # of a stack, from the innermost
+
+
+def section(reports: Mapping[str, StackReport], folders: Mapping[str, str]) -> str:
+    """The section's markdown; "" where nothing was sampled.
+
+    ``reports`` by the arm that was sampled; ``folders``: where that run's files lie, relative to the report.
+    """
+    parts = [_arm(name, report, folders.get(name)) for name, report in reports.items() if report.places]
+    return "\n\n".join(["## Stacks", *parts, NOTE]) if parts else ""
+
+
+def _arm(name: str, report: StackReport, folder: str | None) -> str:
+    parts = [f"### {safe(name)}"]
+    if folder is not None:
+        parts.append(
+            f"[Flame graph]({folder}/stacks.svg) of what ran; "
+            f"[every thread over time]({folder}/stacks.speedscope.json), for speedscope.app."
+        )
+    parts += [f"**{safe(sentence)}**" for sentence in report.tokenization]
+    parts += [_functions(report), _deepest(report), _quality(report)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _functions(report: StackReport) -> str:
+    header = ["where", "samples", "share", "most samples in (self)", "its share there", "its samples"]
+    rows = []
+    for place in _shown(report):
+        for line, function in enumerate(place.functions[:FUNCTIONS]):
+            first = [f"{place.who}: {_named(place)}", f"{place.whole.samples:,}", _share(place.whole)]
+            rows.append(
+                [
+                    *(first if line == 0 else ["", "", ""]),
+                    f"`{function.name}`",
+                    _share(function),
+                    f"{function.samples:,}",
+                ]
+            )
+    return table(header, rows)
+
+
+def _deepest(report: StackReport) -> str:
+    """The most frequent whole stack of each place, its innermost frames."""
+    header = ["where", "most frequent stack, innermost frame last", "its share there"]
+    rows = []
+    for place in _shown(report):
+        frames = place.stacks[0].name.split(";")
+        shown = " → ".join(f"`{frame}`" for frame in frames[-FRAMES:])
+        rows.append(
+            [f"{place.who}: {_named(place)}", f"{'… → ' * (len(frames) > FRAMES)}{shown}", _share(place.stacks[0])]
+        )
+    return table(header, rows)
+
+
+def _quality(report: StackReport) -> str:
+    clock = report.clock
+    outside = {place.who: place.whole for place in report.places if place.name == OUTSIDE}
+    parts = [
+        f"{count(report.readings, 'reading')} of {report.expected_readings} asked for",
+        *(
+            f"{share.samples} samples ({percent(share.share)}) of the {who} in no {_kind(who)}"
+            for who, share in outside.items()
+        ),
+        f"{report.samples.get('other threads', 0)} samples of other threads left out",
+        f"9 samples in 10 placed within {ms(clock.doubt_ns / 1e6)} ({clock.agreeing} of {clock.edges} edges of clock "
+        "marks agree)",
+        f"{count(report.near_edges, 'sample')} closer than that to a boundary",
+    ]
+    if report.lower_bound:
+        parts.append("only threads holding Python's lock, where samples that change count for more")
+    return "; ".join(parts) + "."
+
+
+def _shown(report: StackReport) -> list[Place]:
+    return [place for place in report.places if place.whole.share >= LEAST_SHARE]
+
+
+def _named(place: Place) -> str:
+    return f"no {_kind(place.who)}" if place.name == OUTSIDE else place.name
+
+
+def _kind(who: str) -> str:
+    return "phase" if who.startswith("main") else "stage"
+
+
+def _share(share: Share) -> str:
+    return f"{percent(share.share)} [{percent(share.low)} to {percent(share.high)}]"
+
+
+NOTE = (
+    "py-spy's samples of the profiled run, whose steps are not measured, each put into the phase or stage of its own "
+    "thread that the ledger has at that moment. Threads that wait are sampled too. Intervals are for independent "
+    "samples; neighbouring ones are not quite. C, C++ and Rust functions show as the Python function that called them, "
+    "unless `native: true`."
+)

@@ -1,0 +1,60 @@
+"""Counters on the timeline: what was sampled of host and device, and how many batches lay ready."""
+
+from __future__ import annotations
+
+import math
+
+from harness.report.timeline.model import Counter, Process
+from harness.report.timeline.windows import Range, Window
+from harness.results import RunData
+
+MARGIN_NS = 500_000_000  # a sample tells of the time before it: those just after a window belong to it
+
+
+def sampled(window: Window) -> Process:
+    """What the probes sampled within the window, one counter a source and metric, in that order."""
+    process = Process(f"{window.name}: machine")
+    samples = window.run.samples
+    if samples is None or not len(samples):
+        return process
+    import pyarrow as pa
+
+    times = samples["t_ns"].to_numpy()
+    since, until = window.extent
+    inside = (times >= since - MARGIN_NS) & (times <= until + MARGIN_NS)
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in samples.filter(pa.array(inside)).to_pylist():
+        if row["value"] is not None and math.isfinite(row["value"]):
+            series = found.setdefault((row["source"], row["metric"], row["unit"] or "value"), {})
+            series[row["t_ns"]] = row["value"]
+    for (source, metric, unit), series in sorted(found.items()):
+        name = f"{source} {metric.removesuffix(f'_{unit}')}"  # the unit is shown beside it
+        process.counters.append(Counter(name, unit, sorted(series.items())))
+    return process
+
+
+def queue_depth(run: RunData, extent: Range) -> Counter | None:
+    """Batches that workers had finished and the main thread had not yet received; None without workers."""
+    if run.spans is None or not len(run.spans):
+        return None
+    import pyarrow.compute as pc
+
+    stages = run.spans.filter(pc.starts_with(run.spans["role"], "loader-"))
+    if not len(stages):
+        return None
+    ready: dict[int, int] = {}
+    for batch, end_ns in zip(stages["batch"].to_pylist(), stages["end_ns"].to_pylist(), strict=True):
+        ready[batch] = max(end_ns, ready.get(batch, 0))
+    fetches = run.spans.filter(pc.and_(pc.equal(run.spans["role"], "main"), pc.equal(run.spans["name"], "fetch")))
+    received = dict(zip(fetches["batch"].to_pylist(), fetches["end_ns"].to_pylist(), strict=True))
+    changes = [(t_ns, 1) for batch, t_ns in ready.items() if batch in received]
+    changes += [(max(t_ns, ready[batch]), -1) for batch, t_ns in received.items() if batch in ready]
+    depth, depths = 0, {}
+    for t_ns, change in sorted(changes, key=lambda one: (one[0], -one[1])):
+        depth += change
+        depths[t_ns] = depth
+    since, until = extent
+    before = [value for t_ns, value in depths.items() if t_ns <= since]
+    points = [(since, float(before[-1] if before else 0))]
+    points += [(t_ns, float(value)) for t_ns, value in depths.items() if since < t_ns <= until]
+    return Counter("queue depth", "batches ready", points)

@@ -1,0 +1,135 @@
+"""What torch.profiler saw, on the timeline: operators and CUDA calls by thread, kernels by stream, allocated memory.
+
+They have rows of their own beside the ledger's: two clocks that differ by a microsecond would not nest in one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.report.timeline.model import Arrow, Counter, Process, Slice
+from harness.report.timeline.sources import FILE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "python_function")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ANNOTATIONS = "gpu_user_annotation"  # spans of kernels: they overlap, so they have a row beside the stream's
+SHOWN = (*ON_HOST, *ON_DEVICE, ANNOTATIONS)
+DEVICE_TYPES = {0: "CPU", 1: "CUDA"}  # c10::DeviceType
+
+
+def shown(table: pa.Table) -> pa.Table:
+    """The rows that become slices."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    listed = pc.is_in(table["category"].cast(pa.string()), value_set=pa.array(SHOWN))
+    return table.filter(pc.and_(listed, pc.greater(table["duration_ns"], 0)))
+
+
+def events(table: pa.Table) -> int:
+    """How many events the rows (of :func:`shown`) come to at most: an arrow, between two of them, is two."""
+    return len(table) + len(table) - int(table["correlation"].null_count)
+
+
+def has_kernels(table: pa.Table) -> bool:
+    """Whether something ran on a device of its own."""
+    return "device" in table["role"].unique().to_pylist()
+
+
+def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
+    """The rows of ``table`` (start_ns, duration_ns) within ``ranges``."""
+    import pyarrow as pa
+
+    starts = table["start_ns"].to_numpy()
+    ends = starts + table["duration_ns"].fill_null(0).to_numpy()
+    inside = np.zeros(len(table), dtype=bool)
+    for since, until in ranges:
+        inside |= (ends > since) & (starts < until)
+    return table.filter(pa.array(inside))
+
+
+def add_operators(
+    table: pa.Table, run: str, processes: Mapping[str, Process], main_threads: Mapping[str, int]
+) -> list[Arrow]:
+    """Put the rows (of :func:`shown`) into the ``processes`` by role; returns arrows from launches to kernels.
+
+    ``main_threads``: the thread of each role that the ledger watched.
+    """
+    columns = ("role", "category", "name", "tid", "start_ns", "duration_ns", "device_id", "input_shapes")
+    launched: set[tuple[int | None, int]] = set()
+    kernels: list[tuple[int | None, int]] = []
+    threads: dict[tuple[Any, ...], list[Slice]] = {}
+    calls = zip(_values(table, FILE), _values(table, "correlation"), strict=True)
+    rows = zip(*(_values(table, name) for name in columns), calls, strict=True)
+    for role, category, name, tid, start, duration, device, shapes, call in rows:
+        key: tuple[Any, ...] | None = None
+        if not call[1]:
+            pass
+        elif category in LAUNCHES and call not in launched:
+            key = (run, "launch", call)
+            launched.add(call)
+        elif category in ON_DEVICE:
+            key = (run, "kernel", len(kernels))
+            kernels.append(call)
+        args = {"shapes": shapes} if shapes else None
+        place = (role, category == ANNOTATIONS, device if category not in ON_HOST else None, tid)
+        threads.setdefault(place, []).append(Slice(name, start, start + duration, category, args, key))
+    for place in sorted(
+        threads, key=lambda place: (str(place[0]), place[3] != main_threads.get(place[0]), *map(str, place[1:]))
+    ):
+        role, annotations, device, tid = place
+        if role not in processes:
+            continue
+        title = f"torch, thread {tid}" if device is None else f"torch, device {device} stream {tid}"
+        if device is None and tid == main_threads.get(role):
+            title = "torch, main thread"
+        processes[role].thread(f"{title}, annotations" if annotations else title).slices += threads[place]
+    return [
+        Arrow("launch", (run, "launch", call), (run, "kernel", index), "start")
+        for index, call in enumerate(kernels)
+        if call in launched
+    ]
+
+
+def memory(table: pa.Table, ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
+    """(role, bytes that torch's allocator had handed out) by device, where the profile has memory events."""
+    import pyarrow.compute as pc
+
+    events = overlapping(table.filter(pc.is_valid(table["total_allocated_bytes"])), ranges)
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    names = ("role", "device_type", "device_id", "start_ns", "total_allocated_bytes")
+    for role, kind, device, start, total in zip(*(_values(events, name) for name in names), strict=True):
+        what = DEVICE_TYPES.get(kind, str(kind))
+        where = what if device is None or device < 0 else f"{what} {device}"
+        found.setdefault((role, where), {})[start] = float(total)
+    return [
+        (role, Counter(f"torch memory {where}", "bytes", sorted(series.items())))
+        for (role, where), series in sorted(found.items())
+    ]
+
+
+def _values(table: pa.Table, name: str) -> list[Any]:
+    """A column as Python objects; several times as fast as ``to_pylist`` where it is whole numbers or words."""
+    import pyarrow as pa
+
+    column = table[name] if name in table.column_names else pa.nulls(len(table))
+    if column.null_count == len(table):
+        return [None] * len(table)
+    if column.null_count == 0 and pa.types.is_integer(column.type):
+        numbers: list[Any] = column.to_numpy().tolist()
+        return numbers
+    if column.null_count == 0 and pa.types.is_dictionary(column.type):
+        found: list[Any] = []
+        for chunk in column.chunks:
+            words = chunk.dictionary.to_pylist()
+            found += [words[index] for index in chunk.indices.to_numpy().tolist()]
+        return found
+    values: list[Any] = column.to_pylist()
+    return values

@@ -1,0 +1,172 @@
+"""Chrome trace events as kineto writes them, from text to Arrow columns, without the whole text in memory.
+
+A quarter of a million events are about 100 MB of text and, as Python dicts, ten times that. So the text is cut into
+blocks between two events, and Arrow's JSON parser (C++) turns each block into columns. The cut is a line break with the
+writer's own indentation, which no JSON string can contain (it would be escaped). Blocks that Arrow's parser refuses
+(process ids that are words, a key given twice) go through Python's json, and so does the whole of a file that another
+program wrote in another layout.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_EVENTS = b'"traceEvents": ['
+BETWEEN = b"\n  },\n  {"  # of two events, as kineto writes them
+BLOCK_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 14  # of text that Python's json reads in no time
+_SHAPES = re.compile(rb'"Input Dims": (\[[][\d, ]*\])')  # nested lists of any depth, which no column can hold
+_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in it (a file's name, say)
+_MICROSECONDS = (19, 3)  # decimal digits, of these behind the point
+_GZIP = b"\x1f\x8b"
+_INSTANTS = "cpu_instant_event"  # the only instant events that measure something: allocations
+# Keys of an event's args that are kept, all of them integers.
+ARGUMENTS = ("correlation", "External id", "Bytes", "Total Allocated", "Device Type", "Device Id", "device")
+
+
+def open_trace(source: Path | bytes) -> IO[bytes]:
+    """The text of a trace, gzipped or not. OSError where it cannot be read."""
+    if isinstance(source, bytes):
+        file = io.BytesIO(source)
+        return cast(IO[bytes], gzip.open(file)) if source.startswith(_GZIP) else file
+    with open(source, "rb") as plain:
+        packed = plain.read(len(_GZIP)) == _GZIP
+    return cast(IO[bytes], gzip.open(source)) if packed else source.open("rb")
+
+
+def parse(file: IO[bytes]) -> tuple[pa.Table, dict[str, Any]]:
+    """The complete and memory events of a trace, and what it says besides them.
+
+    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 where the event has none), ARGUMENTS, shapes. Times are decimals
+    until they are whole nanoseconds: no float ever holds them. ValueError where it is no whole JSON object, KeyError
+    where that has no ``traceEvents``.
+    """
+    import pyarrow as pa
+
+    head, found, pending = file.read(BLOCK_BYTES).partition(_EVENTS)
+    parts: list[pa.Table] = []
+    while found:
+        block, pending = _cut(pending, len(pending))
+        parts += _block_tables(block)
+        more = file.read(BLOCK_BYTES)
+        if not more:
+            break
+        pending += more
+    # The last event and what follows, or the whole of another layout. A file cut short anywhere is refused here.
+    rest = json.loads(head + found + pending + file.read(), parse_float=Decimal)
+    if not isinstance(rest, dict):
+        raise ValueError("not a JSON object")
+    parts.append(_events_table(rest.pop("traceEvents")))
+    return pa.concat_tables(parts).unify_dictionaries(), rest
+
+
+def parse_header(file: IO[bytes]) -> dict[str, Any]:
+    """What a trace says before its first event. ValueError where that is no JSON object."""
+    head, found, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
+    content = json.loads(head + found + b"]}")
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    time = pa.decimal128(*_MICROSECONDS)
+    words = [(name, pa.string()) for name in ("ph", "cat", "name")]
+    numbers = [("pid", pa.int64()), ("tid", pa.int64()), ("ts", time), ("dur", time)]
+    arguments = [*((key, pa.int64()) for key in ARGUMENTS), ("Input Dims", pa.string())]
+    return pa.schema([*words, *numbers, ("args", pa.struct(arguments))])
+
+
+def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
+    """``text`` up to the last separator before position ``before``, and what follows it; all follows where none is."""
+    at = text.rfind(BETWEEN, 0, before)
+    return (text[:at] + b"}", text[at + BETWEEN.index(b"{") :]) if at >= 0 else (b"", text)
+
+
+def _block_tables(block: bytes) -> list[pa.Table]:
+    """The events of ``block``: whole objects with the writer's separators between them."""
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    if not block:
+        return []
+    pieces = _SHAPES.split(block)
+    pieces[1::2] = [b'"Input Dims": "%b"' % shapes for shapes in pieces[1::2]]
+    objects = b"".join(pieces).replace(BETWEEN, b"\n  }\n  {")
+    try:
+        table = pj.read_json(
+            pa.BufferReader(objects),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(objects)),
+            parse_options=pj.ParseOptions(
+                explicit_schema=_schema(), unexpected_field_behavior="ignore", newlines_in_values=True
+            ),
+        )
+    except pa.ArrowInvalid:
+        half, rest = _cut(block, len(block) // 2 if len(block) > _SMALL_BYTES else 0)
+        if half:  # look for the few events that it refuses
+            return _block_tables(half) + _block_tables(rest)
+        mended = _NAME.sub(lambda name: name[0].replace(b'"', b'\\"'), block)
+        return [_events_table(json.loads(b"[" + mended + b"]", parse_float=Decimal))]
+    return [_chosen(table)]
+
+
+def _events_table(events: Sequence[Any]) -> pa.Table:
+    """The same from Python objects; events that belong to no process and thread (marks of the writer) are left out."""
+    import pyarrow as pa
+
+    return _chosen(pa.Table.from_pylist(list(_rows(events)), _schema()))
+
+
+def _rows(events: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if not isinstance(event, dict):
+            raise ValueError("an event is no JSON object")
+        if not isinstance(event.get("pid"), int) or not isinstance(event.get("tid"), int) or "ts" not in event:
+            continue
+        args = event.get("args") or {}
+        shapes = args.get("Input Dims")
+        row = {key: event.get(key) for key in ("ph", "cat", "name", "pid", "tid")}
+        row |= {key: None if event.get(key) is None else _microseconds(event[key]) for key in ("ts", "dur")}
+        numbers = {key: value if isinstance(value := args.get(key), int) else None for key in ARGUMENTS}
+        yield row | {"args": {**numbers, "Input Dims": None if shapes is None else json.dumps(shapes, default=str)}}
+
+
+def _microseconds(value: int | Decimal) -> Decimal:
+    return Decimal(value).quantize(Decimal(1).scaleb(-_MICROSECONDS[1]))
+
+
+def _chosen(table: pa.Table) -> pa.Table:
+    """The rows and columns that are worth keeping, small before the next block is read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind, category = table.column("ph"), table.column("cat")
+    wanted = pc.or_(pc.equal(kind, "X"), pc.and_(pc.equal(kind, "i"), pc.equal(category, _INSTANTS)))
+    kept = table.filter(pc.and_kleene(wanted, table.column("pid").is_valid())).combine_chunks()
+    columns = {name: kept.column(name).fill_null("").dictionary_encode() for name in ("cat", "name")}
+    columns |= {name: kept.column(name) for name in ("pid", "tid")}
+    columns |= {f"{name}_ns": _nanoseconds(kept.column(name)) for name in ("ts", "dur")}
+    columns |= {key: pc.struct_field(kept.column("args"), key) for key in ARGUMENTS}
+    return pa.table(columns | {"shapes": pc.struct_field(kept.column("args"), "Input Dims")})
+
+
+def _nanoseconds(microseconds: pa.ChunkedArray) -> pa.Array:
+    """Decimals with three places as int64: their unscaled values, 16 bytes each, little end first; 0 where null."""
+    import numpy as np
+    import pyarrow as pa
+
+    values = pa.concat_arrays([pa.array([], microseconds.type), *microseconds.fill_null(0).chunks])
+    halves = np.frombuffer(values.buffers()[1], dtype="<i8")
+    return pa.array(halves[2 * values.offset : 2 * (values.offset + len(values)) : 2].copy())

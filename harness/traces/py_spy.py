@@ -1,0 +1,128 @@
+"""Reads py-spy's trace of a window: the stacks of all sampled threads, at CLOCK_MONOTONIC times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.traces.chrometrace import Change, decode, read_events
+from harness.traces.clock_marks import Clock, align, mark_number
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# The threads of one sample are written microseconds after one another; reading the next sample alone takes longer.
+_APART_US = 250
+
+
+def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[int, str]) -> pa.Table:
+    """The samples of a window, by thread and in order of time.
+
+    ``source`` is a trace (gzipped or not), ``facts`` the entry "py_spy" of probes.json, ``roles`` names processes by
+    id: "main", "loader-K". Columns: time_ns (CLOCK_MONOTONIC), duration_ns (until the next sample), pid, tid (the
+    system's), role (of the main thread of a process in ``roles``, else "other"), stack (frames "function (file:line)",
+    outermost first). Its metadata holds how well the times are known: :func:`clock_of`. InputError where it is not such
+    a trace.
+    """
+    import pyarrow as pa
+
+    where = f"{source}: " if isinstance(source, Path) else "py-spy's trace: "
+    try:
+        changes, threads = decode(read_events(source), [str(root) for root in facts.get("roots", ())])
+        skipped = {int(pid) for pid in facts.get("metronome", ())}
+        rows = _samples(changes, skipped, held=bool(facts.get("gil")))
+        main = {thread for thread, (number, name) in threads.items() if thread[0] == number or name == "MainThread"}
+        clock = _clock([row for row, _ in rows if row.pid == facts["pid"] and (row.pid, row.tid) in main], facts)
+        start_ns, end_ns = facts["window"]
+    except InputError as error:
+        raise InputError(f"{where}{error}") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(f"{where}not a trace of py-spy ({type(error).__name__}: {error})") from error
+    columns: dict[str, list[Any]] = {name: [] for name in ("time_ns", "duration_ns", "pid", "tid", "role", "stack")}
+    for row, until_us in rows:
+        time_ns = row.time_us * 1000 + clock.offset_ns
+        if row.pid in skipped or not start_ns <= time_ns < end_ns:
+            continue
+        is_main = (row.pid, row.tid) in main
+        role = roles.get(row.pid, "other") if is_main else "other"
+        tid = row.pid if is_main else threads.get((row.pid, row.tid), (row.tid, ""))[0]
+        cells = (time_ns, (until_us - row.time_us) * 1000, row.pid, tid, role, row.stack)
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    kinds = [pa.int64(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.list_(pa.string())]
+    metadata = {name: str(value) for name, value in clock._asdict().items()}
+    return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True)), metadata))
+
+
+def clock_of(samples: pa.Table) -> Clock:
+    """How well the times of :func:`read_stacks`' table are known."""
+    metadata = samples.schema.metadata
+    return Clock(*(int(metadata[name.encode()]) for name in Clock._fields))
+
+
+def _samples(changes: Sequence[Change], metronome: Set[int], *, held: bool) -> list[tuple[Change, int]]:
+    """One row per thread and sample, and when the thread's next sample was; by thread, in order of time.
+
+    A sample shows where any thread changed; a thread that did not has the stack that it had. Under --gil (``held``) a
+    thread that shows nothing may as well not have held the lock, and has no row.
+    """
+    end_us = changes[-1].time_us if changes else 0
+    shown = [change for change in changes if change.stack is not None]  # the others are of the end
+    times: list[int] = []  # when each sample began to be written
+    by_thread: dict[tuple[int, int], list[tuple[int, Change]]] = {}
+    for change, begins in zip(shown, _begins(shown, metronome), strict=True):
+        if begins:
+            times.append(change.time_us)
+        by_thread.setdefault((change.pid, change.tid), []).append((len(times) - 1, change))
+    rows: list[tuple[Change, int]] = []
+    for found in by_thread.values():
+        own: list[Change] = []
+        ends: list[int] = []
+        for (number, change), (following, _) in zip(found, [*found[1:], (len(times), None)], strict=True):
+            unchanged = [change._replace(time_us=time) for time in times[number + 1 : following]]
+            own += [change] if held else [change, *unchanged]
+            ends.append(times[number + 1] if number + 1 < len(times) else end_us)
+        if not held:
+            ends = [row.time_us for row in own[1:]] + [end_us]
+        rows += [(row, max(end, row.time_us)) for row, end in zip(own, ends, strict=True)]
+    return rows
+
+
+def _begins(changes: Sequence[Change], metronome: Set[int]) -> list[bool]:
+    """Of each change, whether it is the first of its sample.
+
+    The metronome's processes are in every sample, once: between two samples' the next one begins, where the time
+    between changes is longest. Without them one begins where a thread comes again, or after a while.
+    """
+    begins = [not place for place in range(len(changes))]
+    waits = [0, *(after.time_us - before.time_us for before, after in pairwise(changes))]
+    met: set[tuple[int, int]] = set()
+    last = 0
+    for place, change in enumerate(changes):
+        thread = change.pid, change.tid
+        if metronome and change.pid in metronome:
+            if thread in met:
+                begins[max(range(last + 1, place + 1), key=waits.__getitem__)] = True
+                met.clear()
+            last = place
+            met.add(thread)
+        elif not metronome:
+            if thread in met or waits[place] > _APART_US:
+                begins[place] = True
+                met.clear()
+            met.add(thread)
+    return begins
+
+
+def _clock(main: Sequence[Change], facts: Mapping[str, Any]) -> Clock:
+    seen = [
+        (
+            row.time_us * 1000,
+            next((mark for frame in row.stack or () if (mark := mark_number(frame)) is not None), None),
+        )
+        for row in main
+    ]
+    return align(seen, [(start, end) for start, end in facts["marks"]])

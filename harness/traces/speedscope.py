@@ -1,0 +1,65 @@
+"""Samples as a file that speedscope.app opens: one sampled profile per thread, weighted by time.
+
+The format is github.com/jlfwong/speedscope, src/lib/file-format-spec.ts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FRAME = re.compile(r"(.*) \((.*?)(?::(\d+))?\)")
+_ORDER = ("main", "loader-")
+
+
+def speedscope(samples: pa.Table) -> dict[str, Any]:
+    """The file's content from a table of :func:`harness.traces.py_spy.read_stacks`.
+
+    Values are nanoseconds since the first sample of all threads; a sample weighs the time until the next one.
+    """
+    frames: dict[str, int] = {}
+    threads: dict[tuple[int, int, str], list[tuple[int, int, list[int]]]] = {}
+    for row in samples.to_pylist():
+        stack = [frames.setdefault(frame, len(frames)) for frame in row["stack"]]
+        thread = row["pid"], row["tid"], row["role"]
+        threads.setdefault(thread, []).append((row["time_ns"], row["duration_ns"], stack))
+    since = min((found[0][0] for found in threads.values()), default=0)
+    profiles = []
+    for (pid, tid, role), found in sorted(threads.items(), key=lambda item: _place(*item[0])):
+        weights = [duration for _, duration, _ in found]
+        start = found[0][0] - since
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": f"{role} {pid}" if role != "other" else f"process {pid}, thread {tid}",
+                "unit": "nanoseconds",
+                "startValue": start,
+                "endValue": start + sum(weights),
+                "samples": [stack for _, _, stack in found],
+                "weights": weights,
+            }
+        )
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": "stacks",
+        "exporter": "llm-training-harness",
+        "activeProfileIndex": 0,
+        "shared": {"frames": [_frame(text) for text in frames]},
+        "profiles": profiles,
+    }
+
+
+def _place(pid: int, tid: int, role: str) -> tuple[int, str, int, int]:
+    known = [place for place, start in enumerate(_ORDER) if role.startswith(start)]
+    return known[0] if known else len(_ORDER), role, pid, tid
+
+
+def _frame(text: str) -> dict[str, Any]:
+    found = _FRAME.fullmatch(text)
+    if found is None:
+        return {"name": text}
+    frame: dict[str, Any] = {"name": found[1], "file": found[2]}
+    return frame if found[3] is None else {**frame, "line": int(found[3])}

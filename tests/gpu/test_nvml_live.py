@@ -1,0 +1,58 @@
+"""NVML and GPM on a real card: what the counters say while it works. Run it there with `python -m pytest tests/gpu`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pyarrow as pa
+import pytest
+import torch
+
+from harness.analysis.device_health import device_health
+from harness.analysis.samples import split
+from harness.probes.sampler import Sampler
+from harness.results import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SECONDS = 4
+
+
+def test_a_card_at_work_is_seen_at_work() -> None:
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    sampler = Sampler({"host": True, "nvml": True, "rate_hz": 10}, lambda: {os.getpid(): "main"})
+    sampler.start()
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        for _ in range(20):
+            matrix @ matrix
+        torch.cuda.synchronize()
+    sampler.stop()
+    sampler.close()
+    print("\n".join(["", *sampler.problems]), f"taken {sampler.taken}, missed {sampler.missed}")
+    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
+    for (source, metric), found in sorted(split(samples).items()):
+        print(f"{source} {metric}: {len(found.values)} samples, mean {found.values.mean():.6g}")
+    record = RunRecord("arm", 0, "done", facts={"asynchronous": True})
+    told = {"taken_samples": sampler.taken, "missed_samples": sampler.missed}
+    card = device_health({"arm": [RunData(record, None, None, samples, told)]})[0]
+    assert card.utilisation is not None
+    assert card.utilisation > 0.5
+    assert card.power_w is not None
+    assert card.energy_j is not None
+    assert card.energy_j == pytest.approx(card.power_w * SECONDS, rel=0.3)  # two instruments of the card's
+    assert card.memory_used_bytes is not None
+    assert card.memory_used_bytes >= matrix.nbytes
+    assert card.sm_clock_mhz is not None
+    gpm_missing = any("SM, tensor and DRAM activity" in problem for problem in sampler.problems)
+    if not gpm_missing:
+        assert card.sm_active is not None
+        assert card.tensor_active is not None
+        assert card.sm_active > 0.5
+        assert card.tensor_active > 0.2
+    own = split(samples)["host:sampler", "cpu_s"].values.sum() / split(samples)["host", "interval_s"].values.sum()
+    print(f"the sampler's own CPU: {own:.4f} s per s")
+    assert sampler.taken["nvml"] > SECONDS * 5

@@ -1,0 +1,1 @@
+"""Facts of a machine, read from fixture trees, and what is said of them."""

