@@ -1,6 +1,12 @@
-"""For every test: on a shared machine a single example may take long for reasons of its own."""
+"""For every test."""
+
+import signal
 
 from hypothesis import settings
 
+# On a shared machine a single example may take long for reasons of its own.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+# A shell starts what it runs in the background with SIGINT ignored, and every process started from here would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
