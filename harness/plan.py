@@ -126,7 +126,7 @@ def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], ba
             overs = _doses(scenario, source, one) if control == "dose" else [(control, CONTROLS[control])]
             for kind, over in overs:
                 yield _arm(f"{one.name}+{kind}", kind, one, over)
-        first = next((other.name for other in plain if other.name in baselines), None)
+        first = next((other.name for other in plain if other.name in baselines), plain[0].name)
         for kind in _probe_runs(scenario.probes, calibrated=one.name == first):
             yield _arm(f"{one.name}+{kind}", kind, one, {})
 

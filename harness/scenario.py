@@ -98,7 +98,7 @@ class ProbesConfig(Config):
     calibrate: bool = False
     """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
     timeline_steps: int = Field(20, ge=1, le=10_000)
-    """Steps shown in timeline.json.gz (a window from the first measured step on)."""
+    """Steps of each arm shown in timeline.json.gz: the last measured ones."""
 
 
 class Scenario(Config):

@@ -1,4 +1,4 @@
-"""Serves a timeline to a browser on this machine, and nothing else to nobody else.
+"""Serves one timeline, and nothing else, to whoever asks on this machine's loopback: other users of it can ask too.
 
 Loopback only; only a Host header that names loopback (a page that rebinds its own name to 127.0.0.1 gets nothing); only
 the paths of a fixed table, looked up whole, so no path can lead out of a folder.

@@ -8,5 +8,5 @@ from hypothesis import settings
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
-# A shell starts what it runs in the background with SIGINT ignored, and every process started from here would inherit it.
+# A shell starts what it runs in the background with SIGINT ignored, which processes started from here would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

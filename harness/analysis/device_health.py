@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.analysis.ledger import column
 from harness.analysis.samples import Array, Split, mean, most, pooled, split, total
 from harness.analysis.wording import number, percent
 from harness.results import RunData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # NVML_CLOCKS_EVENT_REASON_* that slow a card down which has work to do, by bit. Idle (1), application clocks (2),
 # sync boost (0x10) and display clocks (0x100) are settings, not events.
@@ -148,11 +153,26 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
         )
         if energy is None or not computed or run.steps is None:
             continue
-        measured = np.not_equal(column(run.steps, "warmup"), 1)
-        joules += float(energy.values.sum())
+        # A card that was lost half-way gave no energy for the turns that followed: their tokens do not count either.
+        rows, readings = _fully_read(run.steps, energy.t_ns)
+        measured = np.not_equal(column(run.steps, "warmup"), 1) & rows
+        joules += float(energy.values[readings].sum())
         tokens += float(column(run.steps, "tokens")[measured].sum())
         trained += float(column(run.steps, "trained_tokens")[measured].sum())
     return (joules / tokens if tokens > 0 else None, joules / trained if trained > 0 else None)
+
+
+def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which steps (rows,) lie in a turn that was read to its end, and which readings are of such turns."""
+    turn, start = column(steps, "turn"), column(steps, "start_ns")
+    begins = sorted((start[turn == one].min(), start[turn == one].max(), one) for one in np.unique(turn))
+    rows, readings = np.zeros(len(turn), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
+    for (begin, last_step, one), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
+        inside = (t_ns > begin) & (t_ns < following)
+        if (t_ns[inside] > last_step).any():
+            rows |= turn == one
+            readings |= inside
+    return rows, readings
 
 
 def throttled(reasons: Array) -> dict[str, float]:

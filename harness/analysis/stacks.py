@@ -79,6 +79,7 @@ class StackReport:
         int  # samples of all places so close to the end of a span that they may belong beyond it (clock.doubt_ns)
     )
     tokenization: tuple[str, ...]  # a sentence for each of MAIN and WORKERS where tokenizing takes the most samples
+    period_ms: float  # between two samples: how far a single one may be from its true place
     lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
 
 
@@ -126,6 +127,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> Sta
         clock=clock,
         near_edges=near,
         tokenization=tuple(_tokenization(places)),
+        period_ms=1000 / facts["rate_hz"],
         lower_bound=bool(facts.get("gil")),
     )
 

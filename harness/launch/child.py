@@ -57,8 +57,10 @@ def main(descriptor: int, parent: int) -> int:
     record = RunRecord(**order["record"])
     record.pid = os.getpid()
     record.started_utc = datetime.now(UTC).isoformat(timespec="seconds")
-    run = Run(record, StudyFolder(Path(order["study"])), order["probes"])
+    folder = StudyFolder(Path(order["study"]))
+    run: Run | None = None
     try:
+        run = Run(record, folder, order["probes"])
         run.serve(channel)
         record.status = "done"
     except Exception as error:
@@ -66,7 +68,10 @@ def main(descriptor: int, parent: int) -> int:
         record.status = "failed"
         record.error = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
     record.exit_code = 0 if record.status == "done" else 1
-    run.write()
+    if run is not None:
+        run.write()
+    else:
+        folder.write_run(record)
     channel.send({"event": record.status, "error": record.error})
     return record.exit_code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from contextlib import suppress
@@ -38,6 +39,8 @@ class RunProcess:
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
+        for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled
+            shutil.rmtree(left, ignore_errors=True)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         with theirs:

@@ -62,6 +62,8 @@ class ProcessCounters:
         try:
             with open(f"/proc/{self.pid}/smaps_rollup", "rb") as file:
                 text = file.read()
+        except ProcessLookupError:  # it has ended, and nobody has waited for it yet
+            return None
         except OSError as error:
             if Path(f"/proc/{self.pid}").exists():
                 self.missing["PSS"] = f"/proc/PID/smaps_rollup: {error.strerror}"

@@ -30,8 +30,9 @@ class StageRecorder:
         self._starts.append((monotonic_ns(), thread_time_ns()))
 
     def exit(self, name: str) -> None:
+        cpu_now = thread_time_ns()  # before the clock: see probes.steps
         start, cpu = self._starts.pop()
-        self._spans.append(StageSpan(name, start, monotonic_ns(), thread_time_ns() - cpu))
+        self._spans.append(StageSpan(name, start, monotonic_ns(), cpu_now - cpu))
 
     def step(self, index: int) -> None:
         raise AssertionError("a loader worker has no steps")

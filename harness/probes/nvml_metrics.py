@@ -108,7 +108,7 @@ class Processes(Reader):
 
     def read(self) -> Iterable[Sample]:
         listed = {process.pid: process.usedGpuMemory for process in self._list()}
-        others = listed.keys() - self._own
+        others = {pid for pid in listed.keys() - self._own if not is_sibling(pid, self._own)}
         # A container sees the card's list in the numbers of the host: its own processes are then not among them.
         foreign = [pid for pid in others if not Path(f"/proc/{pid}").exists()]
         if foreign and not self._own & listed.keys():
@@ -125,6 +125,22 @@ class Processes(Reader):
             return list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handle))
         except nvml.NVMLError_FunctionNotFound:
             return list(nvml.nvmlDeviceGetComputeRunningProcesses_v2(self._handle))
+
+
+def is_sibling(pid: int, own: set[int]) -> bool:
+    """Whether ``pid`` is another arm of the study whose run's processes are ``own``: a child of the same parent.
+
+    Stopped while it has no turn, it computes nothing, but keeps its memory on the card.
+    """
+    parents = {_parent(one) for one in own} - {None, 0, 1} - own
+    return _parent(pid) in parents
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:

@@ -86,10 +86,12 @@ class StepRecorder:
             self._stack.append([monotonic_ns(), 0, thread_time_ns()])
 
     def exit(self, name: str) -> None:
+        # A real system call, unlike the clock, so a busy machine may take the core away here: still within the span.
+        cpu_now = thread_time_ns()
         now = monotonic_ns()
         if name in _STAGES:
             start, cpu = self._stage_starts.pop()
-            self._stages.append(StageSpan(name, start, now, thread_time_ns() - cpu))
+            self._stages.append(StageSpan(name, start, now, cpu_now - cpu))
             return
         start, nested, cpu = self._stack.pop()
         self._phase_ns[name] += now - start - nested
@@ -97,9 +99,7 @@ class StepRecorder:
             self._stack[-1][1] += now - start  # exclusive: what is nested is not counted twice
         if name == "fetch":
             self._last_fetch = (start, now)
-        self.phases.append(
-            PhaseSpan(name, start, now, len(self.received_batches) - (name != "fetch"), thread_time_ns() - cpu)
-        )
+        self.phases.append(PhaseSpan(name, start, now, len(self.received_batches) - (name != "fetch"), cpu_now - cpu))
 
     def step(self, index: int) -> None:
         now = monotonic_ns()

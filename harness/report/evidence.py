@@ -16,14 +16,15 @@ from harness.results import RunData, StudyFolder
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of arms by name; ``folders``: where a profiled run's files lie, relative to the report."""
+    """Of arms by name; ``files``: what a profiled run left, as paths relative to the report."""
 
     loads: Sequence[HostLoad] = ()
     devices: Sequence[DeviceHealth] = ()
     profiles: Sequence[TorchProfile] = ()
     stacks: dict[str, StackReport] = field(default_factory=dict)
-    folders: dict[str, str] = field(default_factory=dict)
+    files: dict[str, list[str]] = field(default_factory=dict)
     sources: dict[tuple[str, int], Sources] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # files that could not be read, a line each
 
 
 NONE = Evidence()
@@ -45,8 +46,9 @@ def gather(study: StudyFolder, runs: Sequence[RunData]) -> Evidence:
         if sources.operators is None and sources.stacks is None and not sources.problems:
             continue
         evidence.sources[run.record.arm, run.record.block] = sources
-        evidence.folders[arm] = str(run.folder.relative_to(study.path))
-        profile = torch_profile(arm, sources.profiles, probes.get("torch_profiler") or {}, sources.problems)
+        evidence.files[arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
+        evidence.problems.extend(sources.problems)
+        profile = torch_profile(arm, sources.profiles, probes.get("torch_profiler") or {})
         if profile is not None:
             profiles.append(profile)
         if sources.stacks is not None and run.spans is not None:

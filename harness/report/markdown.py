@@ -41,8 +41,8 @@ def summary(
     parts.append(_control_table([arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]))
     parts.append(machine.section(found.loads, found.devices))
     parts.append(profile.section(found.profiles, pictures))
-    parts.append(stacks.section(found.stacks, found.folders))
-    parts.append(probe_cost.section(report.probe_costs, [*report.probe_problems, *timeline_cut]))
+    parts.append(stacks.section(found.stacks, found.files))
+    parts.append(probe_cost.section(report.probe_costs, [*report.probe_problems, *found.problems, *timeline_cut]))
     parts += [guide.HOW_TO_READ, guide.reproduction(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

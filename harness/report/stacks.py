@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from harness.analysis.stacks import OUTSIDE, Place, Share, StackReport
 from harness.analysis.wording import count, ms, percent
@@ -10,25 +10,27 @@ from harness.report.tables import safe, table
 
 LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
 FUNCTIONS = 3  # of each place
+FILES = {
+    "stacks.svg": "Flame graph of what ran",
+    "stacks.speedscope.json": "every thread over time, for speedscope.app",
+}
 FRAMES = 4  # of a stack, from the innermost
 
 
-def section(reports: Mapping[str, StackReport], folders: Mapping[str, str]) -> str:
+def section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
     """The section's markdown; "" where nothing was sampled.
 
-    ``reports`` by the arm that was sampled; ``folders``: where that run's files lie, relative to the report.
+    ``reports`` by the arm that was sampled; ``files``: those that its run left, as paths relative to the report.
     """
-    parts = [_arm(name, report, folders.get(name)) for name, report in reports.items() if report.places]
+    parts = [_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join(["## Stacks", *parts, NOTE]) if parts else ""
 
 
-def _arm(name: str, report: StackReport, folder: str | None) -> str:
+def _arm(name: str, report: StackReport, files: Sequence[str]) -> str:
     parts = [f"### {safe(name)}"]
-    if folder is not None:
-        parts.append(
-            f"[Flame graph]({folder}/stacks.svg) of what ran; "
-            f"[every thread over time]({folder}/stacks.speedscope.json), for speedscope.app."
-        )
+    links = [f"[{what}]({path})" for name, what in FILES.items() for path in files if path.endswith(f"/{name}")]
+    if links:
+        parts.append(f"{'; '.join(links)}.")
     parts += [f"**{safe(sentence)}**" for sentence in report.tokenization]
     parts += [_functions(report), _deepest(report), _quality(report)]
     return "\n\n".join(part for part in parts if part)
@@ -74,9 +76,10 @@ def _quality(report: StackReport) -> str:
             for who, share in outside.items()
         ),
         f"{report.samples.get('other threads', 0)} samples of other threads left out",
-        f"9 samples in 10 placed within {ms(clock.doubt_ns / 1e6)} ({clock.agreeing} of {clock.edges} edges of clock "
-        "marks agree)",
-        f"{count(report.near_edges, 'sample')} closer than that to a boundary",
+        f"{clock.agreeing} of {clock.edges} edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to "
+        f"{ms(clock.doubt_ns / 1e6)}, which {count(report.near_edges, 'sample')} are closer to a boundary than",
+        f"single samples come late besides, by up to a sampling period ({ms(report.period_ms)}), so that a share of a "
+        "phase not much longer than that is a rough one",
     ]
     if report.lower_bound:
         parts.append("only threads holding Python's lock, where samples that change count for more")

@@ -39,7 +39,7 @@ def summary(report: StudyReport, found: Evidence = NONE) -> dict[str, Any]:
             }
             for cost in report.probe_costs
         ],
-        "probe_problems": report.probe_problems,
+        "probe_problems": [*report.probe_problems, *found.problems],
         "host": [_plain(load) for load in found.loads],
         "devices": [_plain(device) for device in found.devices],
         "operators": {

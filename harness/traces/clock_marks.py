@@ -41,7 +41,7 @@ class Clock(NamedTuple):
 
     @property
     def doubt_ns(self) -> int:
-        """How far 9 samples in 10 are placed from their true time, at most."""
+        """How far 9 edges in 10 are from the offset. Single samples come later: one seldom contradicts an edge."""
         return max(self.error_ns, self.late_ns)
 
 

@@ -201,6 +201,6 @@ def _clock_errors(sources: Sources) -> dict[str, int]:
     profiler = sources.probes.get("torch_profiler") or {}
     if "clock_error_ns" in profiler:
         errors["torch_profiler"] = int(profiler["clock_error_ns"])
-    if sources.stacks is not None and (error := (sources.stacks.schema.metadata or {}).get(b"error_ns")) is not None:
-        errors["py_spy"] = int(error)
+    if sources.stacks is not None and (rate_hz := (sources.probes.get("py_spy") or {}).get("rate_hz")):
+        errors["py_spy"] = round(1e9 / rate_hz)  # its clock is known better, but single samples come late
     return errors

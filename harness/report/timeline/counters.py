@@ -9,6 +9,20 @@ from harness.report.timeline.windows import Range, Window
 from harness.results import RunData
 
 MARGIN_NS = 500_000_000  # a sample tells of the time before it: those just after a window belong to it
+# Growth since the reading before, shown per second; of energy the card's power tells the same.
+GROWTH = {
+    "cpu_s", "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
+    "voluntary_switches", "involuntary_switches", "cpu_pressure_s", "io_pressure_s", "memory_pressure_s",
+    "cgroup_periods", "cgroup_throttled_periods", "cgroup_throttled_s",
+}  # fmt: skip
+LEFT_OUT = {
+    "interval_s",
+    "energy_j",
+    "own_cpu_cores",
+    "other_cpu_cores",
+    "stolen_cpu_cores",
+}  # the last three: a turn's
+OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the reading before
 
 
 def sampled(window: Window) -> Process:
@@ -27,9 +41,25 @@ def sampled(window: Window) -> Process:
         if row["value"] is not None and math.isfinite(row["value"]):
             series = found.setdefault((row["source"], row["metric"], row["unit"] or "value"), {})
             series[row["t_ns"]] = row["value"]
+    intervals_s = found.get(("host", "interval_s", "s"), {})
     for (source, metric, unit), series in sorted(found.items()):
+        if metric in LEFT_OUT:
+            continue
         name = f"{source} {metric.removesuffix(f'_{unit}')}"  # the unit is shown beside it
-        process.counters.append(Counter(name, unit, sorted(series.items())))
+        if metric in GROWTH:
+            points = [
+                (t_ns - round(1e9 * interval_s), value / interval_s)
+                for t_ns, value in sorted(series.items())
+                if (interval_s := intervals_s.get(t_ns, 0.0)) > 0
+            ]
+            unit = f"{unit}/s"
+        else:
+            points = sorted(series.items())
+            if metric.endswith(OVER_TIME):  # a point is shown until the next one, so it must stand where it began
+                times = [t_ns for t_ns, _ in points]
+                points = [(before, value) for before, (_, value) in zip(times, points[1:], strict=False)]
+        if points:
+            process.counters.append(Counter(name, unit, points))
     return process
 
 

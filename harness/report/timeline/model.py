@@ -45,7 +45,7 @@ class Counter:
 
 @dataclass
 class Process:
-    """Rows that are shown together; the trace shows processes, and their threads, in the order of the lists."""
+    """Rows that are shown together: threads in the order of the list; processes too, by viewers that sort by index."""
 
     name: str
     threads: list[Thread] = field(default_factory=list)

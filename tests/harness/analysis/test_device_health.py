@@ -17,6 +17,7 @@ def run(metrics: dict[str, list[float]], device: int = 0, facts: dict | None = N
     rows = [(t, f"nvml:{device}", name, value, "") for name, found in metrics.items() for t, value in enumerate(found)]
     columns = {name: [row[index] for row in rows] for index, (name, _) in enumerate(SAMPLE_COLUMNS)}
     taken: dict[str, list] = {name: [None] * (steps + 1) for name, _ in STEP_COLUMNS}
+    taken |= {"turn": [0] * (steps + 1), "start_ns": list(range(-steps - 1, 0))}  # before any reading
     taken |= {"warmup": [True] + [False] * steps, "tokens": [100] * (steps + 1), "trained_tokens": [80] * (steps + 1)}
     return RunData(
         RunRecord("arm", 0, "done", facts=ON_CARD if facts is None else facts),
@@ -32,6 +33,19 @@ def test_energy_per_token_is_joules_of_measured_steps_over_their_tokens() -> Non
     assert health.energy_j == 800.0
     assert health.joules_per_token == pytest.approx(800 / 800)
     assert health.joules_per_trained_token == pytest.approx(800 / 640)
+
+
+def test_a_card_that_was_lost_has_used_no_less_per_token() -> None:
+    """100 J for each of two turns of 2 steps; of the second turn only a reading on the way, or none at all."""
+    whole = run({"energy_j": [100.0, 100.0]}, steps=4)
+    assert whole.steps is not None
+    for name, values in (("turn", [0, 0, 0, 1, 1]), ("start_ns", [-10, -9, -8, 1, 5])):
+        index = whole.steps.schema.get_field_index(name)
+        whole.steps = whole.steps.set_column(
+            index, whole.steps.field(index), pa.array(values, whole.steps.field(index).type)
+        )
+    (health,) = device_health({"arm": [whole]})  # read at 0 ns and at 1 ns: the second turn's last step began at 5 ns
+    assert health.joules_per_token == pytest.approx(100 / 200)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 from collections import defaultdict
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from harness.analysis.device_health import device_health
 from harness.analysis.host_load import host_load
 from harness.probes.nvml_devices import visible
+from harness.probes.nvml_metrics import is_sibling
 from harness.probes.sampler import Sampler
 from harness.report.machine import section
 from harness.results import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
@@ -200,6 +202,25 @@ def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> N
     assert "other_processes" not in by_metric(sampler)
     reason = "NVML numbers processes as the host does, not as this container"
     assert f"nvml:0 (Stub A): no other processes on the card: {reason}" in sampler.problems
+
+
+def test_the_other_arms_of_a_study_are_no_strangers_on_the_card() -> None:
+    """Arms that wait for their turn are children of the same template, and keep their memory on the card."""
+    with (
+        subprocess.Popen(["sleep", "60"]) as one,
+        subprocess.Popen(["sleep", "60"]) as other,
+        subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as stranger,
+    ):
+        try:
+            assert stranger.stdout is not None
+            grandchild = int(stranger.stdout.readline())
+            assert is_sibling(other.pid, {one.pid})
+            assert not is_sibling(grandchild, {one.pid})
+            assert not is_sibling(os.getpid(), {one.pid})
+        finally:
+            os.kill(grandchild, signal.SIGTERM)
+            one.terminate()
+            other.terminate()
 
 
 @pytest.mark.parametrize(

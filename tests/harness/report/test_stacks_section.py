@@ -17,14 +17,16 @@ def report(clock=CLOCK, facts=FACTS):
 
 
 def test_it_names_the_tokenizer_and_links_the_files():
-    text = section({"text": report()}, {"text": "runs/text+profiled/0"})
+    text = section({"text": report()}, {"text": ["runs/text+profiled/0/log.txt", "runs/text+profiled/0/stacks.svg"]})
     assert text.startswith("## Stacks\n")
-    assert "[Flame graph](runs/text+profiled/0/stacks.svg)" in text
+    assert "[Flame graph of what ran](runs/text+profiled/0/stacks.svg)." in text  # and no link to what is not there
+    assert "speedscope" not in text
     assert "Tokenizing took the most samples of the loader workers: 70%" in text
     assert "`encode_batch (trainer/data/tokenizers.py)`" in text
     assert "30 samples (30 %) of the loader workers in no stage" in text
     assert "100 readings of 100 asked for" in text
-    assert "9 samples in 10 placed within 0.50 ms" in text
+    assert "agree on the offset of py-spy's clock, 9 in 10 to 0.50 ms" in text
+    assert "up to a sampling period (10.0 ms)" in text
 
 
 def test_a_deep_stack_is_cut_at_its_outer_end():
@@ -41,8 +43,7 @@ def test_every_row_of_a_table_has_its_columns():
 def test_late_samples_and_locks_are_told():
     late = Clock(0, 500_000, 20_000_000, 24, 22)
     text = section({"a": report(late, {**FACTS, "gil": True})}, {})
-    assert "(22 of 24 edges of clock marks agree)" in text
-    assert "9 samples in 10 placed within 20.0 ms" in text
+    assert "22 of 24 edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to 20.0 ms" in text
     assert "Python's lock" in text
 
 

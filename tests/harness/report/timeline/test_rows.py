@@ -55,14 +55,32 @@ def test_samples_become_counters_by_source_and_metric_with_their_unit():
     table = tables.samples(
         (start + 2, "nvml:0", "power", 301.0, "W"),
         (start + 1, "nvml:0", "power", 300.0, "W"),
-        (start + 1, "host", "own_cpu_cores", 1.5, "cores"),
+        (start + 1, "host", "page_cache_bytes", 1.5, "bytes"),
         (start + 1, "host", "nothing", float("nan"), "cores"),
-        (start - 10**12, "host", "own_cpu_cores", 9.0, "cores"),
+        (start - 10**12, "host", "page_cache_bytes", 9.0, "bytes"),
     )
     process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
     assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
-        ("host own_cpu", "cores", [(start + 1, 1.5)]),
+        ("host page_cache", "bytes", [(start + 1, 1.5)]),
         ("nvml:0 power", "W", [(start + 1, 300.0), (start + 2, 301.0)]),
+    ]
+
+
+def test_what_tells_of_the_time_before_a_reading_is_drawn_over_that_time():
+    """A point is drawn until the next one: a mean or a growth stands where its time began, per second."""
+    one = run()
+    start = one.steps["start_ns"][-1].as_py()
+    ms = 10**6
+    table = tables.samples(
+        (start + 100 * ms, "host:main", "cpu_cores", 0.5, "cores"),
+        (start + 200 * ms, "host:main", "cpu_cores", 0.9, "cores"),
+        (start + 200 * ms, "host", "interval_s", 0.2, "s"),
+        (start + 200 * ms, "host:main", "major_faults", 8.0, "faults"),
+    )
+    process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
+    assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
+        ("host:main cpu", "cores", [(start + 100 * ms, 0.9)]),
+        ("host:main major", "faults/s", [(start, 40.0)]),
     ]
 
 
