@@ -11,17 +11,12 @@ from harness.results import RunData
 MARGIN_NS = 500_000_000  # a sample tells of the time before it: those just after a window belong to it
 # Growth since the reading before, shown per second; of energy the card's power tells the same.
 GROWTH = {
-    "cpu_s", "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
+    "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
     "voluntary_switches", "involuntary_switches", "cpu_pressure_s", "io_pressure_s", "memory_pressure_s",
     "cgroup_periods", "cgroup_throttled_periods", "cgroup_throttled_s",
 }  # fmt: skip
-LEFT_OUT = {
-    "interval_s",
-    "energy_j",
-    "own_cpu_cores",
-    "other_cpu_cores",
-    "stolen_cpu_cores",
-}  # the last three: a turn's
+# Said by another counter (cpu_cores, power), or only once a turn.
+LEFT_OUT = {"interval_s", "cpu_s", "energy_j", "own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores"}
 OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the reading before
 
 
