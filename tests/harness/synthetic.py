@@ -223,6 +223,7 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
 
 def _samples(arm: Arm, times: list[int]) -> Columns:
     rows = [(t, "host", "other_cpu_cores", arm.other_cpu_cores, "cores") for t in times]
+    rows += [(t, "host", "page_cache_bytes", 1e9, "bytes") for t in times]
     return {name: [row[i] for row in rows] for i, (name, _) in enumerate(SAMPLE_COLUMNS)}
 
 

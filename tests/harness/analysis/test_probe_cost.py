@@ -55,7 +55,7 @@ def test_the_run_that_is_looked_into_is_no_figure_and_no_gap() -> None:
     assert report.arm("text+profiled") is None
     assert report.problems == []
     text = markdown.summary(report, [])
-    assert "profiled" not in text
+    assert "text+profiled" not in text
     assert "| host | the ledger | +" in text
     assert "text+bare" not in text  # its step times are in the table of costs, and no control of the arm
     assert [cost["probe"] for cost in summary(report)["probe_costs"]][1] == "host"
