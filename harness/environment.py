@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine.cgroup import find_group, memory_limit
+from harness.machine.memory import read_memory
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", "llm-training-harness")
 
@@ -34,10 +35,8 @@ def has_nvidia_driver() -> bool:
 
 def available_memory_bytes() -> int | None:
     """Memory that new processes can take without swapping: MemAvailable, within the cgroup's limit; None if unknown."""
-    try:
-        with open("/proc/meminfo") as file:
-            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
+    available = read_memory().available_bytes
+    if available is None:
         return None
     limit = memory_limit(find_group("memory"))
     return available if limit is None or limit.free_bytes is None else min(available, limit.free_bytes)

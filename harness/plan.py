@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.environment import has_nvidia_driver
 from harness.overrides import Nested, expand, flatten, lookup, merge
+from harness.results import ALONE, BARE, LEDGER, PROFILED
 from harness.scenario import Control, Dosed, ProbesConfig, Scenario
 from harness.scenario_checks import problems
 from harness.scenario_errors import did_you_mean
@@ -33,8 +34,6 @@ DOSES: dict[Dosed, str] = {
 }
 DOSE_TIMES = (1, 2, 4)
 MAX_EXTRA = 64  # what the keys of DOSES allow
-PROFILED = "profiled"  # the run of an arm whose steps are looked into rather than measured
-BARE, LEDGER = "bare", "with-ledger"  # what the cost of probes is measured against
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
         disturbing = {"torch_profiler": probes.torch_profiler, "py_spy": probes.py_spy}
         yield from (BARE, LEDGER)
-        yield from (f"with-{name}" for name, there in (sampled | disturbing).items() if there)
+        yield from (f"{ALONE}{name}" for name, there in (sampled | disturbing).items() if there)
     if probes.torch_profiler or probes.py_spy:
         yield PROFILED
 

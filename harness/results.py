@@ -74,6 +74,10 @@ RUN_FILES = (
     "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
 )  # fmt: skip
 
+# Controls that are there for the probes, see harness.launch.probing: the run of an arm that is looked into rather than
+# measured; what the cost of probes is measured against; and what a control with one probe alone begins with.
+PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"
+
 RunStatus = Literal["done", "failed", "interrupted"]
 
 

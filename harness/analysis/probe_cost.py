@@ -13,8 +13,8 @@ from typing import Any
 from harness.analysis.comparisons import Blocks, speed, steps_per_s
 from harness.analysis.ledger import mean_over
 from harness.analysis.statistics import Estimate
+from harness.results import ALONE, BARE, LEDGER, PROFILED
 
-BARE, LEDGER, PROFILED, ALONE = "bare", "with-ledger", "profiled", "with-"
 NAMES = {
     "ledger": "step ledger (always on)",
     "host": "host",

@@ -85,7 +85,7 @@ class StackReport:
 
 def process_roles(spans: pa.Table) -> dict[int, str]:
     """Process id -> main or loader-K, from the spans table."""
-    pairs = zip(spans["pid"].to_pylist(), spans["role"].to_pylist(), strict=True)
+    pairs = set(zip(spans["pid"].to_pylist(), spans["role"].to_pylist(), strict=True))
     return {pid: role for pid, role in pairs if role == "main" or role.startswith("loader-")}
 
 

@@ -27,11 +27,11 @@ from harness.analysis.explain import explain, explain_arm
 from harness.analysis.ledger import Bound, RunLedger, mean_over, measure
 from harness.analysis.outlook import outlooks
 from harness.analysis.overlap import SyncCall
-from harness.analysis.probe_cost import PROFILED, ProbeCost, probe_costs
+from harness.analysis.probe_cost import ProbeCost, probe_costs
 from harness.analysis.sentences import ASK_FOR, sentence
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
 from harness.analysis.wording import count
-from harness.results import PHASES, RunData, RunRecord, StudyRecord
+from harness.results import PHASES, PROFILED, RunData, RunRecord, StudyRecord
 
 
 @dataclass

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from typing import Any
 from harness.launch.tables import spans_table, steps_table
 from harness.probes.attached import Attached
 from harness.probes.bare import BareRecorder
+from harness.probes.clocks import realtime_minus_monotonic
 from harness.probes.loader import attach_in_worker, die_with_parent
 from harness.probes.run_queue import RunQueue
 from harness.probes.steps import StepRecorder
@@ -183,7 +183,7 @@ class Run:
         """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
         telemetry.attach(None)
         self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
-        self.record.realtime_minus_monotonic_ns = time.time_ns() - time.monotonic_ns()
+        self.record.realtime_minus_monotonic_ns = realtime_minus_monotonic()[0]
         if self.recorder is not None:
             self.folder.write_tables(
                 self.record.arm,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.plan import BARE, LEDGER, PROFILED
-
-ALONE = "with-"  # a control that carries one probe: with-host, with-nvml, with-torch_profiler, with-py_spy
+from harness.results import ALONE, BARE, LEDGER, PROFILED
 
 
 def probes_of(declared: Mapping[str, Any], control: str | None) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from harness.launch.memory import choose_interleave, estimate_run_bytes
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
-from harness.plan import PROFILED
-from harness.results import RunRecord, StudyFolder, StudyRecord
+from harness.results import PROFILED, RunRecord, StudyFolder, StudyRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -77,7 +76,8 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
     """Run what a study still lacks: interrupted, failed or never started runs."""
     folder = StudyFolder(path)
     record = folder.read_study()
-    _, fingerprints = _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
+    with _terminable():
+        _, fingerprints = _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
     for what, before in record.fingerprints.items():
         if fingerprints.get(what) != before:
             raise InputError(

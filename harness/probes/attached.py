@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.machine.ptrace import allow_tracing
+from harness.probes.processes import process_roles
 from harness.probes.sampler import Sampler
 from harness.results import Columns
 
 if TYPE_CHECKING:
-    from harness.probes.torch_profiler import Pausable
+    from harness.probes.py_spy import PySpy
+    from harness.probes.torch_profiler import Pausable, TorchProfiler
 
 
 class Attached:
     """``probes``: see :func:`harness.launch.probing.probes_of`; ``folder``: the run's own, for the probes' files."""
 
     def __init__(self, probes: dict[str, Any], folder: Path) -> None:
-        from harness.probes.py_spy import PySpy
-        from harness.probes.torch_profiler import TorchProfiler
-
         self._windows = bool(probes["windows"])
         self._sampler = None if probes["sampler"] is None else Sampler(probes["sampler"], process_roles)
-        self._profiler = None if probes["torch_profiler"] is None else TorchProfiler(probes["torch_profiler"], folder)
-        self._py_spy = None if probes["py_spy"] is None else PySpy(probes["py_spy"], folder)
-        if self._py_spy is not None:
-            self._py_spy.allow_tracing()
+        self._profiler: TorchProfiler | None = None
+        self._py_spy: PySpy | None = None
+        if probes["torch_profiler"] is not None:  # few runs have these two: no other waits for their imports
+            from harness.probes.torch_profiler import TorchProfiler
+
+            self._profiler = TorchProfiler(probes["torch_profiler"], folder)
+        if probes["py_spy"] is not None:
+            from harness.probes.py_spy import PySpy
+
+            self._py_spy = PySpy(probes["py_spy"], folder)
+            allow_tracing()
 
     def start(self) -> None:
         """Steps that count are about to begin: sample, and record whatever runs beside them."""
@@ -85,9 +90,3 @@ class Attached:
                 if self._windows:
                     result[name] = probe.facts()
         return result
-
-
-def process_roles() -> dict[int, str]:
-    """The processes of this run by what they are for: main, and loader-K in the order they were started."""
-    workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))  # Process-N
-    return {os.getpid(): "main"} | {child.pid: f"loader-{n}" for n, child in enumerate(workers) if child.pid}

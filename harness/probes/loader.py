@@ -64,16 +64,17 @@ def attach_in_worker(parent: int | None, probes: dict[str, Any], folder: Path, w
     die_with_parent(parent)
     if not probes["ledger"]:
         return
-    telemetry.attach(StageRecorder(f"loader-{worker_id}"))
     if probes["py_spy"]:
         from harness.machine.ptrace import allow_tracing
 
         allow_tracing()
     profiler = probes["torch_profiler"]
     if profiler and profiler["workers"] and probes["windows"]:
-        from harness.probes import torch_profiler
+        from harness.probes.torch_worker import attach_in_worker as profile_worker
 
-        torch_profiler.attach_in_worker(profiler, folder, worker_id)
+        profile_worker(profiler, folder, worker_id)  # brings a recorder of its own
+    else:
+        telemetry.attach(StageRecorder(f"loader-{worker_id}"))
 
 
 def die_with_parent(parent: int | None) -> None:

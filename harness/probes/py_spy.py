@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -21,16 +20,13 @@ from time import monotonic_ns
 from types import FunctionType
 from typing import Any
 
-from harness.machine import ptrace
-from harness.machine.ptrace import allow_tracing
+from harness.probes.processes import process_roles
 from harness.probes.spy_process import Recording, SpyFailed
 from harness.results import write_bytes
 from harness.traces.clock_marks import MARK
 from harness.traces.py_spy import read_stacks
 from harness.traces.speedscope import speedscope
 from trainer.errors import InputError
-
-__all__ = ["PySpy", "allow_tracing"]
 
 MARKS = 6  # at either end of the window: each has two edges, and each edge narrows down py-spy's clock
 MARK_PERIODS = 3.0  # of the sampling period; py-spy draws its intervals, so 5 % of such marks go unseen
@@ -59,11 +55,6 @@ class PySpy:
         if self._switches["native"] and self._switches["nonblocking"]:
             self._switches["nonblocking"] = False
             self.problems.append("py-spy: nonblocking left out, as native stacks need the process to stand still")
-
-    @staticmethod
-    def allow_tracing() -> None:
-        """See :func:`harness.machine.ptrace.allow_tracing`."""
-        ptrace.allow_tracing()
 
     def run(self, next_step: Callable[[], int]) -> None:
         """Take steps for twice the declared time under py-spy, and write the three files."""
@@ -123,7 +114,7 @@ class PySpy:
         write_bytes(self._folder / TRACE, gzip.compress(raw, 6))
         self._facts = facts
         try:
-            file = speedscope(read_stacks(raw, facts, _roles()))
+            file = speedscope(read_stacks(raw, facts, process_roles()))
         except InputError as error:
             raise SpyFailed(str(error)) from error
         write_bytes(self._folder / SPEEDSCOPE, json.dumps(file).encode())
@@ -133,7 +124,7 @@ class PySpy:
         with _ended(recording):
             self._take(next_step)
         title = f"Threads that run, {self._rate_hz} samples a second for {self._seconds:g} s (py-spy)"
-        write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, _roles()).encode())
+        write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
 
     def _take(self, next_step: Callable[[], int]) -> int:
         """Steps until the declared time has passed, at least one; how many."""
@@ -186,12 +177,6 @@ def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
 def _spin_until(end_ns: int) -> None:
     while monotonic_ns() < end_ns:
         pass
-
-
-def _roles() -> dict[int, str]:
-    """main, and the loader workers in the order they were started (Process-1, Process-2, ...), by process id."""
-    workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))
-    return {os.getpid(): "main"} | {child.pid: f"loader-{number}" for number, child in enumerate(workers) if child.pid}
 
 
 def _import_roots() -> list[str]:

@@ -15,7 +15,6 @@ both are left out of the stacks here.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -23,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.traces.chrome_json import open_trace
 from trainer.errors import InputError
 
 _PROCESS = re.compile(r"process \d+:")
@@ -47,9 +47,8 @@ class Change(NamedTuple):
 def read_events(source: Path | bytes) -> list[dict[str, Any]]:
     """The events of a trace (gzipped or not); InputError where it is cut short, too large or something else."""
     try:
-        content = source.read_bytes() if isinstance(source, Path) else source
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+        with open_trace(source) as file:
+            content = file.read()
         if len(content) > MOST_BYTES:
             raise InputError(f"{len(content) / 1e9:.1f} GB are too many to read: fewer seconds, or a lower rate_hz")
         events = json.loads(content)

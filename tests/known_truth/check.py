@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from harness.analysis.replay.edits import parse_edits
 from harness.analysis.replay.predict import predict, unedited_error
 from harness.analysis.study import StudyReport, analyse
 from harness.results import CAUSES, STAGES, RunData, StudyFolder
-from tests.known_truth.pipelines import STEPS, Pipeline, draw, scenario
+from tests.known_truth.machine import costs_of, pooled
+from tests.known_truth.pipelines import STEPS, Pipeline, draw
 from tests.known_truth.truth import Expected, Machine, expected
 
 WITHIN_SHARE, WITHIN_MS = 0.03, 0.3  # of a step, or this many milliseconds: whichever is more
@@ -29,6 +29,7 @@ class Row:
     seed: int
     edit: str
     pipeline: Pipeline
+    machine: Machine
     truth: Expected
     step_ms: float
     starved_ms: dict[str, float]
@@ -61,61 +62,19 @@ def run_study(content: dict[str, Any], folder: Path) -> StudyFolder:
     return StudyFolder(max((folder / content["name"]).iterdir()))
 
 
-def calibrate(folder: Path) -> StudyFolder:
-    """Two arms that declare hardly anything: one waits for each batch, one finds it ready."""
-    kernels = {"h2d_ms": 0, "forward_ms": 4, "backward_ms": 4, "norm_ms": 0, "optimizer_ms": 4}
-    slow = {"tokenize_ms": 20, "how": "sleep"}
-    content = scenario([], 3) | {
-        "arms": {"starving": {"data.inject": slow}, "ready": {"data.inject": {**slow, "tokenize_ms": 2}}},
-        "compare": None,
-        "controls": [],
-    }
-    content["base"] |= {"data.workers": 1, "data.sequence_length": 64, "compute.device.kernels": kernels}
-    content["base"]["data"].pop("sequence_length")
-    return run_study(content, folder)
-
-
-def machine_of(calibration: StudyFolder) -> Machine:
-    """What handing over, receiving, asking and waking cost here, from the study of :func:`calibrate`."""
-    runs = list(calibration.runs())
-    handover = [
-        fetch["end_ns"] - max(stage["end_ns"] for stage in stages)
-        for run in runs if run.record.arm == "starving"
-        for fetch, stages in _batches(run) if stages
-    ]  # fmt: skip
-    receive = [
-        fetch["end_ns"] - fetch["start_ns"] for run in runs if run.record.arm == "ready" for fetch, _ in _batches(run)
-    ]
-    # Its worker waits to be asked: batch k + 2 (workers x prefetch) as soon as batch k has been received.
-    asked = []
-    for run in runs:
-        if run.record.arm == "ready":
-            found = _batches(run)
-            for (fetch, _), (_, stages) in zip(found, found[2:], strict=False):
-                if stages and (began := min(stage["start_ns"] for stage in stages)) > fetch["end_ns"]:
-                    asked.append(began - fetch["end_ns"])
-    rows = [row for run in runs if run.record.arm == "ready" for row in _spans(run)]
-    ends = sorted(row["end_ns"] for row in rows if row["role"] == "device")
-    wakes = []
-    for row in rows:
-        if row["role"] == "sync":
-            before = [end for end in ends if end <= row["end_ns"]]
-            wakes.append(row["end_ns"] - max(max(before, default=row["start_ns"]), row["start_ns"]))
-    ms = [statistics.median(values) / 1e6 for values in (handover, receive, wakes, asked)]
-    return Machine(handover=ms[0], receive=ms[1], wake=ms[2], request=ms[3])
-
-
-def check(study: StudyFolder, seeds: list[int], machine: Machine) -> list[Row]:
+def check(study: StudyFolder, seeds: list[int]) -> list[Row]:
     """One row per pipeline of a finished study."""
     runs = list(study.runs())
     report = analyse(study.read_study(), runs)
-    return [_row(seed, report, runs, machine) for seed in seeds]
+    twins = {seed: costs_of(_runs_of(runs, f"p{seed}+a-a"), draw(seed)[0]) for seed in seeds}
+    whole = pooled(twins.values())
+    return [_row(seed, report, runs, twins[seed].machine(whole)) for seed in seeds]
 
 
 def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) -> Row:
     pipeline, edit = draw(seed)
     truth, edited_truth = (expected(one, machine, STEPS) for one in (pipeline, pipeline.edited(edit)))
-    own = [run for run in runs if run.record.arm == f"p{seed}"]
+    own = _runs_of(runs, f"p{seed}")
     arm, other = report.arm(f"p{seed}"), report.arm(f"p{seed}-edited")
     comparison = next(c for c in report.comparisons if c.baseline == f"p{seed}")
     assert arm is not None
@@ -141,6 +100,7 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
         seed=seed,
         edit=edit,
         pipeline=pipeline,
+        machine=machine,
         truth=truth,
         step_ms=arm.step_ms.median,
         starved_ms=arm.starved_ms,
@@ -160,18 +120,5 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
     )
 
 
-def _batches(run: RunData) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """(fetch, stages of that batch) of every measured fetch but the first few."""
-    rows = _spans(run)
-    fetches = [row for row in rows if row["role"] == "main" and row["name"] == "fetch"][10:]
-    stages: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["role"].startswith("loader"):
-            stages.setdefault(row["batch"], []).append(row)
-    return [(fetch, stages.get(fetch["batch"], [])) for fetch in fetches]
-
-
-def _spans(run: RunData) -> list[dict[str, Any]]:
-    assert run.spans is not None
-    rows: list[dict[str, Any]] = run.spans.to_pylist()
-    return rows
+def _runs_of(runs: list[RunData], arm: str) -> list[RunData]:
+    return [run for run in runs if run.record.arm == arm]

@@ -1,5 +1,5 @@
 """What a declared pipeline must do, simulated with simpy from its declaration alone: no code and no measurement shared
-with the ledger or the replay, but for what handing over a batch and waking up cost on this machine.
+with the ledger or the replay, but for what handing over a batch and waking up cost on this machine (machine.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Segment = tuple[str, float, float]  # what, from, to, in milliseconds
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine adds to any declaration, in milliseconds (measured by a run that declares nothing else)."""
+    """What the machine adds to any declaration, in milliseconds (measured: see machine.py)."""
 
     handover: float = 0.9  # from the end of a batch's last stage to its reception by a host that waits for it
     receive: float = 0.3  # reception of a batch that lies ready

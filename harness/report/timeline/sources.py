@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.stacks import process_roles
 from harness.results import RunData
 from trainer.errors import InputError
 
@@ -53,7 +54,4 @@ def read_sources(run: RunData) -> Sources:
 
 def roles(run: RunData) -> dict[int, str]:
     """The run's processes: main, loader-K, by process id."""
-    if run.spans is None:
-        return {}
-    pairs = set(zip(run.spans["pid"].to_pylist(), run.spans["role"].to_pylist(), strict=True))
-    return {pid: role for pid, role in pairs if role == "main" or role.startswith("loader-")}
+    return {} if run.spans is None else process_roles(run.spans)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from harness.report.timeline.sources import Sources
-from harness.results import RunData, StudyRecord
+from harness.results import PROFILED, RunData, StudyRecord
 
 Row = dict[str, Any]
 Range = tuple[int, int]
-PROFILED = "profiled"  # the control that carries operators and stacks
 
 
 @dataclass

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from time import monotonic_ns
 
-from harness.probes.py_spy import PySpy, allow_tracing
+from harness.machine.ptrace import allow_tracing
+from harness.probes.py_spy import PySpy
 from trainer.errors import InputError
 
 TEXT = "def tokenize(text): return [token for token in text.split() if token not in stop_words]\n"
@@ -118,7 +119,7 @@ def main(folder, order):
 
     make_trouble(order.get("trouble"))
     spy = PySpy(order["settings"], folder)
-    spy.allow_tracing()
+    allow_tracing()
     if order.get("calibrate"):
         for _ in range(2):
             spy.begin()

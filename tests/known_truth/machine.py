@@ -1,0 +1,93 @@
+"""What this machine adds to any declaration, measured beside the pipelines: on their a-a twins.
+
+A twin is another process with the same configuration, whose runs take their turns between the pipeline's own. From its
+spans come the four costs that no declaration holds. The pipeline's own runs are judged; the twin's are not.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.results import RunData
+from tests.known_truth.pipelines import Pipeline
+from tests.known_truth.truth import Machine
+
+ENOUGH = 30  # batches or blocking calls of one twin; where it has fewer, those of all twins of the study are used
+_SURELY_READY_MS = 5.0  # a batch that was done this long before it was asked for lies ready
+_SETTLING = 10  # fetches at the start of a run
+
+
+@dataclass
+class Costs:
+    """Single costs in milliseconds, of one or more runs. The names are those of :class:`Machine`."""
+
+    handover: list[float] = field(default_factory=list)
+    receive: list[float] = field(default_factory=list)
+    request: list[float] = field(default_factory=list)
+    wake: list[float] = field(default_factory=list)
+
+    def machine(self, others: Costs) -> Machine:
+        """Their means, for the ledger's figures are means; those of ``others`` where these are too few."""
+        means = {}
+        for name, own in vars(self).items():
+            values = own if len(own) >= ENOUGH else getattr(others, name)
+            means[name] = statistics.fmean(values) if values else getattr(Machine, name)
+        return Machine(**means)
+
+
+def costs_of(runs: Iterable[RunData], pipeline: Pipeline) -> Costs:
+    """What the spans of a pipeline's twin show, beyond what ``pipeline`` declares."""
+    costs = Costs()
+    for run in runs:
+        assert run.spans is not None
+        rows: list[dict[str, Any]] = run.spans.to_pylist()
+        if pipeline.workers:
+            _batches(costs, rows, pipeline)
+        costs.wake += _wakes(rows)
+    return costs
+
+
+def pooled(costs: Iterable[Costs]) -> Costs:
+    """All of them as one."""
+    whole = Costs()
+    for one in costs:
+        for name, values in vars(one).items():
+            getattr(whole, name).extend(values)
+    return whole
+
+
+def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline) -> None:
+    fetches = [row for row in rows if row["role"] == "main" and row["name"] == "fetch"]
+    began: dict[int, float] = {}
+    built: dict[int, float] = {}
+    for row in rows:
+        if row["role"].startswith("loader"):
+            batch = row["batch"]
+            began[batch] = min(began.get(batch, float("inf")), row["start_ns"] / 1e6)
+            built[batch] = max(built.get(batch, 0.0), row["end_ns"] / 1e6)
+    least, most = pipeline.transfer * (1 - pipeline.jitter), pipeline.transfer * (1 + pipeline.jitter)
+    ahead = pipeline.workers * pipeline.prefetch
+    for fetch in fetches[_SETTLING:]:
+        batch, start, end = fetch["batch"], fetch["start_ns"] / 1e6, fetch["end_ns"] / 1e6
+        if batch in built and built[batch] + most + _SURELY_READY_MS < start:
+            costs.receive.append(end - start)
+        elif batch in built and built[batch] + least > start:
+            costs.handover.append(end - built[batch] - pipeline.transfer)
+        # The batch asked for now is begun at once by a worker that has nothing left to do.
+        asked, last = batch + ahead, batch + ahead - pipeline.workers
+        if asked in began and last in built and built[last] + most + _SURELY_READY_MS < end:
+            costs.request.append(began[asked] - end)
+
+
+def _wakes(rows: list[dict[str, Any]]) -> Iterator[float]:
+    """How much later than the device's end each blocking call returned that waited for it."""
+    ends = sorted(row["end_ns"] for row in rows if row["role"] == "device")
+    for row in rows:
+        if row["role"] == "sync" and (place := bisect_right(ends, row["end_ns"])):
+            end = ends[place - 1]
+            if end > row["start_ns"]:
+                yield (row["end_ns"] - end) / 1e6
