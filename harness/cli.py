@@ -1,6 +1,7 @@
 """The command line. Only argparse is imported here: ``harness --help`` must not wait for pydantic, let alone torch.
 
-Exit codes: 0 done; 1 a run failed or data differ; 2 the input is wrong (one line says what); 130 interrupted.
+Exit codes: 0 done; 1 a run failed or data differ; 2 the input is wrong (one line says what); 3 a regression was found;
+4 it could not be decided; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from trainer.errors import InputError
 
 Command = Callable[[argparse.Namespace, list[str]], int]
 DEFAULT_OUT = "results"
-COMMANDS = ("run", "report", "trace", "whatif", "audit", "doctor", "schema", "data")
+BASELINES = "results/baselines"
+COMMANDS = (
+    "run", "report", "trace", "whatif", "audit", "regress", "compare", "baseline", "doctor", "schema", "data",
+)  # fmt: skip
+ACTIONS = {"data": ("pretokenize", "verify"), "baseline": ("save", "check", "list")}
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
+REGRESS_NOTE = (
+    "Exits with 3 where something got slower (or takes more memory, or longer to start), with 4 where the budget was "
+    "too short to decide, else with 0. What was measured is written before."
+)
 DOCTOR_NOTE = (
     "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "
     "impossible here; warnings alone exit with 0."
@@ -89,6 +98,24 @@ def _audit(arguments: argparse.Namespace, command: list[str]) -> int:
     return audit.audit(arguments, command)
 
 
+def _regress(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import regress
+
+    return regress.regress(arguments, command)
+
+
+def _compare(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import compare
+
+    return compare.compare(arguments, command)
+
+
+def _baseline(arguments: argparse.Namespace, command: list[str]) -> int:
+    from harness.commands import baseline
+
+    return baseline.baseline(arguments, command)
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="harness", description="Where each training step's time goes, and what a change buys.")
     parser.add_argument("--version", action="version", version=f"harness {__version__}")
@@ -141,6 +168,8 @@ def _parser() -> _Parser:
     audit.add_argument("--json", action="store_true", help="print the findings as JSON")
     audit.set_defaults(function=_audit, parser=audit)
 
+    _add_regressions(commands)
+
     doctor = commands.add_parser(
         "doctor", help="is this machine fit for studies, and if not, what to do", epilog=DOCTOR_NOTE
     )
@@ -167,6 +196,87 @@ def _parser() -> _Parser:
     return parser
 
 
+def _add_regressions(commands: argparse._SubParsersAction[_Parser]) -> None:
+    regress = commands.add_parser(
+        "regress", help="is one state of the code slower than another, side by side", epilog=REGRESS_NOTE
+    )
+    regress.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    regress.add_argument("--base", required=True, metavar="REV|PATH", help="what it is compared with")
+    regress.add_argument("--head", default=".", metavar="REV|PATH", help="what is judged (default: this folder)")
+    _add_overrides(regress)
+    regress.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
+    regress.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
+    regress.add_argument(
+        "--budget", default="10m", metavar="TIME", help="until then blocks are added (default: %(default)s)"
+    )
+    _add_limits(regress, within="1%")
+    _add_undecided(regress)
+    regress.add_argument(
+        "--out", default=DEFAULT_OUT, metavar="DIR", help="where the study goes (default: %(default)s)"
+    )
+    regress.add_argument("--markdown", metavar="FILE", help="also write the page for a comment here")
+    regress.add_argument("--junit", metavar="FILE", help="also write JUnit XML here")
+    regress.set_defaults(function=_regress, parser=regress)
+
+    compare = commands.add_parser("compare", help="two studies of different times, as far as they can be compared")
+    compare.add_argument("baseline", metavar="STUDY_A", help="study folder: the baseline")
+    compare.add_argument("candidate", metavar="STUDY_B", help="study folder: what is judged")
+    compare.add_argument("--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern)")
+    _add_comparing(compare)
+    compare.set_defaults(function=_compare, parser=compare)
+
+    baseline = commands.add_parser("baseline", help="figures kept in git, by the environment they were measured in")
+    actions = baseline.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    for name, words in (
+        ("save", "keep a study's figures as the baseline of this environment"),
+        ("check", "compare a study with the baseline of its environment"),
+        ("list", "every baseline kept, by environment"),
+    ):
+        action = actions.add_parser(name, help=words)
+        if name != "list":
+            action.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
+            action.add_argument(
+                "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern)"
+            )
+        if name == "check":
+            _add_comparing(action)
+        action.add_argument(
+            "--baselines", default=BASELINES, metavar="DIR", help="where they are kept (default: %(default)s)"
+        )
+        action.set_defaults(function=_baseline, parser=action)
+
+
+def _add_limits(parser: argparse.ArgumentParser, within: str) -> None:
+    parser.add_argument(
+        "--within",
+        default=within,
+        metavar="SHARE",
+        help="a change of the step that counts as none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-within", default="5%", metavar="SHARE", help="the same of peak memory, or off (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--startup-within", default="20%", metavar="SHARE", help="the same of startup, or off (default: %(default)s)"
+    )
+
+
+def _add_undecided(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--undecided-exit", default="4", metavar="N", help="exit code where nothing could be decided (default: 4)"
+    )
+
+
+def _add_comparing(parser: argparse.ArgumentParser) -> None:
+    _add_limits(parser, within="5%")
+    _add_undecided(parser)
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="KEY",
+        help="decide although this differs (a key that a refusal names); may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
@@ -184,12 +294,12 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = _parser()
     words = argv
-    for name, allowed in (("command", COMMANDS), ("data", ("pretokenize", "verify"))):
+    what = "unknown command"
+    allowed: tuple[str, ...] = COMMANDS
+    while allowed:
         if words and not words[0].startswith("-") and words[0] not in allowed:
-            what = "unknown command" if name == "command" else "data: unknown action"
             raise InputError(f"{what} {words[0]!r}{_nearest(words[0], allowed)} allowed: {', '.join(allowed)}")
-        if not words or words[0] != "data":
-            break
+        what, allowed = (f"{words[0]}: unknown action", ACTIONS.get(words[0], ())) if words else ("", ())
         words = words[1:]
     arguments, extra = parser.parse_known_args(argv)
     if extra:

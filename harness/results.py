@@ -104,6 +104,11 @@ class RunRecord:
     facts: dict[str, Any] = field(default_factory=dict)  # from the trainer: parameters, flops_per_token, device, ...
     environment: dict[str, Any] = field(default_factory=dict)
     realtime_minus_monotonic_ns: int = 0
+    # As the parent saw it from outside, None where it did not: the template's imports and everything until the first
+    # turn; the largest resident memory of the run's processes, summed (pages that they share count in each).
+    startup_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    peak_device_bytes: int | None = None  # CUDA: what torch's allocator held at most
     schema: int = SCHEMA
 
 
@@ -123,7 +128,8 @@ class StudyRecord:
     interleave_reason: str = ""
     blocks: int = 0
     order: list[list[str]] = field(default_factory=list)  # per block, the arms in the order they run
-    arms: list[dict[str, Any]] = field(default_factory=list)  # name, control, of, declared, config
+    # name, control, of, declared, config; contest: what it is one side of; code: where it runs other code than this
+    arms: list[dict[str, Any]] = field(default_factory=list)
     comparisons: list[dict[str, str]] = field(default_factory=list)  # baseline, candidate
     environment: dict[str, Any] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)  # of every corpus and tokenizer, by what it is

@@ -15,7 +15,7 @@ ALLOWED = {
     "traces": set(),
     "probes": {"probes"},
     "report": {"report", "analysis"},
-    "launch": {"launch", "probes", "analysis", "plan", "scenario"},
+    "launch": {"launch", "probes", "analysis", "plan", "scenario", "contest"},
 }
 # Rooms without a side of their own: the contract, facts of this machine, and reading what profilers wrote.
 SHARED = {"results", "environment", "overrides", "machine", "traces"}

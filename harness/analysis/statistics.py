@@ -79,17 +79,21 @@ def paired_ratio(
     return from_blocks(logs)
 
 
-def from_blocks(logs: Sequence[float]) -> Estimate | None:
+def from_blocks(logs: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Median and interval of exp(value) over one log value per block; independent of their order."""
-    found = from_block_values(logs)
+    found = from_block_values(logs, confidence)
     if found is None:
         return None
     low, high = (None if bound is None else math.exp(bound) for bound in (found.ci_low, found.ci_high))
     return Estimate(math.exp(found.median), low, high, found.n)
 
 
-def from_block_values(values: Sequence[float]) -> Estimate | None:
-    """Median and interval over one value per block, as they are: for slopes and differences, which may be negative."""
+def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+    """Median and interval over one value per block, as they are: for slopes and differences, which may be negative.
+
+    ``confidence``: of the interval. Another one than the usual stretches the usual interval from its normal quantile to
+    Student's of the level asked for: resamples cannot resolve tails much thinner than the usual.
+    """
     if not values:
         return None
     ordered = np.sort(np.asarray(values, dtype=np.float64))
@@ -97,20 +101,39 @@ def from_block_values(values: Sequence[float]) -> Estimate | None:
     centre = float(np.median(ordered))
     if n < MIN_BLOCKS:
         return Estimate(centre, None, None, n)
-    chosen, noise = _draws(n)
-    width = float(np.std(ordered, ddof=1)) / math.sqrt(n)
-    resampled = np.concatenate([ordered[chosen] + width * noise, ordered[n - 1 - chosen] - width * noise])
-    resampled.sort(axis=1)  # much faster than np.median on many short rows
-    medians = (resampled[:, (n - 1) // 2] + resampled[:, n // 2]) / 2
+    medians = _medians(ordered)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
-    stretch = student_t(1 - tail, n - 1) / NormalDist().inv_cdf(1 - tail)
+    stretch = student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
     # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
     return Estimate(
         centre,
         min(centre, centre - stretch * (centre - float(low))),
         max(centre, centre + stretch * (float(high) - centre)),
         n,
+    )
+
+
+def unpaired(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+    """Median of ``second`` less that of ``first``, for values that were not measured side by side; n: of the fewer.
+
+    Both samples are resampled as in :func:`from_block_values`; the interval is stretched to Student's quantile with the
+    degrees of freedom of the smaller sample alone, which is never too many (Welch's lie between that and both).
+    """
+    if not first or not second:
+        return None
+    centre = float(np.median(second) - np.median(first))
+    n = min(len(first), len(second))
+    if n < MIN_BLOCKS:
+        return Estimate(centre, None, None, n)
+    one, other = _medians(np.sort(np.asarray(first))), _medians(np.sort(np.asarray(second)))
+    # The draws of two samples of one size are the same ones: shuffled, they become independent.
+    drawn = np.random.default_rng(SEED).permutation(other) - one
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    stretch = student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
+    return Estimate(
+        centre, centre - stretch * max(0.0, centre - float(low)), centre + stretch * max(0.0, float(high) - centre), n
     )
 
 
@@ -123,6 +146,17 @@ def student_t(probability: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _student_cdf(middle, freedom) < probability else (low, middle)
     return (low + high) / 2
+
+
+def _medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Medians of smoothed resamples of a sorted sample, (2 * RESAMPLES,)."""
+    n = len(ordered)
+    chosen, noise = _draws(n)
+    width = float(np.std(ordered, ddof=1)) / math.sqrt(n)
+    resampled = np.concatenate([ordered[chosen] + width * noise, ordered[n - 1 - chosen] - width * noise])
+    resampled.sort(axis=1)  # much faster than np.median on many short rows
+    medians: NDArray[np.float64] = (resampled[:, (n - 1) // 2] + resampled[:, n // 2]) / 2
+    return medians
 
 
 def _student_cdf(t: float, freedom: int) -> float:

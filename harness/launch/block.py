@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from harness.launch.code import Code
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
 from harness.launch.template import Template
@@ -53,12 +54,29 @@ def run_block(
     together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
     together += [[process] for process in processes if process.profiled]
     for group in together:
-        template = Template(_modules(group))
+        templates = _Templates(_modules(group))
         try:
-            _take_turns(group, template, turns, progress, most_starting)
+            _take_turns(group, templates, turns, progress, most_starting)
         finally:
             for process in group:
                 process.kill()
+            templates.close()
+
+
+class _Templates:
+    """One template for each state of the code, started when its first run is."""
+
+    def __init__(self, modules: list[str]) -> None:
+        self._modules = modules
+        self._started: dict[Code | None, Template] = {}
+
+    def of(self, process: RunProcess) -> Template:
+        if process.code not in self._started:
+            self._started[process.code] = Template(self._modules, process.code)
+        return self._started[process.code]
+
+    def close(self) -> None:
+        for template in self._started.values():
             template.close()
 
 
@@ -83,7 +101,7 @@ def _family(model: dict[str, Any]) -> str:
 
 
 def _take_turns(
-    processes: list[RunProcess], template: Template, turns: dict[str, Turns], progress: Progress, most_starting: int
+    processes: list[RunProcess], templates: _Templates, turns: dict[str, Turns], progress: Progress, most_starting: int
 ) -> None:
     alive: list[RunProcess] = []
 
@@ -102,7 +120,7 @@ def _take_turns(
         while waiting and len(starting) < most_starting:
             starting.append(waiting.pop(0))
             progress.starting(starting[-1].record.arm, starting[-1].record.block)
-            if not survives(starting[-1], partial(starting[-1].start, template)):
+            if not survives(starting[-1], partial(starting[-1].start, templates.of(starting[-1]))):
                 starting.pop()
         process = starting.pop(0) if starting else None
         if process is not None and survives(process, process.wait_ready):

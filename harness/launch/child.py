@@ -184,6 +184,7 @@ class Run:
         telemetry.attach(None)
         self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
         self.record.realtime_minus_monotonic_ns = realtime_minus_monotonic()[0]
+        self.record.peak_device_bytes = _peak_device_bytes(self.compute)
         if self.recorder is not None:
             self.folder.write_tables(
                 self.record.arm,
@@ -194,6 +195,15 @@ class Run:
             )
             self.folder.write_probes(self.record.arm, self.record.block, self.attached.told())
         self.folder.write_run(self.record)
+
+
+def _peak_device_bytes(compute: Compute | None) -> int | None:
+    """Of all tensors at once, on CUDA; None elsewhere."""
+    import torch
+
+    if compute is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return int(torch.cuda.max_memory_allocated())
 
 
 def _device_profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:

@@ -6,14 +6,20 @@ import os
 import shutil
 import signal
 import socket
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from harness.launch.child import Channel
+from harness.launch.code import Code
 from harness.launch.template import Template, TemplateGone
+from harness.machine.peaks import session_peak_bytes
 from harness.results import RUN_FILES, RunRecord, StudyFolder
+
+# What the child does not fill in: it may run an older state of the code, whose record has no such fields.
+_ADDED_FIELDS = ("startup_ns", "peak_memory_bytes", "peak_device_bytes")
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
@@ -23,9 +29,13 @@ class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and su
 class RunProcess:
     """One run in a process group of its own, so that its loader workers stop and end with it."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, probes: dict[str, Any]) -> None:
-        """``probes``: see :func:`harness.launch.probing.probes_of`."""
+    def __init__(
+        self, record: RunRecord, folder: StudyFolder, probes: dict[str, Any], code: Code | None = None
+    ) -> None:
+        """``probes``: see :func:`harness.launch.probing.probes_of`. ``code``: what it runs, if not this code."""
         self.record = record
+        self.code = code
+        self._begun_ns = 0
         self._folder = folder
         self._probes = probes
         self._template: Template | None = None
@@ -41,6 +51,8 @@ class RunProcess:
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
         for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled
             shutil.rmtree(left, ignore_errors=True)
+        self._begun_ns = time.monotonic_ns()
+        imported = template.import_ns is not None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         with theirs:
@@ -49,11 +61,16 @@ class RunProcess:
             except TemplateGone as gone:
                 self._fail(str(gone))
         self._template = template
-        self._send({"record": asdict(self.record), "study": str(self._folder.path), "probes": self._probes})
+        if not imported:
+            self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
+        record = {key: value for key, value in asdict(self.record).items() if key not in _ADDED_FIELDS}
+        self._send({"record": record, "study": str(self._folder.path), "probes": self._probes})
 
     def wait_ready(self) -> None:
         """Block until the run is warm; RunFailed where it ended instead."""
         self._expect("ready")
+        assert self._template is not None
+        self.record.startup_ns = (self._template.import_ns or 0) + time.monotonic_ns() - self._begun_ns
 
     def turn(self, turn: int, settle: int, steps: int) -> None:
         """Run ``settle`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
@@ -72,9 +89,19 @@ class RunProcess:
 
     def finish(self) -> None:
         """Let it write its tables and end; RunFailed where it could not."""
+        self.record.peak_memory_bytes = session_peak_bytes(self._pid)
         self._send({"do": "finish"})
         self._expect("done")
         self._wait()
+        self._complete_record()
+
+    def _complete_record(self) -> None:
+        """Add what was seen from outside to the record that the run has written."""
+        written = self._folder.read_record(self.record.arm, self.record.block)
+        if written is not None:
+            written.startup_ns, written.peak_memory_bytes = self.record.startup_ns, self.record.peak_memory_bytes
+            self.record = written
+            self._folder.write_run(written)
 
     def stop(self) -> None:
         """Stop the run and its workers where they stand (SIGSTOP): they use no core until :meth:`go_on`."""

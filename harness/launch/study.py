@@ -8,9 +8,9 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.environment import has_nvidia_driver, record_environment
 from harness.launch.block import NO_TURNS, Turns, plan_turns, run_block
+from harness.launch.code import Code
 from harness.launch.memory import choose_interleave, estimate_run_bytes
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
@@ -37,7 +38,24 @@ class Outcome(NamedTuple):
     status: str
 
 
-def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Outcome:
+Enough = Callable[[StudyFolder, StudyRecord, int], bool]
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """A study that goes on, block by block, until there is ``enough``: asked with the number of blocks there are.
+
+    ``arms``: what study.json says of an arm besides its plan: contest, and where it runs other code: code, environment
+    and its config without the keys that code does not know.
+    """
+
+    enough: Enough
+    arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def run_study(
+    plan: Plan, out: Path, command: Sequence[str], source: str, sequential: Sequential | None = None
+) -> Outcome:
     """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work."""
     configs = {arm.name: arm.config for arm in plan.arms}
     _check_devices(configs)
@@ -61,7 +79,14 @@ def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Out
         interleave_reason=reason,
         blocks=len(plan.blocks),
         order=[list(block) for block in plan.blocks],
-        arms=[{**asdict(arm), "config": arm.config.model_dump(mode="json")} for arm in plan.arms],
+        arms=[
+            {
+                **asdict(arm),
+                "config": arm.config.model_dump(mode="json"),
+                **(sequential.arms.get(arm.name, {}) if sequential else {}),
+            }
+            for arm in plan.arms
+        ],
         comparisons=[asdict(comparison) for comparison in plan.comparisons],
         environment=record_environment(),
         fingerprints=fingerprints,
@@ -69,7 +94,7 @@ def run_study(plan: Plan, out: Path, command: Sequence[str], source: str) -> Out
     folder = _create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
     with _only_one(folder):
-        return _execute(folder, record)
+        return _execute(folder, record, sequential.enough if sequential else None)
 
 
 def resume_study(path: Path, command: Sequence[str]) -> Outcome:
@@ -88,7 +113,7 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
         return _execute(folder, record)
 
 
-def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
+def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = None) -> Outcome:
     configs = {arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms}
     slice_steps = int(record.scenario_text["slice_steps"])
     profiled = {arm["name"] for arm in record.arms if arm["control"] == PROFILED}
@@ -105,14 +130,22 @@ def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
         try:
             record.status = "running"
             folder.write_study(record)
-            print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
+            most = "at most " if enough is not None else ""
+            print(f"{most}{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
             environment = record_environment()  # now, not when the study was begun: a resumed one may find another
             with Progress(len(todo), sum(turns[name].total_steps for name in todo)) as progress:
                 for block, names in enumerate(missing):
                     if names:
                         _run_block(folder, record, block, names, turns, environment, progress)
+                    if enough is not None and enough(folder, record, block + 1):
+                        _end_after(record, block + 1)
+                        break
         except KeyboardInterrupt:  # from here on there is a study to report and to resume
             interrupted = True
+            if enough is not None:  # nobody knows how many more it would have taken
+                _end_after(
+                    record, sum(all(_is_done(folder, name, b) for name in o) for b, o in enumerate(record.order))
+                )
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
             record.status, record.ended_utc = "failed", _now()
@@ -123,6 +156,10 @@ def _execute(folder: StudyFolder, record: StudyRecord) -> Outcome:
     record.ended_utc = _now()
     folder.write_study(record)
     return Outcome(folder.path, record.status)
+
+
+def _end_after(record: StudyRecord, blocks: int) -> None:
+    record.order, record.blocks = record.order[:blocks], blocks
 
 
 def _run_block(
@@ -151,14 +188,17 @@ def _run_block(
                 # arms: else the interval over blocks would say nothing about the data.
                 config={**arms[name]["config"], "seed": arms[name]["config"]["seed"] + block},
                 declared=arms[name]["declared"],
-                environment=environment,
+                environment=arms[name].get("environment") or environment,
             ),
             folder,
             probes_of(record.scenario_text["probes"], arms[name]["control"]),
+            Code(**arms[name]["code"]) if arms[name].get("code") else None,
         )
         for position, name in enumerate(names)
     ]
-    run_block(processes, turns, record.interleave, progress, most_starting=os.cpu_count() or 1)
+    # Startup is judged where sides are: then one after the other.
+    contested = any(arm.get("contest") for arm in arms.values())
+    run_block(processes, turns, record.interleave, progress, 1 if contested else os.cpu_count() or 1)
 
 
 def _is_done(folder: StudyFolder, name: str, block: int) -> bool:

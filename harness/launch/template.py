@@ -15,10 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from harness.launch.code import Code
 
 _MOST_BYTES = 4096  # of one request
 
@@ -30,13 +34,21 @@ class TemplateGone(Exception):  # noqa: N818 - an outcome, reported and survived
 class Template:
     """The parent's side: start it, ask it for runs, close it. Its methods raise TemplateGone."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
+        """``code``: what it runs, where that is not this code."""
+        self._begun_ns = time.monotonic_ns()
+        self.import_ns: int | None = None  # until it could answer for the first time
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        environment = {
+            **(os.environ if code is None else code.environment()),
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        arguments = ["-m", "harness.launch.template", str(theirs.fileno()), str(os.getpid()), *modules]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.launch.template", str(theirs.fileno()), str(os.getpid()), *modules],
+                [sys.executable, *arguments] if code is None else code.command(*arguments),
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[theirs.fileno()],
@@ -53,6 +65,8 @@ class Template:
                 raise self._gone() from error
         while "code" in (answer := self._answer()):  # of a wait that Ctrl-C cut short
             pass
+        if self.import_ns is None:
+            self.import_ns = time.monotonic_ns() - self._begun_ns
         return int(answer["pid"])
 
     def wait(self, pid: int) -> int:

@@ -89,8 +89,9 @@ def table(rows: list[Row], repeats: int) -> str:
         "What this machine adds is measured on each pipeline's a-a twin (another process, the same configuration; "
         "tests/known_truth/machine.py) and is all that is measured in the truth: it hands a batch over in "
         f"{_range(rows, 'handover')} ms, receives a ready one in {_range(rows, 'receive')} ms, has a worker begin "
-        f"{_range(rows, 'request')} ms after it is asked and wakes {_range(rows, 'wake')} ms late (means of a twin; "
-        "least to most of all pipelines). The loop itself is taken to need 0.02 ms a phase.",
+        f"{_range(rows, 'request')} ms after it is asked, or {_range(rows, 'turnaround')} ms after the batch before, "
+        f"and wakes {_range(rows, 'wake')} ms late (means of a twin; least to most of all pipelines). The loop itself "
+        "is taken to need 0.02 ms a phase. Jitter is drawn from declared seeds, the same draws in truth and run.",
         summary(rows),
     ]
     body = [header, "|" + " --- |" * 15, *(line(row) for row in rows)]

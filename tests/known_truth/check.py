@@ -73,8 +73,8 @@ def check(study: StudyFolder, seeds: list[int]) -> list[Row]:
 
 def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) -> Row:
     pipeline, edit = draw(seed)
-    truth, edited_truth = (expected(one, machine, STEPS) for one in (pipeline, pipeline.edited(edit)))
     own = _runs_of(runs, f"p{seed}")
+    truth, edited_truth = (expected(one, machine, STEPS, len(own)) for one in (pipeline, pipeline.edited(edit)))
     arm, other = report.arm(f"p{seed}"), report.arm(f"p{seed}-edited")
     comparison = next(c for c in report.comparisons if c.baseline == f"p{seed}")
     assert arm is not None

@@ -1,7 +1,7 @@
 """What this machine adds to any declaration, measured beside the pipelines: on their a-a twins.
 
 A twin is another process with the same configuration, whose runs take their turns between the pipeline's own. From its
-spans come the four costs that no declaration holds. The pipeline's own runs are judged; the twin's are not.
+spans come the five costs that no declaration holds. The pipeline's own runs are judged; the twin's are not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Costs:
     handover: list[float] = field(default_factory=list)
     receive: list[float] = field(default_factory=list)
     request: list[float] = field(default_factory=list)
+    turnaround: list[float] = field(default_factory=list)
     wake: list[float] = field(default_factory=list)
 
     def machine(self, others: Costs) -> Machine:
@@ -71,6 +72,7 @@ def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline) -> No
             built[batch] = max(built.get(batch, 0.0), row["end_ns"] / 1e6)
     least, most = pipeline.transfer * (1 - pipeline.jitter), pipeline.transfer * (1 + pipeline.jitter)
     ahead = pipeline.workers * pipeline.prefetch
+    received = {fetch["batch"]: fetch["end_ns"] / 1e6 for fetch in fetches}
     for fetch in fetches[_SETTLING:]:
         batch, start, end = fetch["batch"], fetch["start_ns"] / 1e6, fetch["end_ns"] / 1e6
         if batch in built and built[batch] + most + _SURELY_READY_MS < start:
@@ -81,6 +83,10 @@ def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline) -> No
         asked, last = batch + ahead, batch + ahead - pipeline.workers
         if asked in began and last in built and built[last] + most + _SURELY_READY_MS < end:
             costs.request.append(began[asked] - end)
+        # A batch that was asked for long before its worker had done the one before follows that at once.
+        before, when = built.get(batch - pipeline.workers), received.get(batch - ahead)
+        if before is not None and when is not None and batch in began and when + _SURELY_READY_MS < before:
+            costs.turnaround.append(began[batch] - before - pipeline.transfer)
 
 
 def _wakes(rows: list[dict[str, Any]]) -> Iterator[float]:

@@ -23,6 +23,7 @@ class Machine:
     handover: float = 0.9  # from the end of a batch's last stage to its reception by a host that waits for it
     receive: float = 0.3  # reception of a batch that lies ready
     request: float = 0.3  # from the reception of a batch until an idle worker begins the one asked for then
+    turnaround: float = 0.2  # of a worker, from the end of one batch to the beginning of the next that is asked for
     python: float = 0.02  # the loop itself, per phase
     wake: float = 0.05  # beyond the end of what a blocking call waits for
 
@@ -51,7 +52,10 @@ class _World:
 
     def __post_init__(self) -> None:
         self.env = simpy.Environment()
-        self.random = random.Random(self.seed)
+        # The declared jitter is drawn from declared seeds (trainer/inject.py, trainer/data/dataset.py,
+        # trainer/emulated.py): the same draws here, so that no luck of the draw stands between truth and run.
+        self.of_worker = [random.Random(self.seed * 1_000_003 + k) for k in range(max(1, self.pipeline.workers))]
+        self.of_device = random.Random(self.seed)
         self.inbox = [simpy.Store(self.env) for _ in range(self.pipeline.workers)]
         self.delivered: dict[int, simpy.Event] = {}
 
@@ -63,15 +67,13 @@ class _World:
             self.ask(batch)
         self.env.run(self.env.process(self.loop(steps)))
 
-    def jittered(self, cost: float, jitter: float) -> float:
-        return cost * self.random.uniform(1 - jitter, 1 + jitter)
-
     def build(self, batch: int) -> Iterator[simpy.Event]:
+        drawn = self.of_worker[batch % len(self.of_worker)]
         for stage in STAGES:
             began = self.env.now
-            yield self.env.timeout(self.jittered(getattr(self.pipeline, stage), self.pipeline.jitter))
+            yield self.env.timeout(_jittered(getattr(self.pipeline, stage), self.pipeline.jitter, drawn))
             self.stages.setdefault(batch, []).append((stage, began, self.env.now))
-        yield self.env.timeout(self.jittered(self.pipeline.transfer, self.pipeline.jitter))
+        yield self.env.timeout(_jittered(self.pipeline.transfer, self.pipeline.jitter, drawn))
 
     def ask(self, batch: int) -> None:
         self.delivered[batch] = self.env.event()
@@ -91,12 +93,14 @@ class _World:
             batch = yield self.inbox[worker].get()
             yield from self.build(batch)
             self.env.process(hand_over(batch))
+            yield self.env.timeout(self.machine.turnaround)
 
     def spend(self, phase: str) -> Iterator[simpy.Event]:
         yield self.env.timeout(self.pipeline.host.get(phase, 0.0) + self.machine.python)
 
     def launch(self, kernel: str) -> None:
-        cost = self.jittered(self.pipeline.kernels.get(kernel, 0.0), self.pipeline.device_jitter) / self.pipeline.speed
+        cost_ms = self.pipeline.kernels.get(kernel, 0.0)
+        cost = _jittered(cost_ms, self.pipeline.device_jitter, self.of_device) / self.pipeline.speed
         began = max(self.env.now, self.free)
         self.free = began + cost
         self.device.append((kernel, began, self.free))
@@ -147,8 +151,12 @@ class _World:
         self.starts.append(self.env.now)
 
 
-def expected(pipeline: Pipeline, machine: Machine, steps: int, repeats: int = 12) -> Expected:
-    """Means over ``repeats`` turns of ``steps`` steps, after the harness's number of settling ones."""
+def _jittered(cost: float, jitter: float, drawn: random.Random) -> float:
+    return cost * drawn.uniform(1 - jitter, 1 + jitter) if cost and jitter else cost
+
+
+def expected(pipeline: Pipeline, machine: Machine, steps: int, repeats: int) -> Expected:
+    """Means over ``repeats`` blocks of one turn of ``steps`` steps, after the harness's number of settling ones."""
     warmup = WARMUP + pipeline.workers * pipeline.prefetch + 1
     runs = [_once(pipeline, machine, seed, warmup, steps) for seed in range(repeats)]
 

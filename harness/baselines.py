@@ -1,0 +1,96 @@
+"""Baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
+
+``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores and
+memory, the device, Python's version and those of the packages that do the work; their fingerprint names the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.regression.series import Series
+from harness.environment import PACKAGES
+from harness.results import write_text
+from trainer.errors import InputError
+
+SCHEMA = 1
+OWN = "llm-training-harness"  # what baselines are kept to judge: its version is no part of the environment
+# Kernel releases change with every security update: they are said, not keyed.
+KEYS = ("cpu", "cores", "memory_bytes", "python", *(package for package in PACKAGES if package != OWN))
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One file: where it lies, the environment it holds for, and what was measured."""
+
+    path: Path
+    key: str
+    series: Series
+
+
+def environment_of(series: Series) -> dict[str, Any]:
+    """What a baseline's environment is made of."""
+    return {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.get("device")}
+
+
+def environment_key(series: Series) -> str:
+    """Twelve hex digits: the name of the environment's folder."""
+    return hashlib.sha256(json.dumps(environment_of(series), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def path_of(folder: Path, series: Series) -> Path:
+    return folder / environment_key(series) / f"{series.scenario}--{series.arm}.json"
+
+
+def save(folder: Path, series: Series) -> Path:
+    """Write (over) the baseline of this arm in its environment; its path. Lists stay on a line: diffs are read."""
+    path = path_of(folder, series)
+    content = {"schema": SCHEMA, "environment_key": environment_key(series), **asdict(series)}
+    lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in content.items()]
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return path
+
+
+def read(path: Path) -> Baseline:
+    """The baseline at ``path``; InputError where it is none."""
+    try:
+        content = json.loads(path.read_text())
+        schema = content["schema"]
+        known = {one.name for one in fields(Series)}
+        series = Series(**{key: value for key, value in content.items() if key in known})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a baseline ({error}); make one with harness baseline save STUDY") from error
+    if schema != SCHEMA:
+        raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
+    if "step" not in series.part_ms or not series.part_ms["step"]:
+        raise InputError(f"{path}: part_ms: no step times; make it anew with harness baseline save STUDY")
+    return Baseline(path, str(content.get("environment_key")), series)
+
+
+def every(folder: Path) -> Iterator[Baseline]:
+    """All baselines under ``folder``, by environment and name."""
+    for path in sorted(folder.glob("*/*.json")):
+        yield read(path)
+
+
+def find(folder: Path, series: Series) -> Baseline:
+    """The baseline that ``series`` may be compared with. InputError, saying what there is instead, where none is."""
+    path = path_of(folder, series)
+    if path.is_file():
+        return read(path)
+    others = [one for one in every(folder) if (one.series.scenario, one.series.arm) == (series.scenario, series.arm)]
+    if not others:
+        raise InputError(
+            f"{folder}: no baseline of {series.scenario}, {series.arm}; keep one with harness baseline save"
+        )
+    here, there = environment_of(series), environment_of(others[0].series)
+    differs = [f"{key} {there[key]!r}, here {here[key]!r}" for key in here if here[key] != there.get(key)]
+    raise InputError(
+        f"{folder}: the baseline of {series.scenario}, {series.arm} is of another environment ({'; '.join(differs)}): "
+        "never compared; keep one of this environment with harness baseline save"
+    )

@@ -1,0 +1,70 @@
+"""harness baseline: figures kept in git, by the environment they were measured in."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.commands.compare import read_series, select, show
+from harness.commands.regress import limits_of, read_exit_code
+from trainer.errors import InputError
+
+
+def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Save, check or list."""
+    folder = Path(arguments.baselines)
+    if arguments.action == "list":
+        return _list(folder)
+    return _save(arguments, folder) if arguments.action == "save" else _check(arguments, folder)
+
+
+def _save(arguments: argparse.Namespace, folder: Path) -> int:
+    from harness import baselines
+    from harness.analysis.statistics import MIN_BLOCKS
+
+    found = read_series(Path(arguments.study))
+    names = select(found, arguments.arm, arguments.study)
+    for name in names:
+        if len(found[name].blocks) < MIN_BLOCKS:
+            raise InputError(
+                f"{arguments.study}: {name} has {len(found[name].blocks)} finished blocks; "
+                f"a baseline takes {MIN_BLOCKS}"
+            )
+    for name in names:
+        print(baselines.save(folder, found[name]))
+    return 0
+
+
+def _check(arguments: argparse.Namespace, folder: Path) -> int:
+    from harness import baselines
+    from harness.analysis.regression.across import compare_series
+
+    limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
+    found = read_series(Path(arguments.study))
+    names = select(found, arguments.arm, arguments.study)
+    across = [
+        compare_series(baselines.find(folder, found[name]).series, found[name], limits, arguments.allow)
+        for name in names
+    ]
+    return show(across, arguments.json, undecided)
+
+
+def _list(folder: Path) -> int:
+    from harness import baselines
+
+    listed = list(baselines.every(folder))
+    if not listed:
+        print(f"no baseline under {folder}")
+    for key in dict.fromkeys(one.key for one in listed):
+        group = [one for one in listed if one.key == key]
+        environment = baselines.environment_of(group[0].series)
+        shown = ", ".join(f"{name} {value}" for name, value in environment.items() if value is not None)
+        print(f"{key}: {shown}")
+        for one in group:
+            step_ms = sorted(one.series.part_ms["step"])
+            commit = one.series.environment.get("git_commit")
+            print(
+                f"  {one.series.scenario}, {one.series.arm}: {step_ms[len(step_ms) // 2]:.3f} ms per step, "
+                f"{len(step_ms)} blocks, commit {commit}, {one.series.created_utc}"
+            )
+    return 0

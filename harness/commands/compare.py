@@ -1,0 +1,82 @@
+"""harness compare: two studies of different times, as far as they can be compared at all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.regress import exit_code, limits_of, read_exit_code
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.analysis.regression.across import Across
+    from harness.analysis.regression.series import Series
+
+WARNING = (
+    "These were measured at different times: what the machine did in between looks like a change of the code, and no "
+    "interval here knows of it. harness regress alternates two states."
+)
+
+
+def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Every arm that both studies have; refused where what differs forbids it."""
+    from harness.analysis.regression.across import compare_series
+
+    limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
+    ours, theirs = (read_series(Path(path)) for path in (arguments.baseline, arguments.candidate))
+    names = [name for name in select(theirs, arguments.arm, arguments.candidate) if name in ours]
+    if not names:
+        raise InputError(
+            f"compare: no arm is in both; {arguments.baseline}: {', '.join(ours)}; "
+            f"{arguments.candidate}: {', '.join(theirs)}"
+        )
+    found = [compare_series(ours[name], theirs[name], limits, arguments.allow) for name in names]
+    return show(found, arguments.json, undecided)
+
+
+def read_series(path: Path) -> dict[str, Series]:
+    """The arms of the study at ``path``. InputError where it is none, or has no finished run."""
+    from harness.analysis.regression.series import series_of
+    from harness.results import StudyFolder
+
+    folder = StudyFolder(path)
+    found = series_of(folder.read_study(), list(folder.runs()))
+    if not found:
+        raise InputError(f"{path}: no finished run with a measured step: nothing to compare")
+    return found
+
+
+def select(found: Mapping[str, Series], patterns: Sequence[str], where: str) -> list[str]:
+    """The arms that ``patterns`` name, all without one. InputError for one that names none."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in found):
+            raise InputError(f"--arm {pattern}: no arm of {where} matches; arms: {', '.join(found)}")
+    return [name for name in found if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
+    """Print what was found; the exit code."""
+    from harness.analysis.regression.across import common_move
+    from harness.report import regression
+
+    contests = [one.contest for one in found]
+    notes = [WARNING, *(note for note in (common_move(contests),) if note)]
+    if as_json:
+        print(json.dumps(regression.as_json(contests, notes), indent=1, default=str))
+    else:
+        print(regression.markdown(contests, notes), end="")
+        for line in dict.fromkeys(allow_lines(found)):
+            print(line)
+    return exit_code(regression.overall(contests), undecided)
+
+
+def allow_lines(found: Iterable[Across]) -> Iterable[str]:
+    """How to decide nonetheless."""
+    for one in found:
+        if one.refused:
+            keys = " ".join(f"--allow '{difference.key}'" for difference in one.refused)
+            yield f"\nTo decide nonetheless, knowing that: {keys}"

@@ -1,0 +1,79 @@
+"""harness regress: is this state of the code slower than that one, on this machine, now?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.studies import INTERRUPTED
+from harness.quantities import read_seconds, read_share
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.analysis.regression.gate import Limits
+
+REGRESSION = 3
+
+
+def regress(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
+    from harness.contest import between_states
+    from harness.launch.contest import blocks_note, run_contests, with_codes
+    from harness.report import regression
+    from harness.results import StudyFolder
+    from harness.scenario import load_scenario
+
+    limits = limits_of(arguments)
+    budget_s = read_seconds(arguments.budget, "--budget")
+    undecided = read_exit_code(arguments.undecided_exit)
+    scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
+    asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
+    asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
+    found = run_contests(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
+    notes = [note for note in (blocks_note(found, budget_s),) if note]
+    page = regression.write(StudyFolder(found.folder), found.contests, notes)
+    for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
+        if path:
+            Path(path).write_bytes((found.folder / name).read_bytes())
+    regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
+    for contest in found.contests:
+        print(regression.sentence(contest))
+    for note in notes:
+        print(f"note: {note}")
+    print(f"evidence: {found.folder / regression.MARKDOWN}")
+    if found.status == "interrupted":
+        return INTERRUPTED
+    if found.status == "failed":
+        print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
+        if any(contest.missing is not None for contest in found.contests):
+            return 1
+    return exit_code(regression.overall(found.contests), undecided)
+
+
+def limits_of(arguments: argparse.Namespace) -> Limits:
+    """What counts as the same, from the options; InputError where one is not a share."""
+    from harness.analysis.regression.gate import Limits
+
+    return Limits(
+        read_share(arguments.within, "--within"),
+        read_gate(arguments.memory_within, "--memory-within"),
+        read_gate(arguments.startup_within, "--startup-within"),
+    )
+
+
+def read_gate(text: str, what: str) -> float | None:
+    return None if text == "off" else read_share(text, what)
+
+
+def exit_code(verdict: str, undecided: int) -> int:
+    return {"slower": REGRESSION, "undecided": undecided}.get(verdict, 0)
+
+
+def read_exit_code(text: str) -> int:
+    """An exit code for undecided checks; InputError for one that cannot be."""
+    if not text.isdecimal() or int(text) > 125:
+        raise InputError(f"--undecided-exit {text!r}: allowed: 0 to 125")
+    return int(text)

@@ -1,0 +1,196 @@
+"""The code that a run executes, where it is not this one: a commit checked out in the cache, or another folder.
+
+A commit gets a git worktree under ``<cache>/code/<commit>``, made once. Both sides of a comparison share this Python
+where they ask for the same packages; a side that asks for others gets an environment of its own under
+``<cache>/environments/<fingerprint>``, made once by pip.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.data.cache import cache_root
+from trainer.errors import InputError
+
+_GIT_S = 120
+_PIP_S = 3600
+# Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
+_PROBE = """
+import json, sys
+import harness, trainer
+from harness.environment import record_environment
+from pydantic import ValidationError
+from trainer.config import TrainerConfig
+unknown = []
+for config in json.load(sys.stdin):
+    try:
+        TrainerConfig.model_validate(config)
+        unknown.append([])
+    except ValidationError as error:
+        unknown.append([[list(e["loc"]), e["type"], e["msg"]] for e in error.errors()])
+print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "environment": record_environment(),
+                  "errors": unknown}))
+"""
+
+
+@dataclass(frozen=True)
+class Code:
+    """``folder`` holds harness/ and trainer/; ``python`` runs them. ``label``: a commit, with +changes, or a name."""
+
+    folder: str
+    python: str
+    label: str
+
+    def environment(self) -> dict[str, str]:
+        """Variables for a process that runs this code: found before any installed one."""
+        others = os.environ.get("PYTHONPATH")
+        return {**os.environ, "PYTHONPATH": self.folder + (f"{os.pathsep}{others}" if others else "")}
+
+    def command(self, *arguments: str) -> list[str]:
+        """Its Python with ``arguments``; -P, else the current directory would come before the folder."""
+        return [self.python, "-P", *arguments]
+
+
+def find_code(where: str, repository: Path) -> Code:
+    """``where`` is a folder with the code, or a revision of the git repository around ``repository``.
+
+    Raises InputError where it is neither, or holds no harness.
+    """
+    folder = Path(where)
+    if folder.is_dir():
+        folder = folder.resolve()
+        label = describe_checkout(folder) or folder.name
+    else:
+        commit = _commit(where, repository)
+        folder, label = _worktree(commit, repository), commit[:12]
+    if not (folder / "harness" / "launch" / "template.py").is_file() or not (folder / "trainer").is_dir():
+        raise InputError(f"{where}: holds no harness/launch/template.py and trainer/: not a state of this project")
+    return Code(str(folder), _python(folder), label)
+
+
+def examine(code: Code, configs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[Any]]]:
+    """The environment that ``code`` runs in, and for each configuration the errors its own schema has with it.
+
+    Raises InputError where it cannot even be imported, or where another installation answers in its place.
+    """
+    done = subprocess.run(
+        code.command("-c", _PROBE), input=json.dumps(configs), env=code.environment(), capture_output=True, text=True
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise InputError(f"{code.label}: cannot be imported by {code.python} ({last})")
+    found = json.loads(done.stdout)
+    for name in ("harness", "trainer"):
+        if not Path(found[name]).resolve().is_relative_to(Path(code.folder).resolve()):
+            raise InputError(f"{code.label}: {name} is imported from {found[name]}, not from {code.folder}")
+    return {**found["environment"], "git_commit": code.label}, found["errors"]
+
+
+def fit_config(code: Code, config: dict[str, Any], defaults: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
+    """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``.
+
+    Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
+    """
+    fitted: dict[str, Any] = json.loads(json.dumps(config))
+    for location, kind, message in errors:
+        dotted = ".".join(map(str, location))
+        if kind != "extra_forbidden":
+            raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
+        if _value(config, location) != _value(defaults, location):
+            raise InputError(
+                f"{code.label}: does not know {dotted}, which this scenario sets; choose one that both know"
+            )
+        _value(fitted, location[:-1]).pop(location[-1])
+    return fitted
+
+
+def describe_checkout(folder: Path) -> str | None:
+    """The commit of the checkout ``folder`` is in, "+changes" where files differ from it; None outside one."""
+    try:
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return head + ("+changes" if _git(folder, "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _commit(revision: str, repository: Path) -> str:
+    try:
+        return _git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(
+            f"{revision}: neither a folder nor a revision of the git repository at {repository.resolve()}"
+        ) from error
+
+
+def _worktree(commit: str, repository: Path) -> Path:
+    folder = cache_root() / "code" / commit
+    if folder.is_dir():
+        if describe_checkout(folder) == commit[:12]:
+            return folder
+        raise InputError(f"{folder}: is no longer what was checked out there; delete it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _git(repository, "worktree", "prune")  # of one whose folder was deleted
+        _git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
+    except subprocess.CalledProcessError as error:
+        raise InputError(f"{commit[:12]}: git worktree: {error.stderr.strip().splitlines()[-1]}") from error
+    return folder
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    # A hook's variables would point git at another repository than the folder's.
+    clean = {
+        key: value for key, value in os.environ.items() if key not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    }
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S, env=clean).stdout.strip()
+
+
+def _python(folder: Path) -> str:
+    """This Python where ``folder`` asks for the same packages as the code running now, else one of its own."""
+    wanted, here = _dependencies(folder), _dependencies(Path(__file__).parent.parent.parent)
+    if wanted is None or here is None or wanted == here:
+        return sys.executable
+    digest = hashlib.sha256(json.dumps([wanted, sys.version_info[:2]]).encode()).hexdigest()[:16]
+    home = cache_root() / "environments" / digest
+    python = home / "bin" / "python"
+    if (home / ".complete").exists():
+        return str(python)
+    print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
+    constraints = folder / "constraints.txt"
+    pins = ["-c", str(constraints)] if constraints.is_file() else []
+    try:
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(home)],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *wanted],
+        ):
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PIP_S)
+    except subprocess.SubprocessError as error:
+        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise InputError(f"{folder}: its packages cannot be installed ({told[-1]})") from error
+    (home / ".complete").touch()
+    return str(python)
+
+
+def _dependencies(folder: Path) -> list[str] | None:
+    """What a project asks for, pins included; None where it does not say."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
+        asked = sorted(str(one) for one in project["dependencies"])
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return None
+    return asked
+
+
+def _value(nested: Any, location: list[Any]) -> Any:
+    for key in location:
+        nested = nested[key]
+    return nested

@@ -1,0 +1,94 @@
+"""Runs contests block by block until each is decided, or the time allowed is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.regression.decision import FIRST_LOOK, is_look
+from harness.analysis.regression.gate import Contest, Limits, contests, step_decision
+from harness.contest import BASE, HEAD, Contests
+from harness.launch.code import examine, find_code, fit_config
+from harness.launch.study import Sequential, run_study
+from harness.plan import Arm
+from harness.results import StudyFolder, StudyRecord
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Found:
+    """``status``: of the study (done, failed, interrupted); ``spent_s``: seconds of the budget."""
+
+    folder: Path
+    status: str
+    contests: list[Contest]
+    spent_s: float
+
+
+def run_contests(
+    asked: Contests, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
+    arms: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Found:  # fmt: skip
+    """Run ``asked`` into a study under ``out``. ``arms``: of :class:`Sequential`. Evidence is written whatever happens.
+
+    A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``.
+    """
+    begun_s = time.monotonic()
+    last = (0, 0.0)  # blocks, seconds
+
+    def enough(folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
+        nonlocal last
+        spent_s = time.monotonic() - begun_s
+        block_s, last = spent_s - last[1], (blocks, spent_s)
+        if spent_s + block_s > budget_s:
+            return True
+        if not is_look(blocks):
+            return False
+        decisions = step_decision(record, list(folder.runs()), limits)
+        return all(decision.outcome != "undecided" for decision in decisions.values())
+
+    said = {name: {"contest": contest, **(arms or {}).get(name, {})} for name, contest in asked.names.items()}
+    outcome = run_study(asked.plan, out, command, source, Sequential(enough, said))
+    folder = StudyFolder(outcome.folder)
+    decided = contests(folder.read_study(), list(folder.runs()), limits)
+    return Found(outcome.folder, outcome.status, decided, last[1])
+
+
+def with_codes(asked: Contests, base: str, head: str, repository: Path) -> tuple[Contests, dict[str, dict[str, Any]]]:
+    """What every arm's side runs: (the contests with ``code`` declared, what study.json says besides).
+
+    Raises InputError where a side is no state of this project or cannot run the scenario.
+    """
+    codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
+    if codes[BASE].folder == codes[HEAD].folder:
+        raise InputError(f"--base {base}, --head {head}: both are {codes[BASE].folder}; give two states")
+    configs = [arm.config.model_dump(mode="json") for arm in asked.plan.arms]
+    defaults = TrainerConfig().model_dump(mode="json")
+    sides = [BASE if _is_base(arm) else HEAD for arm in asked.plan.arms]
+    examined = {side: examine(code, configs) for side, code in codes.items()}
+    said, declared = {}, []
+    for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
+        environment, errors = examined[side]
+        config = fit_config(codes[side], configs[place], defaults, errors[place])
+        said[arm.name] = {"code": asdict(codes[side]), "environment": environment, "config": config}
+        declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
+    return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), said
+
+
+def _is_base(arm: Arm) -> bool:
+    return arm.name.removesuffix("+a-a").endswith(f"@{BASE}")
+
+
+def blocks_note(found: Found, budget_s: float) -> str | None:
+    """What to say where the budget was too short for a first look; None where it was not."""
+    blocks = max((contest.blocks for contest in found.contests), default=0)
+    if found.status != "done" or blocks >= FIRST_LOOK or not blocks:
+        return None
+    return (
+        f"the budget of {budget_s:.0f} s was spent after {blocks} of the {FIRST_LOOK} blocks that a first look takes "
+        f"({found.spent_s / blocks:.0f} s each): allow at least {found.spent_s / blocks * FIRST_LOOK:.0f} s"
+    )

@@ -1,0 +1,176 @@
+"""What a regression test judges: an arm of a scenario, against another arm, another state of the code or a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.regression.across import compare_series
+from harness.analysis.regression.decision import decide
+from harness.analysis.regression.gate import Contest, Limits
+from harness.analysis.regression.rounds import STEP, rounds
+from harness.analysis.regression.series import series_of
+from harness.quantities import read_seconds, read_share
+from harness.results import PHASES, StudyFolder
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.contest import Contests
+    from harness.scenario import Scenario
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An arm under a control. ``benchmark``: pytest-benchmark's fixture, which gets the rounds, or None without it."""
+
+    path: Path
+    arm: str
+    control: str | None
+    sets: list[str]
+    config: pytest.Config
+    test: str
+    benchmark: Any
+
+    def no_slower_than(
+        self,
+        other: str,
+        within: str = "1%",
+        budget: str = "10m",
+        memory_within: str = "5%",
+        startup_within: str = "20%",
+    ) -> Contest:
+        """Fail where the arm is slower than ``other`` by more than ``within``; returns what was found.
+
+        ``other``: an arm of the same scenario; or "baseline", where no arm has that name: the state of the code that
+        ``--harness-base`` names or, without it, the figures kept for this environment. ``memory_within`` and
+        ``startup_within``: "off" leaves them out. Undecided within ``budget``: what ``harness_undecided`` says.
+        """
+        try:
+            return self._judge(other, within, budget, memory_within, startup_within)
+        except InputError as error:
+            pytest.fail(str(error), pytrace=False)
+
+    def _judge(self, other: str, within: str, budget: str, memory: str, startup: str) -> Contest:
+        from harness.scenario import load_scenario
+        from harness.variants import variants
+
+        limits = Limits(
+            read_share(within, "within"),
+            *(None if text == "off" else read_share(text, name)
+              for text, name in ((memory, "memory_within"), (startup, "startup_within"))),
+        )  # fmt: skip
+        budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
+        scenario = load_scenario(self.path, self.sets)
+        if other in {one.name for one in variants(scenario)}:
+            from harness.contest import between_arms
+
+            asked = between_arms(scenario, str(self.path), other, self.arm, self.control)
+            return self._contest(asked, limits, budget_s)
+        if other != BASELINE:
+            raise InputError(f"{self.path}: no arm {other!r} to be no slower than; allowed: an arm, or {BASELINE!r}")
+        base = self.config.getoption("--harness-base")
+        if base:
+            from harness.contest import between_states
+            from harness.launch.contest import with_codes
+
+            asked = between_states(scenario, str(self.path), [self.arm], self.control)
+            head = Path(__file__).parent.parent
+            asked, arms = with_codes(asked, base, str(head), head)
+            return self._contest(asked, limits, budget_s, arms)
+        return self._kept(scenario, limits)
+
+    def _contest(
+        self, asked: Contests, limits: Limits, budget_s: float, arms: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Contest:
+        from harness.launch.contest import run_contests
+        from harness.report import regression
+
+        out = Path(self.config.getoption("--harness-out"))
+        found = run_contests(asked, out, ["pytest", self.test], str(self.path), limits, budget_s, arms)
+        folder = StudyFolder(found.folder)
+        regression.write(folder, found.contests)
+        return self._end(found.contests[0], folder, asked.plan.arms[2].name)
+
+    def _kept(self, scenario: Scenario, limits: Limits) -> Contest:
+        from harness import baselines
+        from harness.contest import alone
+        from harness.launch.study import Sequential, run_study
+        from harness.report import regression
+
+        folder = Path(self.config.getoption("--harness-baselines"))
+        asked = alone(scenario, str(self.path), self.arm, self.control)
+        said = {name: {"contest": contest} for name, contest in asked.names.items()}
+        outcome = run_study(
+            asked.plan,
+            Path(self.config.getoption("--harness-out")),
+            ["pytest", self.test],
+            str(self.path),
+            Sequential(lambda _folder, _record, _blocks: False, said),
+        )
+        study = StudyFolder(outcome.folder)
+        name = asked.plan.arms[0].name
+        series = series_of(study.read_study(), list(study.runs())).get(name)
+        if series is None:
+            raise InputError(f"{self.path}: no run of {name} finished; see {outcome.folder}")
+        if self.config.getoption("--harness-save-baselines"):
+            pytest.skip(f"kept as {baselines.save(folder, series)}")
+        try:
+            contest = compare_series(baselines.find(folder, series).series, series, limits).contest
+        except InputError as error:  # of another environment, or none at all: nothing that could be called slower
+            contest = Contest(name, BASELINE, name, 0, decide([], limits.step), missing=str(error))
+        regression.write(study, [contest])
+        return self._end(contest, study, name)
+
+    def _end(self, contest: Contest, folder: StudyFolder, arm: str) -> Contest:
+        """Leave the evidence to pytest-benchmark, then pass or fail."""
+        from harness.report.regression import sentence
+
+        words = f"{sentence(contest)}; evidence: {folder.path}"
+        self._tell_benchmark(contest, folder, arm)
+        if contest.verdict == "slower":
+            pytest.fail(words, pytrace=False)
+        if contest.verdict == "undecided":
+            self._undecided(words)
+        return contest
+
+    def _undecided(self, words: str) -> None:
+        chosen = self.config.getini("harness_undecided")
+        if chosen == "fail":
+            pytest.fail(words, pytrace=False)
+        if chosen == "skip":
+            pytest.skip(words)
+
+    def _tell_benchmark(self, contest: Contest, folder: StudyFolder, arm: str) -> None:
+        """The arm's rounds as pytest-benchmark's, in seconds per step: its tables, compare and histograms show them."""
+        if self.benchmark is None:
+            return
+        from harness.report.regression import sentence
+
+        runs = [run for run in folder.runs() if run.record.arm == arm]
+        found = [one for run in runs if (one := rounds(run)) is not None]
+        # pytest-benchmark times functions; ours were timed elsewhere. Handing it times has no public way.
+        self.benchmark._mode = "scenario"
+        if not found:
+            self.benchmark.has_error = True
+            return
+        phases = {phase: sum(one.mean_ms(phase) or 0.0 for one in found) / len(found) for phase in PHASES}
+        self.benchmark.extra_info |= {
+            "study": str(folder.path),
+            "arm": arm,
+            "verdict": contest.verdict,
+            "sentence": sentence(contest),
+            "ledger_ms": phases,
+            "environment": runs[0].record.environment,
+            "emulated": contest.emulated,
+        }
+        if self.benchmark.enabled:
+            stats = self.benchmark._make_stats(1)
+            for one in found:
+                for step_ms in one.parts[STEP]:
+                    stats.update(float(step_ms) / 1e3)

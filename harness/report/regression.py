@@ -1,0 +1,198 @@
+"""What a regression check found: one page short enough for a pull request's comment, the same as JSON and as JUnit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from harness.analysis.regression.decision import Decision
+from harness.analysis.regression.gate import Contest, Gate, Part, Verdict
+from harness.analysis.wording import count, listing, ms, number, percent
+from harness.report.tables import safe, table
+from harness.results import StudyFolder, write_bytes, write_json, write_text
+
+MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
+_WORST_FIRST: tuple[Verdict, ...] = ("slower", "undecided", "faster", "same")
+SCHEMA = 1
+
+
+def write(folder: StudyFolder, contests: Sequence[Contest], notes: Sequence[str] = ()) -> str:
+    """Write all three into the study's folder; returns the page."""
+    page = markdown(contests, notes)
+    write_text(folder.path / MARKDOWN, page)
+    write_json(folder.path / JSON, as_json(contests, notes))
+    write_bytes(folder.path / JUNIT, junit(contests))
+    return page
+
+
+def overall(contests: Sequence[Contest]) -> Verdict:
+    """The worst of all: slower, then undecided, faster, same."""
+    return min((contest.verdict for contest in contests), key=_WORST_FIRST.index, default="undecided")
+
+
+def as_json(contests: Sequence[Contest], notes: Sequence[str] = ()) -> dict[str, Any]:
+    found = [{**asdict(one), "verdict": one.verdict, "sentence": sentence(one)} for one in contests]
+    return {"schema": SCHEMA, "verdict": overall(contests), "contests": found, "notes": list(notes)}
+
+
+def sentence(contest: Contest) -> str:
+    """One contest in a sentence that stands for itself."""
+    if contest.missing is not None:
+        return f"{contest.name}: undecided, {contest.missing}"
+    step = contest.step
+    emulated = " (emulated device)" if contest.emulated else ""
+    assert contest.baseline_ms is not None
+    assert contest.candidate_ms is not None
+    text = (
+        f"{contest.name}{emulated}: {_outcome(step)}: {change(step)} per step, {ms(contest.baseline_ms)} at "
+        f"{contest.baseline} and {ms(contest.candidate_ms)} at {contest.candidate} ({count(contest.blocks, 'block')}, "
+        f"{_floor(step)})"
+    )
+    for gate in contest.gates:
+        if gate.decision.outcome == "slower":
+            text += f"; {gate.name} grew by {change(gate.decision)}"
+    if contest.rare:
+        assert contest.total is not None
+        text += f"; but all time together is {_interval(contest.total.median, contest.total)} longer: rare long steps"
+    return text
+
+
+def change(decision: Decision) -> str:
+    """``+3.1 % [+2.2 %, +4.0 %]``."""
+    return "no figure" if decision.change is None else _interval(decision.change.median, decision.change)
+
+
+def markdown(contests: Sequence[Contest], notes: Sequence[str] = ()) -> str:
+    """Verdict, one line a contest, what changed inside the step, and what else differed."""
+    parts = [f"### Regression check: {overall(contests)}", *(f"> **{safe(note)}.**" for note in notes)]
+    differences = dict.fromkeys(what for contest in contests for what in contest.confounds)
+    if differences:
+        lines = "\n".join(f"- **{safe(what)}**" for what in differences)
+        parts.append(f"What differs besides the two sides:\n\n{lines}")
+    rows = [row for contest in contests for row in _rows(contest)]
+    parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))
+    said = [line for contest in contests for line in _inside(contest)]
+    if said:
+        parts.append("\n".join(f"- {safe(line)}" for line in said))
+    parts.append(_footnote(contests))
+    return "\n\n".join(parts) + "\n"
+
+
+def junit(contests: Sequence[Contest]) -> bytes:
+    """JUnit XML: one case a contest; slower is a failure, undecided is skipped."""
+    verdicts = [contest.verdict for contest in contests]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="harness regress",
+        tests=str(len(contests)),
+        failures=str(verdicts.count("slower")),
+        errors="0",
+        skipped=str(verdicts.count("undecided")),
+    )
+    for contest in contests:
+        case = ElementTree.SubElement(suite, "testcase", classname="harness.regress", name=contest.name)
+        if contest.verdict in ("slower", "undecided"):
+            kind = "failure" if contest.verdict == "slower" else "skipped"
+            ElementTree.SubElement(case, kind, message=sentence(contest))
+        ElementTree.SubElement(case, "system-out").text = "\n".join([sentence(contest), *_inside(contest)])
+    whole = ElementTree.Element("testsuites")
+    whole.append(suite)
+    ElementTree.indent(whole)
+    return bytes(ElementTree.tostring(whole, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def append_step_summary(page: str, path: str | None) -> None:
+    """Append ``page`` to the file at ``path`` (GITHUB_STEP_SUMMARY), if there is one."""
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(page)
+
+
+def _rows(contest: Contest) -> list[list[str]]:
+    if contest.missing is not None:
+        return [[contest.name, "–", "–", "–", "–", f"**undecided**: {safe(contest.missing)}"]]
+    assert contest.baseline_ms is not None
+    assert contest.candidate_ms is not None
+    times = ms(contest.baseline_ms), ms(contest.candidate_ms)
+    rows = [[f"{contest.name}: step", *times, change(contest.step), _floor_cell(contest.step), _cell(contest.step)]]
+    rows += [
+        [f"{contest.name}: {gate.name}", *_amounts(gate), change(gate.decision), _floor_cell(gate.decision),
+         _cell(gate.decision)]
+        for gate in contest.gates
+    ]  # fmt: skip
+    return rows
+
+
+def _amounts(gate: Gate) -> tuple[str, str]:
+    return f"{number(gate.baseline)} {gate.unit}", f"{number(gate.candidate)} {gate.unit}"
+
+
+def _inside(contest: Contest) -> list[str]:
+    """Parts that changed, whether or not the step did; and rare long steps."""
+    lines = [_part(contest, part) for part in contest.parts if part.decision.outcome in ("slower", "faster")]
+    if contest.rare and contest.total is not None:
+        lines.append(
+            f"{contest.name}: rare long steps: all time together changed by "
+            f"{_interval(contest.total.median, contest.total)}, the typical round did not"
+        )
+    return lines
+
+
+def _part(contest: Contest, part: Part) -> str:
+    more = part.candidate_ms - part.baseline_ms
+    text = (
+        f"{contest.name}: {part.kind} {part.name} is {part.decision.outcome}: {change(part.decision)}, "
+        f"{'+' if more > 0 else '-'}{ms(abs(more))} per step"
+    )
+    if part.kind == "stage" and contest.step.outcome == "same":
+        return f"{text}; hidden end to end"
+    if contest.step.outcome == "undecided":
+        return f"{text}; whether the step feels it is undecided"
+    return text if contest.step.outcome == part.decision.outcome else f"{text}; the step is {contest.step.outcome}"
+
+
+def _cell(decision: Decision) -> str:
+    if decision.outcome == "undecided":
+        more = f"; about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
+        return f"**undecided**: {decision.reason}{more}"
+    return f"**{decision.outcome}**" if decision.outcome != "same" else f"same within {percent(decision.within)}"
+
+
+def _outcome(decision: Decision) -> str:
+    if decision.outcome == "same":
+        return f"same within {percent(decision.within)}"
+    if decision.outcome == "undecided":
+        more = f" (about {count(decision.more_blocks, 'block')} more would decide)" if decision.more_blocks else ""
+        return f"undecided{more}"
+    return f"{decision.outcome} by more than the {percent(decision.within)} allowed"
+
+
+def _floor(decision: Decision) -> str:
+    return "no noise floor" if decision.floor is None else f"noise floor {percent(decision.floor)}"
+
+
+def _floor_cell(decision: Decision) -> str:
+    return "–" if decision.floor is None else percent(decision.floor)
+
+
+def _interval(median: float, estimate: Any) -> str:
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{_signed(median)} [no interval]"
+    return f"{_signed(median)} [{_signed(estimate.ci_low)}, {_signed(estimate.ci_high)}]"
+
+
+def _signed(fraction: float) -> str:
+    return f"{fraction * 100:+.{2 if abs(fraction) < 0.1 else 1}f} %"
+
+
+def _footnote(contests: Sequence[Contest]) -> str:
+    levels = dict.fromkeys(percent(one.step.confidence) for one in contests if one.missing is None)
+    blocks = dict.fromkeys(count(one.blocks, "block") for one in contests)
+    return (
+        f"Time per step of the typical round (above 0: longer), paired round by round, {listing(list(blocks))} of "
+        f"fresh processes. Intervals hold {listing(list(levels)) or 'nothing'}: more than the usual 95 %, because the "
+        "data were looked at more than once. Noise floor: how far the baseline's own twin reaches from 0."
+    )

@@ -1,0 +1,201 @@
+"""``python -m tests.detection_power --work DIR --out FOLDER``: record the blocks, hold the trials, write the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.launch.study import run_study
+from harness.plan import make_plan
+from harness.results import StudyFolder
+from harness.scenario import load_scenario
+from tests.detection_power.trials import BASE, GATE, LEVELS, WITHIN, Block, Trial, arm_of, blocks_of, plain_gate, trials
+
+# A real data path: rows are read from Arrow and packed, as the loader of a training run does. No model: importing one
+# takes longer than a block. Its steps cost the same each time and take a few milliseconds, turns are short: on this
+# machine the speed changes by half within a tenth of a second, and what alternates faster than that is hit alike.
+BASE_CONFIG: dict[str, Any] = {
+    "data": {
+        "path": "tokens-padded", "access": "scalar", "sequence_length": 128, "batch_size": 32,
+        "tokenizer": {"train": {"vocab_size": 2048}},
+    },
+    "compute": {"threads": 1, "work": "none"},
+    "steps": 200,
+    "warmup_steps": 4,
+    "log_every": 1000,
+}  # fmt: skip
+CHUNK = 20  # blocks of one study
+
+
+def scenario(step_ms: float | None) -> dict[str, Any]:
+    """Without ``step_ms`` the base alone; else with an arm for each level, slowed by that share of ``step_ms``."""
+    arms: dict[str, Any] = {BASE: None}
+    for level in LEVELS if step_ms is not None else ():
+        arms[arm_of(level)] = {"data.inject": {"pack_ms": round((step_ms or 0) * level / 100, 4), "how": "busy"}}
+    return {
+        "name": "detection-power",
+        "question": "How small a slowdown of this arm is found here?",
+        "base": BASE_CONFIG,
+        "arms": arms,
+        "controls": ["a-a"] if step_ms is not None else [],
+        "interleave": "slices",
+        "slice_steps": 2,
+        "probes": {"host": False},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--loaded-trials", type=int, default=2, help="so many more beside a busy process")
+    parser.add_argument("--most", type=int, default=9, help="blocks a trial may take")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the studies; those in it are used again")
+    parser.add_argument("--out", type=Path, required=True, help="folder for table.md and trials.json")
+    arguments = parser.parse_args()
+    step_ms = _pilot_ms(arguments.work)
+    print(f"base: {step_ms:.2f} ms a step", flush=True)
+    begun_s = time.monotonic()
+    quiet = _record(arguments.work / "quiet", step_ms, arguments.trials * arguments.most, loaded=False)
+    with _busy():
+        loaded = _record(arguments.work / "loaded", step_ms, arguments.loaded_trials * arguments.most, loaded=True)
+    found = trials(quiet, arguments.most) + trials(loaded, arguments.most)
+    spent_s = time.monotonic() - begun_s
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    text = table(found, quiet, loaded, arguments.most, step_ms, spent_s / max(len(quiet) + len(loaded), 1))
+    (arguments.out / "table.md").write_text(text)
+    everything = {"trials": [asdict(one) for one in found], "blocks": [asdict(one) for one in [*quiet, *loaded]]}
+    (arguments.out / "trials.json").write_text(json.dumps(everything) + "\n")
+    print(text)
+
+
+def _pilot_ms(work: Path) -> float:
+    (study,) = _studies(work / "pilot", 3, None)
+    values = [one.mean_s[BASE] * 1e3 for one in _bases(study)]
+    return statistics.median(values)
+
+
+def _bases(study: StudyFolder) -> Iterator[Block]:
+    from harness.analysis.ledger import measure
+
+    for run in study.runs():
+        ledger = measure(run)
+        if ledger is not None:
+            yield Block(False, {}, {BASE: ledger.mean_step_ms / 1e3}, {})
+
+
+def _record(work: Path, step_ms: float, blocks: int, *, loaded: bool) -> list[Block]:
+    return [block for study in _studies(work, blocks, step_ms) for block in blocks_of(list(study.runs()), loaded)]
+
+
+def _studies(work: Path, blocks: int, step_ms: float | None) -> Iterator[StudyFolder]:
+    """Studies of at most CHUNK blocks, each with documents of its own; those that are there already, as they are."""
+    for place, start in enumerate(range(0, blocks, CHUNK)):
+        folder = work / str(place)
+        done = sorted(folder.glob("detection-power/*/study.json"))
+        if done and StudyFolder(done[-1].parent).read_study().status == "done":
+            yield StudyFolder(done[-1].parent)
+            continue
+        content = scenario(step_ms)
+        content["base"] = {**content["base"], "seed": 1000 * (place + 1)}
+        content["seed"] = place
+        content["repeats"] = min(CHUNK, blocks - start)
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary) / "detection-power.yaml"
+            path.write_text(yaml.safe_dump(content, sort_keys=False))
+            plan = make_plan(load_scenario(path), str(path))
+            outcome = run_study(plan, folder, ["python", "-m", "tests.detection_power"], str(path))
+        assert outcome.status == "done", outcome
+        yield StudyFolder(outcome.folder)
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    """A process beside everything that keeps a core busy half of the time."""
+    process = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _burn() -> None:
+    while True:
+        until_s = time.monotonic() + 0.05
+        while time.monotonic() < until_s:
+            pass
+        time.sleep(0.05)
+
+
+def table(
+    found: Sequence[Trial], quiet: Sequence[Block], loaded: Sequence[Block], most: int, step_ms: float, block_s: float
+) -> str:
+    """Detection, false alarms and blocks by level; the plain gate beside them."""
+    every = [*quiet, *loaded]
+    scatter = {name: statistics.stdev(block.logs[name] for block in quiet) for name in (arm_of(0), arm_of(5))}
+    rows = []
+    for level in LEVELS:
+        ours = [one for one in found if one.level == level]
+        name = arm_of(level)
+        injected = statistics.median(block.injected[name] for block in every)
+        typical = statistics.median(block.logs[name] for block in quiet)
+        rows.append(
+            f"| {level} % | {injected:.2f} % | {typical * 100:+.2f} % | {len(ours)} | {_share(ours, 'slower')} | "
+            f"{_share(ours, 'same')} | {_share(ours, 'undecided')} | {_share(ours, 'faster')} | "
+            f"{statistics.median(one.blocks for one in ours):g} ({max(one.blocks for one in ours)}) |"
+        )
+    gates = [
+        f"| {row.level} % | {row.apart:.0%} | {row.beside:.0%} | {'false alarms' if row.level == 0 else 'found'} |"
+        for row in plain_gate(quiet)
+    ]
+    busy = [one for one in found if one.loaded]
+    beside = "; ".join(f"{level} %: {', '.join(one.outcome for one in busy if one.level == level)}" for level in LEVELS)
+    return "\n".join(
+        [
+            "# Detection power",
+            "",
+            f"A real arm (rows are read from Arrow and packed, {step_ms:.1f} ms a step), slowed by CPU time "
+            f"injected into each step; {len(quiet)} blocks on a quiet machine and {len(loaded)} beside a process that "
+            f"takes half a core. {len(found) // len(LEVELS)} trials a level, each over blocks of its own; slower: by "
+            f"more than {WITHIN:.0%}. A trial may take {most} blocks; a block with all {len(LEVELS) + 2} arms took "
+            f"{block_s:.1f} s, so no trial comes near ten minutes. Blocks scatter (standard deviation of logarithms) "
+            f"by {scatter[arm_of(0)]:.2%} at 0 % and {scatter[arm_of(5)]:.2%} at 5 %.",
+            "",
+            "| injected | share of the step | median change found | trials | slower | same | undecided | faster | "
+            "blocks: median (most) |",
+            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *rows,
+            "",
+            f"Beside a load (among the above): {beside}.",
+            "",
+            f"The plain gate, pytest-benchmark's `--benchmark-compare-fail={GATE}`, on the same runs of the quiet "
+            f"blocks ({len(quiet)} blocks): a saved base of one block against the arm in the next, and, kinder than "
+            "life, of the same block.",
+            "",
+            "| injected | fails, saved a block before | fails, same block | that is |",
+            "| ---: | ---: | ---: | --- |",
+            *gates,
+            "",
+        ]
+    )
+
+
+def _share(found: Sequence[Trial], outcome: str) -> str:
+    count = sum(one.outcome == outcome for one in found)
+    return f"{count} ({count / len(found):.0%})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Trials over recorded blocks: the sequential decision, and the plain gate that compares one mean with another.
+
+A block holds the base, its twin and one arm for each injected slowdown, all alive at once, taking turns. A trial takes
+the next blocks in order and decides as `harness regress` does, at its looks. The plain gate is pytest-benchmark's own
+check, given the steps of the same runs: a saved run's against a later one's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from pytest_benchmark.utils import parse_compare_fail
+
+from harness.analysis.ledger import measure
+from harness.analysis.regression.decision import Decision, decide, is_look
+from harness.analysis.regression.rounds import rounds, typical_log
+from harness.results import RunData
+
+LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer
+BASE, TWIN = "base", "base+a-a"
+WITHIN = 0.01
+GATE = "mean:3%"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Values of one block: log(arm / base) of the typical round, and mean seconds per step of each arm."""
+
+    loaded: bool  # whether something else ran beside it
+    logs: Mapping[str, float]
+    mean_s: Mapping[str, float]
+    injected: Mapping[str, float]  # per cent of the base's step, as it came out: CPU time injected / step time
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One decision. ``blocks``: how many it took."""
+
+    level: int
+    loaded: bool
+    outcome: str
+    blocks: int
+    change: float | None
+
+
+def arm_of(level: int) -> str:
+    return f"plus-{level}"
+
+
+def blocks_of(runs: Sequence[RunData], loaded: bool) -> list[Block]:
+    """Every block that all arms finished."""
+    by_block: dict[int, dict[str, RunData]] = {}
+    for run in runs:
+        by_block.setdefault(run.record.block, {})[run.record.arm] = run
+    found = []
+    for _, arms in sorted(by_block.items()):
+        sides = {name: one for name, run in arms.items() if (one := rounds(run)) is not None}
+        ledgers = {name: ledger for name, run in arms.items() if (ledger := measure(run)) is not None}
+        wanted = {BASE, TWIN, *map(arm_of, LEVELS)}
+        if not wanted <= set(sides):
+            continue
+        logs = {name: log for name in wanted if (log := typical_log(sides[BASE], sides[name])) is not None}
+        base_ms = ledgers[BASE].mean_step_ms
+        injected = {arm_of(level): 100 * _injected_ms(arms[arm_of(level)].record.config) / base_ms for level in LEVELS}
+        found.append(Block(loaded, logs, {n: one.mean_step_ms / 1e3 for n, one in ledgers.items()}, injected))
+    return found
+
+
+def _injected_ms(config: Mapping[str, Any]) -> float:
+    return float(((config.get("data") or {}).get("inject") or {}).get("pack_ms") or 0.0)
+
+
+def trials(blocks: Sequence[Block], most: int) -> list[Trial]:
+    """For each level one trial from every ``most`` blocks in order: no block serves two trials of a level."""
+    found = []
+    for start in range(0, len(blocks) - most + 1, most):
+        part = blocks[start : start + most]
+        found += [_trial(level, part) for level in LEVELS]
+    return found
+
+
+def _trial(level: int, blocks: Sequence[Block]) -> Trial:
+    decision: Decision | None = None
+    for count in range(1, len(blocks) + 1):
+        if is_look(count) or count == len(blocks):
+            logs = [block.logs[arm_of(level)] for block in blocks[:count]]
+            decision = decide(logs, WITHIN, [block.logs[TWIN] for block in blocks[:count]])
+            if decision.outcome != "undecided":
+                break
+    assert decision is not None
+    change = None if decision.change is None else decision.change.median
+    return Trial(level, any(block.loaded for block in blocks[:count]), decision.outcome, count, change)
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """How often the plain gate fails the arm: against a run of the block before, and against one of the same block."""
+
+    level: int
+    apart: float
+    beside: float
+    pairs: int
+
+
+def plain_gate(blocks: Sequence[Block]) -> list[GateRow]:
+    """pytest-benchmark's ``--benchmark-compare-fail=mean:3%`` on every block, and on every pair of neighbours."""
+    check = parse_compare_fail(GATE)
+    rows = []
+    for level in LEVELS:
+        name = arm_of(level)
+
+        def fails(saved: Block, current: Block, name: str = name) -> bool:
+            return bool(check.fails({"mean": current.mean_s[name]}, {"mean": saved.mean_s[BASE]}))
+
+        apart = [fails(saved, current) for saved, current in pairwise(blocks)]
+        beside = [fails(block, block) for block in blocks]
+        rows.append(GateRow(level, statistics.fmean(apart), statistics.fmean(beside), len(apart)))
+    return rows

@@ -1,0 +1,121 @@
+"""States of the code: checked out, examined, and made to fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.launch.code import Code, describe_checkout, examine, find_code, fit_config
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with this project's code: the first commit lacks a configuration key that the second knows."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("harness", "trainer", "profiles"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    config = folder / "trainer" / "config.py"
+    text = config.read_text()
+    without = "\n".join(line for line in text.splitlines() if "log_every" not in line) + "\n"
+    assert without != text
+    git(folder, "init", "--quiet")
+    for content, message in ((without, "first"), (text, "second")):
+        config.write_text(content)
+        git(folder, "add", "-A")
+        git(folder, "commit", "--quiet", "-m", message)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_revision_is_checked_out_once_and_used_again(repository: Path, cache: Path) -> None:
+    code = find_code("HEAD~1", repository)
+    commit = git(repository, "rev-parse", "HEAD~1")
+    assert code.folder == str(cache / "code" / commit)
+    assert code.label == commit[:12]
+    assert code.python == sys.executable  # the same packages are asked for
+    before = (Path(code.folder) / "trainer" / "config.py").stat().st_ino
+    assert find_code("HEAD~1", repository) == code
+    assert (Path(code.folder) / "trainer" / "config.py").stat().st_ino == before
+
+
+def test_a_checkout_that_was_changed_is_refused(repository: Path) -> None:
+    code = find_code("HEAD", repository)
+    (Path(code.folder) / "trainer" / "loop.py").write_text("")
+    with pytest.raises(InputError, match="no longer what was checked out there; delete it"):
+        find_code("HEAD", repository)
+    shutil.rmtree(code.folder)
+    assert find_code("HEAD", repository) == code  # git still knows of the one that was deleted
+
+
+def test_a_folder_is_used_as_it_is(repository: Path) -> None:
+    code = find_code(str(repository), repository)
+    assert (code.folder, code.label) == (str(repository), describe_checkout(repository))
+
+
+def test_a_git_hooks_variables_do_not_lead_elsewhere(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+    assert find_code(str(repository), repository).label == git_free_head(repository)
+
+
+def git_free_head(repository: Path) -> str:
+    clean = {key: value for key, value in os.environ.items() if key != "GIT_DIR"}
+    command = ["git", "-C", str(repository), "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=clean).stdout.strip()
+
+
+@pytest.mark.parametrize("where", ["no-such-revision", "--upload-pack=x"])
+def test_what_is_neither_folder_nor_revision(where: str, repository: Path) -> None:
+    with pytest.raises(InputError, match="neither a folder nor a revision"):
+        find_code(where, repository)
+
+
+def test_a_folder_without_the_harness(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a state of this project"):
+        find_code(str(tmp_path), tmp_path)
+
+
+def test_a_side_answers_for_itself_and_a_key_it_does_not_know_yet_is_left_out(repository: Path) -> None:
+    code = find_code("HEAD~1", repository)
+    defaults = TrainerConfig().model_dump(mode="json")
+    environment, (errors,) = examine(code, [defaults])
+    assert environment["git_commit"] == code.label
+    fitted = fit_config(code, defaults, defaults, errors)
+    assert set(defaults) - set(fitted) == {"log_every"}
+    with pytest.raises(InputError, match="does not know log_every, which this scenario sets"):
+        fit_config(code, {**defaults, "log_every": 3}, defaults, errors)
+
+
+def test_a_value_that_a_side_refuses(repository: Path) -> None:
+    code = find_code("HEAD", repository)
+    config = {**TrainerConfig().model_dump(mode="json"), "steps": -1}
+    _, (errors,) = examine(code, [config])
+    with pytest.raises(InputError, match="refuses steps of this scenario"):
+        fit_config(code, config, config, errors)
+
+
+def test_code_that_cannot_be_imported(repository: Path) -> None:
+    code = find_code("HEAD~1", repository)
+    broken = Code(code.folder, code.python, code.label)
+    (Path(code.folder) / "trainer" / "config.py").write_text("raise RuntimeError('broken')\n")
+    with pytest.raises(InputError, match=r"cannot be imported by .*RuntimeError: broken"):
+        examine(broken, [])

@@ -1,0 +1,128 @@
+"""harness regress through its real entry point: two states of the real code, one of them slowed down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.results import StudyFolder
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SCENARIO = """
+name: tiny
+question: Is it slower?
+base:
+  data:
+    corpus: {builtin: python-docs, documents: 60}
+    tokenizer: {train: {vocab_size: 512}}
+    sequence_length: 32
+    batch_size: 2
+    inject: {tokenize_ms: 2, how: busy}
+  compute.work: none
+  steps: 24
+  warmup_steps: 2
+  log_every: 1000
+arms: {text: {data.path: text-padded}}
+slice_steps: 4
+probes.host: false
+"""
+
+
+def harness(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True, **options)
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SCENARIO.replace("probes.host: false", "probes: {host: false}"))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This code, in which every declared cost takes a third longer."""
+    folder = tmp_path_factory.mktemp("slower")
+    for name in ("harness", "trainer", "profiles"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "trainer" / "inject.py"
+    text = path.read_text()
+    changed = text.replace("nanoseconds = round(milliseconds * 1e6)", "nanoseconds = round(milliseconds * 1.33e6)")
+    assert changed != text
+    path.write_text(changed)
+    return folder
+
+
+def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
+    tmp_path: Path, scenario: str, slower: Path
+) -> None:
+    step_summary, junit, comment = (tmp_path / name for name in ("step.md", "junit.xml", "comment.md"))
+    done = harness(
+        "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--within", "5%", "--budget", "5m",
+        "--startup-within", "off", "--memory-within", "off",
+        "--out", str(tmp_path / "out"), "--junit", str(junit), "--markdown", str(comment),
+        env={**os.environ, "GITHUB_STEP_SUMMARY": str(step_summary)},
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "text: slower by more than the 5.0 % allowed" in done.stdout
+    assert comment.read_text() == step_summary.read_text()
+    assert "### Regression check: slower" in comment.read_text()
+    assert ElementTree.parse(junit).getroot().find("testsuite").get("failures") == "1"  # type: ignore[union-attr]
+    (path,) = (tmp_path / "out" / "tiny").iterdir()
+    study = StudyFolder(path)
+    record = study.read_study()
+    assert (record.status, record.blocks) == ("done", len(record.order))
+    assert record.blocks in (4, 6, 9)  # a look, not the most there could be
+    content = json.loads((path / "regression.json").read_text())
+    (contest,) = content["contests"]
+    assert contest["step"]["change"]["median"] == pytest.approx(0.3, abs=0.1)
+    changes = {part["name"]: part["decision"]["change"]["median"] for part in contest["parts"]}
+    assert changes["tokenize"] == pytest.approx(0.3, abs=0.1)
+    for run in study.runs():
+        assert run.record.startup_ns is not None
+        assert run.record.startup_ns > 0.1e9
+        assert run.record.peak_memory_bytes is not None
+        assert run.record.peak_memory_bytes > 50 * 2**20
+    assert harness("report", str(path)).returncode == 0  # it is a study like any other
+
+
+def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
+    tmp_path: Path, scenario: str, slower: Path
+) -> None:
+    done = harness(
+        "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--budget", "1s",
+        "--out", str(tmp_path / "out"), "--undecided-exit", "0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "text: undecided" in done.stdout
+    assert "was spent after 1 of the 4 blocks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--base", "no-such"], "no-such: neither a folder nor a revision"),
+        (["--base", "{root}", "--head", "{root}"], "both are"),
+        (["--base", "{root}", "--within", "3"], "--within '3': allowed: a share such as 3%"),
+        (["--base", "{root}", "--budget", "soon"], "--budget 'soon': allowed: a time"),
+        (["--base", "{root}", "--arm", "txt"], "--arm txt: no arm matches"),
+        (["--base", "{root}", "--control", "dose"], "control 'dose': allowed: data-only, ideal-data"),
+        (["--base", "{root}", "--undecided-exit", "x"], "--undecided-exit 'x': allowed: 0 to 125"),
+        ([], "the following arguments are required: --base"),
+    ],
+)
+def test_wrong_input_is_a_line(tmp_path: Path, scenario: str, words: list[str], line: str) -> None:
+    given = [word.format(root=ROOT) for word in words]
+    done = harness("regress", scenario, *given, "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
