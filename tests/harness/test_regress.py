@@ -83,9 +83,9 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     assert record.blocks in (4, 6, 9)  # a look, not the most there could be
     content = json.loads((path / "regression.json").read_text())
     (contest,) = content["contests"]
-    assert contest["step"]["change"]["median"] == pytest.approx(0.3, abs=0.1)
+    assert 0.1 < contest["step"]["change"]["median"] < 0.35
     changes = {part["name"]: part["decision"]["change"]["median"] for part in contest["parts"]}
-    assert changes["tokenize"] == pytest.approx(0.3, abs=0.1)
+    assert changes["tokenize"] > 0.1  # the declared cost among it takes a third longer, the tokenizing itself does not
     for run in study.runs():
         assert run.record.startup_ns is not None
         assert run.record.startup_ns > 0.1e9
