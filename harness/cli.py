@@ -19,6 +19,7 @@ from trainer.errors import InputError
 Command = Callable[[argparse.Namespace, list[str]], int]
 DEFAULT_OUT = "results"
 BASELINES = "results/baselines"
+GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
 COMMANDS = (
     "run", "report", "trace", "whatif", "audit", "regress", "compare", "baseline", "doctor", "schema", "data",
 )  # fmt: skip
@@ -200,7 +201,9 @@ def _add_regressions(commands: argparse._SubParsersAction[_Parser]) -> None:
     regress = commands.add_parser(
         "regress", help="is one state of the code slower than another, side by side", epilog=REGRESS_NOTE
     )
-    regress.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    regress.add_argument(
+        "scenario", nargs="?", default=GUARD, metavar="SCENARIO", help="scenario file (default: %(default)s)"
+    )
     regress.add_argument("--base", required=True, metavar="REV|PATH", help="what it is compared with")
     regress.add_argument("--head", default=".", metavar="REV|PATH", help="what is judged (default: this folder)")
     _add_overrides(regress)

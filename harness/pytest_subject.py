@@ -51,6 +51,9 @@ class Subject:
         ``--harness-base`` names or, without it, the figures kept for this environment. ``memory_within`` and
         ``startup_within``: "off" leaves them out. Undecided within ``budget``: what ``harness_undecided`` says.
         """
+        if self.benchmark is not None and not self.benchmark.enabled:
+            self.benchmark._mode = "scenario"  # it was asked: no warning that it was not
+            pytest.skip("benchmarks are disabled (--benchmark-disable, or several processes): nothing is measured")
         try:
             return self._judge(other, within, budget, memory_within, startup_within)
         except InputError as error:
@@ -169,8 +172,7 @@ class Subject:
             "environment": runs[0].record.environment,
             "emulated": contest.emulated,
         }
-        if self.benchmark.enabled:
-            stats = self.benchmark._make_stats(1)
-            for one in found:
-                for step_ms in one.parts[STEP]:
-                    stats.update(float(step_ms) / 1e3)
+        stats = self.benchmark._make_stats(1)
+        for one in found:
+            for step_ms in one.parts[STEP]:
+                stats.update(float(step_ms) / 1e3)

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.analysis.nesting import Integers, together
+from harness.traces.categories import CPU, DEVICE_TYPES
 from harness.traces.marks import PHASE, STAGE, STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-CPU = "CPU"
-DEVICE_NAMES = {0: CPU, 1: "CUDA"}  # c10::DeviceType; others by their number
 
 
 @dataclass(frozen=True)
@@ -121,5 +119,5 @@ def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tupl
 
 
 def _device_name(kind: int, number: int) -> str:
-    name = DEVICE_NAMES.get(kind, f"device type {kind}")
+    name = DEVICE_TYPES.get(kind, f"device type {kind}")
     return name if name == CPU else f"{name} {number}"

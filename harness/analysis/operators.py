@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.nesting import Integers, self_times, together
+from harness.traces.categories import DEVICE_WORK, RUNTIME_CALLS
 from harness.traces.marks import STEP
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ if TYPE_CHECKING:
 KINDS = {
     "cpu_op": "operator",
     "user_annotation": "mark",
-    "cuda_runtime": "runtime call",
-    "cuda_driver": "runtime call",
+    **dict.fromkeys(RUNTIME_CALLS, "runtime call"),
 }
 _IDS = ("correlation", "external_id")
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))
     launcher = _match(events.external[device], events.external[operators], place[operators])
-    calls = events.of(("cuda_runtime", "cuda_driver"))
+    calls = events.of(RUNTIME_CALLS)
     call = _match(events.correlation[device], events.correlation[calls], place[calls])
     around = np.where(call >= 0, parents[call], -1) if len(parents) else call
     return np.where(launcher >= 0, launcher, around)

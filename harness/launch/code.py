@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -133,9 +134,12 @@ def _commit(revision: str, repository: Path) -> str:
 def _worktree(commit: str, repository: Path) -> Path:
     folder = cache_root() / "code" / commit
     if folder.is_dir():
-        if describe_checkout(folder) == commit[:12]:
+        found = describe_checkout(folder)
+        if found == commit[:12]:
             return folder
-        raise InputError(f"{folder}: is no longer what was checked out there; delete it")
+        if found is not None:
+            raise InputError(f"{folder}: is no longer what was checked out there; delete it")
+        shutil.rmtree(folder)  # the repository that it was a worktree of is gone
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _git(repository, "worktree", "prune")  # of one whose folder was deleted

@@ -18,6 +18,8 @@ from harness.results import StudyFolder, StudyRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
+HOPELESS = 2  # blocks in which a side failed each time
+
 
 @dataclass(frozen=True)
 class Found:
@@ -46,6 +48,9 @@ def run_contests(
         block_s, last = spent_s - last[1], (blocks, spent_s)
         if spent_s + block_s > budget_s:
             return True
+        if blocks == HOPELESS:  # a side that never finished will not: no budget helps
+            found = contests(record, list(folder.runs()), limits)
+            return any(contest.missing is not None for contest in found)
         if not is_look(blocks):
             return False
         decisions = step_decision(record, list(folder.runs()), limits)

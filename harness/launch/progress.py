@@ -13,7 +13,8 @@ PLAIN_INTERVAL_S = 15.0  # a batch log wants a sign of life, not a film
 class Progress:
     """Counts runs and steps; both views show runs done, steps per second and the time left."""
 
-    def __init__(self, total_runs: int, total_steps: int) -> None:
+    def __init__(self, total_runs: int | None, total_steps: int) -> None:
+        """``total_runs``: None where nobody knows how many it will take."""
         self._total_runs = total_runs
         self._total_steps = max(total_steps, 1)
         self._runs = 0
@@ -74,10 +75,12 @@ class Progress:
 
     def _line(self) -> str:
         elapsed_s = time.monotonic() - self._begun_s
-        share = min(self._steps / self._total_steps, 1.0)
-        left = f"about {_clock(elapsed_s * (1 - share) / share)} left" if share > 0 else "time left unknown yet"
         rate = f"{self._steps / self._stepping_s:.1f} steps/s" if self._stepping_s > 0 else "- steps/s"
         failed = f", {self._failed} failed" if self._failed else ""
+        if self._total_runs is None:
+            return f"{self._runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone | {self._doing}"
+        share = min(self._steps / self._total_steps, 1.0)
+        left = f"about {_clock(elapsed_s * (1 - share) / share)} left" if share > 0 else "time left unknown yet"
         return (
             f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone, {left} | {self._doing}"
         )

@@ -130,10 +130,13 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
         try:
             record.status = "running"
             folder.write_study(record)
-            most = "at most " if enough is not None else ""
-            print(f"{most}{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
+            if enough is None:
+                print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
+            else:
+                print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
             environment = record_environment()  # now, not when the study was begun: a resumed one may find another
-            with Progress(len(todo), sum(turns[name].total_steps for name in todo)) as progress:
+            total = len(todo) if enough is None else None
+            with Progress(total, sum(turns[name].total_steps for name in todo)) as progress:
                 for block, names in enumerate(missing):
                     if names:
                         _run_block(folder, record, block, names, turns, environment, progress)

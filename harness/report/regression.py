@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def _rows(contest: Contest) -> list[list[str]]:
     rows = [[f"{contest.name}: step", *times, change(contest.step), _floor_cell(contest.step), _cell(contest.step)]]
     rows += [
         [f"{contest.name}: {gate.name}", *_amounts(gate), change(gate.decision), _floor_cell(gate.decision),
-         _cell(gate.decision)]
+         _cell(gate.decision, {"slower": "grew", "faster": "shrank"})]
         for gate in contest.gates
     ]  # fmt: skip
     return rows
@@ -154,11 +154,13 @@ def _part(contest: Contest, part: Part) -> str:
     return text if contest.step.outcome == part.decision.outcome else f"{text}; the step is {contest.step.outcome}"
 
 
-def _cell(decision: Decision) -> str:
+def _cell(decision: Decision, words: Mapping[str, str] | None = None) -> str:
+    """``words``: instead of slower and faster."""
     if decision.outcome == "undecided":
         more = f"; about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
         return f"**undecided**: {decision.reason}{more}"
-    return f"**{decision.outcome}**" if decision.outcome != "same" else f"same within {percent(decision.within)}"
+    word = (words or {}).get(decision.outcome, decision.outcome)
+    return f"**{word}**" if decision.outcome != "same" else f"same within {percent(decision.within)}"
 
 
 def _outcome(decision: Decision) -> str:

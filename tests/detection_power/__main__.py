@@ -8,7 +8,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from harness.analysis.regression.rounds import rounds
 from harness.launch.study import run_study
 from harness.plan import make_plan
 from harness.results import StudyFolder
@@ -31,24 +32,27 @@ BASE_CONFIG: dict[str, Any] = {
         "tokenizer": {"train": {"vocab_size": 2048}},
     },
     "compute": {"threads": 1, "work": "none"},
-    "steps": 200,
+    "steps": 300,
     "warmup_steps": 4,
     "log_every": 1000,
 }  # fmt: skip
 CHUNK = 20  # blocks of one study
 
 
-def scenario(step_ms: float | None) -> dict[str, Any]:
-    """Without ``step_ms`` the base alone; else with an arm for each level, slowed by that share of ``step_ms``."""
+def scenario(injected_ms: Mapping[int, float]) -> dict[str, Any]:
+    """The base, and an arm for each level, slowed by ``injected_ms``; with none, the base alone.
+
+    Wall time: as little as this is spun away, and to the microsecond, where busy work would overshoot by several.
+    """
     arms: dict[str, Any] = {BASE: None}
-    for level in LEVELS if step_ms is not None else ():
-        arms[arm_of(level)] = {"data.inject": {"pack_ms": round((step_ms or 0) * level / 100, 4), "how": "busy"}}
+    for level, milliseconds in injected_ms.items():
+        arms[arm_of(level)] = {"data.inject": {"pack_ms": milliseconds, "how": "sleep"}}
     return {
         "name": "detection-power",
         "question": "How small a slowdown of this arm is found here?",
         "base": BASE_CONFIG,
         "arms": arms,
-        "controls": ["a-a"] if step_ms is not None else [],
+        "controls": ["a-a"] if injected_ms else [],
         "interleave": "slices",
         "slice_steps": 2,
         "probes": {"host": False},
@@ -57,22 +61,24 @@ def scenario(step_ms: float | None) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--loaded-trials", type=int, default=2, help="so many more beside a busy process")
+    parser.add_argument("--trials", type=int, default=19)
+    parser.add_argument("--loaded-trials", type=int, default=1, help="so many more beside a busy process")
     parser.add_argument("--most", type=int, default=9, help="blocks a trial may take")
     parser.add_argument("--work", type=Path, required=True, help="folder for the studies; those in it are used again")
     parser.add_argument("--out", type=Path, required=True, help="folder for table.md and trials.json")
     arguments = parser.parse_args()
     step_ms = _pilot_ms(arguments.work)
-    print(f"base: {step_ms:.2f} ms a step", flush=True)
+    injected_ms = {level: round(step_ms * level / 100, 5) for level in LEVELS}
+    print(f"base: {step_ms:.3f} ms a step; injected: {injected_ms}", flush=True)
     begun_s = time.monotonic()
-    quiet = _record(arguments.work / "quiet", step_ms, arguments.trials * arguments.most, loaded=False)
-    with _busy():
-        loaded = _record(arguments.work / "loaded", step_ms, arguments.loaded_trials * arguments.most, loaded=True)
-    found = trials(quiet, arguments.most) + trials(loaded, arguments.most)
+    quiet = _record(arguments.work / "quiet", injected_ms, arguments.trials * arguments.most, loaded=False)
     spent_s = time.monotonic() - begun_s
+    with _busy():
+        blocks = arguments.loaded_trials * arguments.most
+        loaded = _record(arguments.work / "loaded", injected_ms, blocks, loaded=True)
+    found = trials(quiet, arguments.most) + trials(loaded, arguments.most)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    text = table(found, quiet, loaded, arguments.most, step_ms, spent_s / max(len(quiet) + len(loaded), 1))
+    text = table(found, quiet, loaded, arguments.most, step_ms, spent_s / max(len(quiet), 1))
     (arguments.out / "table.md").write_text(text)
     everything = {"trials": [asdict(one) for one in found], "blocks": [asdict(one) for one in [*quiet, *loaded]]}
     (arguments.out / "trials.json").write_text(json.dumps(everything) + "\n")
@@ -80,25 +86,18 @@ def main() -> None:
 
 
 def _pilot_ms(work: Path) -> float:
-    (study,) = _studies(work / "pilot", 3, None)
-    values = [one.mean_s[BASE] * 1e3 for one in _bases(study)]
-    return statistics.median(values)
+    """Typical step time of the base, over blocks of its own."""
+    (study,) = _studies(work / "pilot", 6, {})
+    values = [one.typical_ms("step") for run in study.runs() if (one := rounds(run)) is not None]
+    return statistics.median(value for value in values if value is not None)
 
 
-def _bases(study: StudyFolder) -> Iterator[Block]:
-    from harness.analysis.ledger import measure
-
-    for run in study.runs():
-        ledger = measure(run)
-        if ledger is not None:
-            yield Block(False, {}, {BASE: ledger.mean_step_ms / 1e3}, {})
+def _record(work: Path, injected_ms: Mapping[int, float], blocks: int, *, loaded: bool) -> list[Block]:
+    studies = _studies(work, blocks, injected_ms)
+    return [block for study in studies for block in blocks_of(list(study.runs()), injected_ms, loaded)]
 
 
-def _record(work: Path, step_ms: float, blocks: int, *, loaded: bool) -> list[Block]:
-    return [block for study in _studies(work, blocks, step_ms) for block in blocks_of(list(study.runs()), loaded)]
-
-
-def _studies(work: Path, blocks: int, step_ms: float | None) -> Iterator[StudyFolder]:
+def _studies(work: Path, blocks: int, injected_ms: Mapping[int, float]) -> Iterator[StudyFolder]:
     """Studies of at most CHUNK blocks, each with documents of its own; those that are there already, as they are."""
     for place, start in enumerate(range(0, blocks, CHUNK)):
         folder = work / str(place)
@@ -106,7 +105,7 @@ def _studies(work: Path, blocks: int, step_ms: float | None) -> Iterator[StudyFo
         if done and StudyFolder(done[-1].parent).read_study().status == "done":
             yield StudyFolder(done[-1].parent)
             continue
-        content = scenario(step_ms)
+        content = scenario(injected_ms)
         content["base"] = {**content["base"], "seed": 1000 * (place + 1)}
         content["seed"] = place
         content["repeats"] = min(CHUNK, blocks - start)
@@ -166,8 +165,8 @@ def table(
         [
             "# Detection power",
             "",
-            f"A real arm (rows are read from Arrow and packed, {step_ms:.1f} ms a step), slowed by CPU time "
-            f"injected into each step; {len(quiet)} blocks on a quiet machine and {len(loaded)} beside a process that "
+            f"A real arm (rows are read from Arrow and packed, {step_ms:.1f} ms a step), slowed by time "
+            f"spun away in each step; {len(quiet)} blocks on a quiet machine and {len(loaded)} beside a process that "
             f"takes half a core. {len(found) // len(LEVELS)} trials a level, each over blocks of its own; slower: by "
             f"more than {WITHIN:.0%}. A trial may take {most} blocks; a block with all {len(LEVELS) + 2} arms took "
             f"{block_s:.1f} s, so no trial comes near ten minutes. Blocks scatter (standard deviation of logarithms) "

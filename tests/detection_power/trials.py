@@ -11,13 +11,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from pytest_benchmark.utils import parse_compare_fail
 
 from harness.analysis.ledger import measure
 from harness.analysis.regression.decision import Decision, decide, is_look
-from harness.analysis.regression.rounds import rounds, typical_log
+from harness.analysis.regression.rounds import rounds, together, typical_log
 from harness.results import RunData
 
 LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer
@@ -33,7 +32,7 @@ class Block:
     loaded: bool  # whether something else ran beside it
     logs: Mapping[str, float]
     mean_s: Mapping[str, float]
-    injected: Mapping[str, float]  # per cent of the base's step, as it came out: CPU time injected / step time
+    injected: Mapping[str, float]  # per cent of the base's typical step: time injected / step time
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ def arm_of(level: int) -> str:
     return f"plus-{level}"
 
 
-def blocks_of(runs: Sequence[RunData], loaded: bool) -> list[Block]:
-    """Every block that all arms finished."""
+def blocks_of(runs: Sequence[RunData], injected_ms: Mapping[int, float], loaded: bool) -> list[Block]:
+    """Every block that all arms finished. ``injected_ms``: what each level costs a step."""
     by_block: dict[int, dict[str, RunData]] = {}
     for run in runs:
         by_block.setdefault(run.record.block, {})[run.record.arm] = run
@@ -63,15 +62,13 @@ def blocks_of(runs: Sequence[RunData], loaded: bool) -> list[Block]:
         wanted = {BASE, TWIN, *map(arm_of, LEVELS)}
         if not wanted <= set(sides):
             continue
-        logs = {name: log for name in wanted if (log := typical_log(sides[BASE], sides[name])) is not None}
-        base_ms = ledgers[BASE].mean_step_ms
-        injected = {arm_of(level): 100 * _injected_ms(arms[arm_of(level)].record.config) / base_ms for level in LEVELS}
+        both = together(sides[BASE], sides[TWIN])
+        logs = {name: log for name in wanted - {TWIN} if (log := typical_log(both, sides[name])) is not None}
+        logs[TWIN] = typical_log(sides[BASE], sides[TWIN]) or 0.0
+        base_ms = sides[BASE].typical_ms("step") or float("nan")
+        injected = {arm_of(level): 100 * injected_ms[level] / base_ms for level in LEVELS}
         found.append(Block(loaded, logs, {n: one.mean_step_ms / 1e3 for n, one in ledgers.items()}, injected))
     return found
-
-
-def _injected_ms(config: Mapping[str, Any]) -> float:
-    return float(((config.get("data") or {}).get("inject") or {}).get("pack_ms") or 0.0)
 
 
 def trials(blocks: Sequence[Block], most: int) -> list[Trial]:

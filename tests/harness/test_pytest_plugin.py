@@ -78,6 +78,14 @@ def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Path) -
     assert "test_plain" in compared.stdout  # --benchmark-only knows the fixture
 
 
+def test_nothing_is_measured_where_benchmarks_are_disabled(suite: Path) -> None:
+    done = run_pytest(suite, "--benchmark-disable", "-rs")
+    assert "2 skipped" in done.stdout
+    assert "benchmarks are disabled" in done.stdout
+    assert "was not used at all" not in done.stdout
+    assert not (suite / "results").exists()
+
+
 def test_without_pytest_benchmark(suite: Path) -> None:
     done = run_pytest(suite, "-p", "no:benchmark", "-k", "test_plain", "--harness-budget", "5m")
     assert done.returncode == 0, done.stdout + done.stderr

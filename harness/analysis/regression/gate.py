@@ -12,7 +12,7 @@ from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import confounds
 from harness.analysis.ledger import measure
 from harness.analysis.regression.decision import Decision, confidence_at, decide
-from harness.analysis.regression.rounds import STEP, Rounds, rounds, total_log, typical_log
+from harness.analysis.regression.rounds import STEP, Rounds, rounds, together, total_log, typical_log
 from harness.analysis.statistics import Estimate, from_block_values
 from harness.results import PHASES, STAGES, RunData, RunRecord, StudyRecord
 
@@ -143,7 +143,7 @@ def _contest(
         ours_is,
         theirs_is,
         len(shared),
-        decide(_logs(ours, theirs), limits.step, _logs(ours, its_twin), level),
+        decide(_logs(_both(ours, its_twin), theirs), limits.step, _logs(ours, its_twin), level),
         baseline_ms=_median_ms(ours, shared, STEP),
         candidate_ms=_median_ms(theirs, shared, STEP),
         total=None if totals is None else _fraction(totals),
@@ -152,6 +152,10 @@ def _contest(
         confounds=confounds(ledgers[0], ledgers[1], records, names, len(shared)),
         emulated=any(run.record.facts.get("emulated") for run in sides.baseline.values()),
     )
+
+
+def _both(baseline: Mapping[int, Rounds], twin: Mapping[int, Rounds]) -> dict[int, Rounds]:
+    return {block: together(own, twin.get(block)) for block, own in baseline.items()}
 
 
 def _logs(
@@ -191,7 +195,7 @@ def _parts(
             name,
             kinds[name],
             *times,
-            decide(_logs(baseline, candidate, name), within, _logs(baseline, twin, name), one),
+            decide(_logs(_both(baseline, twin), candidate, name), within, _logs(baseline, twin, name), one),
         )
         for name, times in found
     ]

@@ -78,6 +78,22 @@ def rounds(run: RunData) -> Rounds | None:
     return Rounds(known, alternated, run.record.session)
 
 
+def together(baseline: Rounds, twin: Rounds | None) -> Rounds:
+    """The baseline's rounds, each with its twin's of the same round (geometric mean): the same thing, measured twice.
+
+    A quarter of the variance of a ratio to it is saved. Without a twin that took the same turns, the baseline's alone.
+    """
+    if twin is None or twin.session != baseline.session:
+        return baseline
+    parts = {
+        name: np.sqrt(values * twin.parts[name])
+        if name in twin.parts and len(twin.parts[name]) == len(values)
+        else values
+        for name, values in baseline.parts.items()
+    }
+    return Rounds(parts, baseline.alternated, baseline.session)
+
+
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP) -> float | None:
     """Median over rounds of log(candidate / baseline); None where a side has no such time in half of the rounds."""
     pair = _paired(baseline, candidate, part)

@@ -163,8 +163,8 @@ def _trace(study: StudyRecord, parts: Sequence[Part]) -> Trace:
             arrows += operators.add_operators(part.operators, name, processes, window.main_threads)
         if part.stacks is not None:
             stacks.add_stacks(part.stacks, name, processes, roles(window.run))
-        if window.sources.operators is not None:
-            for role, counter in operators.memory(window.sources.operators, window.ranges):
+        if window.sources.profiles:
+            for role, counter in operators.memory(window.sources.profiles, window.ranges):
                 processes.get(role, processes[MAIN]).counters.append(counter)
         depth = queue_depth(window.run, window.extent)
         if depth is not None:

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.analysis.memory_timeline import memory_timelines
 from harness.report.timeline.model import Arrow, Counter, Process, Slice
 from harness.report.timeline.sources import FILE
+from harness.traces.categories import DEVICE_WORK, RUNTIME_CALLS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "python_function")
-LAUNCHES = ("cuda_runtime", "cuda_driver")
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ON_HOST = ("cpu_op", "user_annotation", *RUNTIME_CALLS, "python_function")
 ANNOTATIONS = "gpu_user_annotation"  # spans of kernels: they overlap, so they have a row beside the stream's
-SHOWN = (*ON_HOST, *ON_DEVICE, ANNOTATIONS)
-DEVICE_TYPES = {0: "CPU", 1: "CUDA"}  # c10::DeviceType
+SHOWN = (*ON_HOST, *DEVICE_WORK, ANNOTATIONS)
 
 
 def shown(table: pa.Table) -> pa.Table:
@@ -72,10 +71,10 @@ def add_operators(
         key: tuple[Any, ...] | None = None
         if not call[1]:
             pass
-        elif category in LAUNCHES and call not in launched:
+        elif category in RUNTIME_CALLS and call not in launched:
             key = (run, "launch", call)
             launched.add(call)
-        elif category in ON_DEVICE:
+        elif category in DEVICE_WORK:
             key = (run, "kernel", len(kernels))
             kernels.append(call)
         args = {"shapes": shapes} if shapes else None
@@ -98,21 +97,18 @@ def add_operators(
     ]
 
 
-def memory(table: pa.Table, ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
-    """(role, bytes that torch's allocator had handed out) by device, where the profile has memory events."""
-    import pyarrow.compute as pc
-
-    events = overlapping(table.filter(pc.is_valid(table["total_allocated_bytes"])), ranges)
-    found: dict[tuple[str, str], dict[int, float]] = {}
-    names = ("role", "device_type", "device_id", "start_ns", "total_allocated_bytes")
-    for role, kind, device, start, total in zip(*(_values(events, name) for name in names), strict=True):
-        what = DEVICE_TYPES.get(kind, str(kind))
-        where = what if device is None or device < 0 else f"{what} {device}"
-        found.setdefault((role, where), {})[start] = float(total)
-    return [
-        (role, Counter(f"torch memory {where}", "bytes", sorted(series.items())))
-        for (role, where), series in sorted(found.items())
-    ]
+def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
+    """(role, bytes that torch's allocator had handed out) by device, where the profiles have memory events."""
+    found = []
+    for one in memory_timelines(profiles):
+        series = {
+            time: float(total)
+            for time, total in zip(one.time_ns.tolist(), one.allocated_bytes.tolist(), strict=True)
+            if any(since <= time < until for since, until in ranges)
+        }
+        if series:
+            found.append((one.role, Counter(f"torch memory {one.device}", "bytes", sorted(series.items()))))
+    return found
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:

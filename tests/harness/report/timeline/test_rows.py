@@ -92,8 +92,8 @@ def test_kernels_lie_on_their_streams_and_an_arrow_leads_to_each_from_its_launch
         ("gpu_memcpy", "Memcpy HtoD", 14, 1 * US, 5 * US, "device", {"correlation": 2, "device_id": 0}),
         ("gpu_user_annotation", "ProfilerStep#1", 13, 0, 50 * US, "device", {"device_id": 0}),
         ("ac2g", "ac2g", 13, 0, 0, "main"),
-        ("cpu_instant_event", "[memory]", 7, 3 * US, 0, "main", {"total_allocated_bytes": 64, "device_type": 1,
-                                                                 "device_id": 0}),
+        ("cpu_instant_event", "[memory]", 7, 3 * US, 0, "main", {"total_allocated_bytes": 64, "bytes": 64,
+                                                                 "device_type": 1, "device_id": 0}),
     )  # fmt: skip
     processes = {"main": Process("a: main"), "device": Process("a: device")}
     shown = operators.shown(table)
@@ -109,7 +109,7 @@ def test_kernels_lie_on_their_streams_and_an_arrow_leads_to_each_from_its_launch
     }
     (bound,) = resolve(Trace([*processes.values()], arrows)).arrows
     assert (bound.sender.t_ns, bound.receiver.t_ns) == (5 * US, 8 * US)
-    ((role, counter),) = operators.memory(table, [(0, 10 * US)])
+    ((role, counter),) = operators.memory([table], [(0, 10 * US)])
     assert (role, counter.name, counter.points) == ("main", "torch memory CUDA 0", [(3 * US, 64.0)])
 
 

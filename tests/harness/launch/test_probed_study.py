@@ -1,0 +1,106 @@
+"""A real study with every probe and their calibration: what each run leaves, and what the report makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.results import PHASES, RunData, StudyFolder
+
+pytestmark = pytest.mark.slow
+SCENARIO = """
+name: probed
+question: Does everything that probes record reach the report?
+base:
+  model: {layers: 1, width: 32}
+  data:
+    corpus: {builtin: python-docs, documents: 60}
+    tokenizer: {train: {vocab_size: 512}}
+    path: text-padded
+    sequence_length: 32
+    batch_size: 2
+  steps: 8
+  warmup_steps: 1
+arms: {text: {}}
+repeats: 3
+slice_steps: 4
+probes:
+  torch_profiler: {active: 2, memory: true}
+  py_spy: {seconds: 1}
+  calibrate: true
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    folder = tmp_path_factory.mktemp("probed")
+    (folder / "scenario.yaml").write_text(SCENARIO)
+    command = [sys.executable, "-m", "harness", "run", str(folder / "scenario.yaml"), "--out", str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = (folder / "out" / "probed").iterdir()
+    return StudyFolder(path)
+
+
+@pytest.fixture(scope="module")
+def runs(study: StudyFolder) -> dict[tuple[str, int], RunData]:
+    return {(run.record.arm, run.record.block): run for run in study.runs()}
+
+
+def test_every_control_runs_in_every_block_and_the_profiled_run_once(runs: dict[tuple[str, int], RunData]) -> None:
+    arms = ["text", "text+bare", "text+with-ledger", "text+with-host", "text+with-torch_profiler", "text+with-py_spy"]
+    assert set(runs) == {(arm, block) for arm in arms for block in range(3)} | {("text+profiled", 0)}
+
+
+def test_the_profiled_run_leaves_what_it_saw_and_no_measured_step(runs: dict[tuple[str, int], RunData]) -> None:
+    run = runs["text+profiled", 0]
+    assert run.steps is not None
+    assert all(run.steps.column("warmup").to_pylist())
+    assert run.folder is not None
+    left = {path.name for path in run.folder.iterdir()}
+    assert "torch_profile.json.gz" in left
+    assert run.probes["torch_profiler"]
+    if shutil.which("py-spy") or (Path(sys.executable).parent / "py-spy").exists():
+        assert {"stacks.speedscope.json", "stacks.svg"} <= left or run.probes["problems"]
+
+
+def test_a_bare_run_knows_its_steps_and_nothing_inside_them(runs: dict[tuple[str, int], RunData]) -> None:
+    bare, whole = runs["text+bare", 0], runs["text", 0]
+    assert bare.steps is not None
+    assert whole.steps is not None
+    assert sum(not warmup for warmup in bare.steps.column("warmup").to_pylist()) == 8
+    assert min(bare.steps.column("wall_ns").to_pylist()) > 0
+    for phase in PHASES:
+        assert set(bare.steps.column(f"{phase}_ns").to_pylist()) == {None}, phase
+        assert None not in whole.steps.column(f"{phase}_ns").to_pylist(), phase
+    assert bare.spans is not None
+    assert len(bare.spans) == 0
+
+
+def test_only_runs_with_the_host_probe_have_samples(runs: dict[tuple[str, int], RunData]) -> None:
+    def sources(arm: str) -> set[str]:
+        samples = runs[arm, 0].samples
+        assert samples is not None
+        return set(samples.column("source").to_pylist())
+
+    assert "host" in sources("text")
+    assert "host" in sources("text+with-host")
+    assert not sources("text+bare")
+
+
+def test_the_report_has_what_every_probe_found(study: StudyFolder) -> None:
+    text = study.summary_md.read_text()
+    for heading in ("## Operators", "## The machine", "## Probes"):
+        assert f"\n{heading}\n" in text
+    assert "aten::" in text
+    assert "step ledger (always on)" in text
+    assert "all default probes together" in text
+    assert "\n## Stacks\n" in text or "py-spy" in text
+    summary = json.loads(study.summary_json.read_text())
+    assert summary["probe_costs"][0]["probe"] == "step ledger (always on)"
+    assert len(summary["probe_costs"]) == 5
