@@ -1,7 +1,7 @@
 """The hot paths of this project, timed plainly: what a step waits for, what watches it, and what decides about it.
 
-`make bench` prints them; `--benchmark-compare` and `--benchmark-histogram` work on what `--benchmark-save` kept. Nothing
-is asserted about a time: whether a commit is slower is what `harness regress` decides, side by side.
+`make bench` prints them; `--benchmark-compare` and `--benchmark-histogram` work on what `--benchmark-save` kept.
+Nothing is asserted about a time: whether a commit is slower is what `harness regress` decides, side by side.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pytest_benchmark.utils import parse_compare_fail
 
 from harness.analysis.ledger import measure
 from harness.analysis.regression.decision import Decision, decide, is_look
-from harness.analysis.regression.rounds import rounds, together, typical_log
+from harness.analysis.regression.rounds import rounds, typical_log
 from harness.results import RunData
 
 LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer
@@ -62,9 +62,8 @@ def blocks_of(runs: Sequence[RunData], injected_ms: Mapping[int, float], loaded:
         wanted = {BASE, TWIN, *map(arm_of, LEVELS)}
         if not wanted <= set(sides):
             continue
-        both = together(sides[BASE], sides[TWIN])
-        logs = {name: log for name in wanted - {TWIN} if (log := typical_log(both, sides[name])) is not None}
-        logs[TWIN] = typical_log(sides[BASE], sides[TWIN]) or 0.0
+        base, twin = sides[BASE], sides[TWIN]
+        logs = {name: typical_log(base, sides[name], twin=None if name == TWIN else twin) or 0.0 for name in wanted}
         base_ms = sides[BASE].typical_ms("step") or float("nan")
         injected = {arm_of(level): 100 * injected_ms[level] / base_ms for level in LEVELS}
         found.append(Block(loaded, logs, {n: one.mean_step_ms / 1e3 for n, one in ledgers.items()}, injected))

@@ -12,7 +12,7 @@ from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import confounds
 from harness.analysis.ledger import measure
 from harness.analysis.regression.decision import Decision, confidence_at, decide
-from harness.analysis.regression.rounds import STEP, Rounds, rounds, together, total_log, typical_log
+from harness.analysis.regression.rounds import STEP, Rounds, rounds, total_log, typical_log
 from harness.analysis.statistics import Estimate, from_block_values
 from harness.results import PHASES, STAGES, RunData, RunRecord, StudyRecord
 
@@ -132,7 +132,8 @@ def _contest(
     sets = {side: {block: found for block, run in getattr(sides, side).items() if (found := rounds(run))}
             for side in ("baseline", "candidate", "twin")}  # fmt: skip
     ours, theirs, its_twin = sets["baseline"], sets["candidate"], sets["twin"]
-    totals = from_block_values(_logs(ours, theirs, STEP, total_log), level)
+    both = [total_log(ours[block], theirs[block]) for block in shared]
+    totals = from_block_values([log for log in both if log is not None], level)
     names = (baseline, candidate)
     ledgers: list[Blocks] = [
         {block: ledger for block, run in side.items() if (ledger := measure(run))}
@@ -143,7 +144,7 @@ def _contest(
         ours_is,
         theirs_is,
         len(shared),
-        decide(_logs(_both(ours, its_twin), theirs), limits.step, _logs(ours, its_twin), level),
+        decide(_typical(ours, theirs, its_twin), limits.step, _typical(ours, its_twin), level),
         baseline_ms=_median_ms(ours, shared, STEP),
         candidate_ms=_median_ms(theirs, shared, STEP),
         total=None if totals is None else _fraction(totals),
@@ -154,17 +155,17 @@ def _contest(
     )
 
 
-def _both(baseline: Mapping[int, Rounds], twin: Mapping[int, Rounds]) -> dict[int, Rounds]:
-    return {block: together(own, twin.get(block)) for block, own in baseline.items()}
-
-
-def _logs(
+def _typical(
     baseline: Mapping[int, Rounds],
     candidate: Mapping[int, Rounds],
+    twin: Mapping[int, Rounds] | None = None,
     part: str = STEP,
-    value: Callable[[Rounds, Rounds, str], float | None] = typical_log,
 ) -> list[float]:
-    found = (value(baseline[block], candidate[block], part) for block in sorted(set(baseline) & set(candidate)))
+    """One value for each block that both finished."""
+    found = [
+        typical_log(baseline[block], candidate[block], part, (twin or {}).get(block))
+        for block in sorted(set(baseline) & set(candidate))
+    ]
     return [log for log in found if log is not None]
 
 
@@ -195,7 +196,7 @@ def _parts(
             name,
             kinds[name],
             *times,
-            decide(_logs(_both(baseline, twin), candidate, name), within, _logs(baseline, twin, name), one),
+            decide(_typical(baseline, candidate, twin, name), within, _typical(baseline, twin, {}, name), one),
         )
         for name, times in found
     ]

@@ -74,3 +74,14 @@ def test_runs_that_failed_or_measured_nothing_have_no_rounds() -> None:
 def test_sides_with_unequal_rounds_are_compared_by_their_own_medians() -> None:
     base, head = rounds(run("a", 0, steps_table(STEPS))), rounds(run("a", 0, steps_table(STEPS[:5] * 1.1)))
     assert typical_log(base, head) == pytest.approx(math.log(1.1), abs=1e-6)
+
+
+def test_a_twin_that_took_the_same_turns_counts_as_the_baseline_once_more() -> None:
+    """A jump of the machine under one of the two does not move the value; a twin of another session is left out."""
+    jumped = STEPS.copy()
+    jumped[:5] *= 1.7
+    base, head, twin = (rounds(run("a", 0, steps_table(table))) for table in (jumped, STEPS * 1.03, STEPS))
+    elsewhere = rounds(run("a", 0, steps_table(STEPS), session="another"))
+    assert typical_log(base, head) == pytest.approx(math.log(1.03 / 1.7), abs=1e-6)
+    assert typical_log(base, head, twin=twin) == pytest.approx(math.log(1.03), abs=1e-6)
+    assert typical_log(base, head, twin=elsewhere) == typical_log(base, head)
