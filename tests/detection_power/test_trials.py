@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tests.detection_power.trials import BASE, LEVELS, TWIN, Block, arm_of, plain_gate, trials
+from tests.detection_power.trials import BASE, LEVELS, TWIN, Block, arm_of, plain_gate, successive, trials
 
 
 def blocks(count: int, spread: float, drift: float = 0.0) -> list[Block]:
@@ -37,3 +37,12 @@ def test_the_plain_gate_cries_wolf_when_the_machine_drifts() -> None:
     assert drifting[0].apart > 0.2
     assert drifting[0].beside == 0
     assert next(row for row in drifting if row.level == 5).apart < 0.9
+
+
+def test_longer_trials_follow_one_another_until_the_blocks_end() -> None:
+    made = blocks(180, spread=0.012)
+    for level in LEVELS:
+        ours = [one for one in successive(made, most=21) if one.level == level]
+        assert sum(one.blocks for one in ours) <= 180
+        assert all(one.outcome != "undecided" or one.blocks == 21 for one in ours)
+    assert len([one for one in successive(made, most=21) if one.level == 10]) >= 30

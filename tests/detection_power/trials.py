@@ -79,6 +79,22 @@ def trials(blocks: Sequence[Block], most: int) -> list[Trial]:
     return found
 
 
+def successive(blocks: Sequence[Block], most: int) -> list[Trial]:
+    """For each level as many trials as the blocks are enough for: each goes on until it is decided or has ``most``
+    blocks, and the next begins with the block after. A trial that the blocks end in is left out.
+    """
+    found = []
+    for level in LEVELS:
+        start = 0
+        while start < len(blocks):
+            one = _trial(level, blocks[start : start + most])
+            if one.outcome == "undecided" and one.blocks < most:
+                break
+            found.append(one)
+            start += one.blocks
+    return found
+
+
 def _trial(level: int, blocks: Sequence[Block]) -> Trial:
     decision: Decision | None = None
     for count in range(1, len(blocks) + 1):
