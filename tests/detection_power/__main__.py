@@ -192,8 +192,8 @@ def table(
             f"spun away in each step; {len(quiet)} blocks on a quiet machine and {len(loaded)} beside a process that "
             f"takes half a core. {len(found) // len(LEVELS)} trials a level, each over blocks of its own; slower: by "
             f"more than {WITHIN:.0%}. A trial may take {most} blocks; a block with all {len(LEVELS) + 2} arms took "
-            f"{block_s:.1f} s, so even {LONGER} blocks are far from ten minutes. Blocks scatter (standard deviation of logarithms) "
-            f"by {scatter[arm_of(0)]:.2%} at 0 % and {scatter[arm_of(5)]:.2%} at 5 %.",
+            f"{block_s:.1f} s, so even {LONGER} blocks are far from ten minutes. Blocks scatter (standard deviation of "
+            f"logarithms) by {scatter[arm_of(0)]:.2%} at 0 % and {scatter[arm_of(5)]:.2%} at 5 %.",
             "",
             f"What was injected, as a share of the base's typical step, medians over blocks: {'; '.join(effects)}.",
             "",
