@@ -24,6 +24,10 @@ OWN = "llm-training-harness"  # what baselines are kept to judge: its version is
 KEYS = ("cpu", "cores", "memory_bytes", "python", *(package for package in PACKAGES if package != OWN))
 
 
+class NoBaselineError(InputError):
+    """None is kept that may be compared: none at all, or of another environment."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """One file: where it lies, the environment it holds for, and what was measured."""
@@ -35,7 +39,8 @@ class Baseline:
 
 def environment_of(series: Series) -> dict[str, Any]:
     """What a baseline's environment is made of."""
-    return {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.get("device")}
+    found = {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.get("device")}
+    return {**found, "memory_bytes": whole_gib(found["memory_bytes"])}
 
 
 def environment_key(series: Series) -> str:
@@ -67,7 +72,7 @@ def read(path: Path) -> Baseline:
         raise InputError(f"{path}: not a baseline ({error}); make one with harness baseline save STUDY") from error
     if schema != SCHEMA:
         raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
-    if "step" not in series.part_ms or not series.part_ms["step"]:
+    if not isinstance(series.part_ms, dict) or not all(isinstance(v, float) for v in series.part_ms.get("step") or [0]):
         raise InputError(f"{path}: part_ms: no step times; make it anew with harness baseline save STUDY")
     return Baseline(path, str(content.get("environment_key")), series)
 
@@ -78,6 +83,11 @@ def every(folder: Path) -> Iterator[Baseline]:
         yield read(path)
 
 
+def whole_gib(amount: Any) -> Any:
+    """Bytes of memory rounded to GiB: a few pages more or less come with every kernel."""
+    return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
+
+
 def find(folder: Path, series: Series) -> Baseline:
     """The baseline that ``series`` may be compared with. InputError, saying what there is instead, where none is."""
     path = path_of(folder, series)
@@ -85,12 +95,12 @@ def find(folder: Path, series: Series) -> Baseline:
         return read(path)
     others = [one for one in every(folder) if (one.series.scenario, one.series.arm) == (series.scenario, series.arm)]
     if not others:
-        raise InputError(
+        raise NoBaselineError(
             f"{folder}: no baseline of {series.scenario}, {series.arm}; keep one with harness baseline save"
         )
     here, there = environment_of(series), environment_of(others[0].series)
     differs = [f"{key} {there[key]!r}, here {here[key]!r}" for key in here if here[key] != there.get(key)]
-    raise InputError(
+    raise NoBaselineError(
         f"{folder}: the baseline of {series.scenario}, {series.arm} is of another environment ({'; '.join(differs)}): "
         "never compared; keep one of this environment with harness baseline save"
     )

@@ -88,7 +88,7 @@ def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, contro
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
-    """Blocks shuffle contests; the sides of one stay neighbours in time, in each of their orders equally often."""
+    """Blocks shuffle contests; the sides of one stay neighbours in time, in each of their six orders in turn."""
     order = []
     contests = [arms[start : start + 3] for start in range(0, len(arms), 3)]
     for block in range(MOST_BLOCKS):

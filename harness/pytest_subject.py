@@ -14,6 +14,7 @@ from harness.analysis.regression.decision import decide
 from harness.analysis.regression.gate import Contest, Limits
 from harness.analysis.regression.rounds import STEP, rounds
 from harness.analysis.regression.series import series_of
+from harness.analysis.statistics import MIN_BLOCKS
 from harness.quantities import read_seconds, read_share
 from harness.results import PHASES, StudyFolder
 from trainer.errors import InputError
@@ -54,10 +55,16 @@ class Subject:
         if self.benchmark is not None and not self.benchmark.enabled:
             self.benchmark._mode = "scenario"  # it was asked: no warning that it was not
             pytest.skip("benchmarks are disabled (--benchmark-disable, or several processes): nothing is measured")
+        if self.benchmark is not None:
+            if self.benchmark._mode:
+                pytest.fail("scenario: one check a test: its rounds are the test's benchmark", pytrace=False)
+            self.benchmark._mode = "scenario"
+        wrong = None
         try:
             return self._judge(other, within, budget, memory_within, startup_within)
-        except InputError as error:
-            pytest.fail(str(error), pytrace=False)
+        except (InputError, OSError) as error:
+            wrong = str(error)
+        pytest.fail(wrong, pytrace=False)
 
     def _judge(self, other: str, within: str, budget: str, memory: str, startup: str) -> Contest:
         from harness.scenario import load_scenario
@@ -98,6 +105,8 @@ class Subject:
         found = run_contests(asked, out, ["pytest", self.test], str(self.path), limits, budget_s, arms)
         folder = StudyFolder(found.folder)
         regression.write(folder, found.contests)
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
         return self._end(found.contests[0], folder, asked.plan.arms[2].name)
 
     def _kept(self, scenario: Scenario, limits: Limits) -> Contest:
@@ -116,16 +125,22 @@ class Subject:
             str(self.path),
             Sequential(lambda _folder, _record, _blocks: False, said),
         )
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
         study = StudyFolder(outcome.folder)
         name = asked.plan.arms[0].name
         series = series_of(study.read_study(), list(study.runs())).get(name)
         if series is None:
             raise InputError(f"{self.path}: no run of {name} finished; see {outcome.folder}")
         if self.config.getoption("--harness-save-baselines"):
+            if len(series.blocks) < MIN_BLOCKS:
+                raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
             pytest.skip(f"kept as {baselines.save(folder, series)}")
         try:
             contest = compare_series(baselines.find(folder, series).series, series, limits).contest
-        except InputError as error:  # of another environment, or none at all: nothing that could be called slower
+        except (
+            baselines.NoBaselineError
+        ) as error:  # of another environment, or none at all: nothing that could be called slower
             contest = Contest(name, BASELINE, name, 0, decide([], limits.step), missing=str(error))
         regression.write(study, [contest])
         return self._end(contest, study, name)
@@ -158,7 +173,6 @@ class Subject:
         runs = [run for run in folder.runs() if run.record.arm == arm]
         found = [one for run in runs if (one := rounds(run)) is not None]
         # pytest-benchmark times functions; ours were timed elsewhere. Handing it times has no public way.
-        self.benchmark._mode = "scenario"
         if not found:
             self.benchmark.has_error = True
             return

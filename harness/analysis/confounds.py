@@ -102,7 +102,7 @@ def _environment(baseline: Blocks, candidate: Blocks) -> list[str]:
     for ours, theirs in _pairs(baseline, candidate):
         for key in sorted(set(ours.environment) | set(theirs.environment)):
             one, other = ours.environment.get(key), theirs.environment.get(key)
-            declared = CODE in _declared(ours, theirs) and key == "git_commit"
+            declared = CODE in _declared(ours, theirs) and key in ("git_commit", "llm-training-harness")
             if one != other and not declared:
                 found.append(f"environment: {key} is {one!r} against {other!r}")
     return found

@@ -37,15 +37,25 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness import baselines
-    from harness.analysis.regression.across import compare_series
+    from harness.analysis.regression.across import Across, compare_series
+    from harness.analysis.regression.decision import decide
+    from harness.analysis.regression.gate import Contest
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))
     names = select(found, arguments.arm, arguments.study)
-    across = [
-        compare_series(baselines.find(folder, found[name]).series, found[name], limits, arguments.allow)
-        for name in names
-    ]
+    across, missing = [], []
+    for name in names:
+        try:
+            kept = baselines.find(folder, found[name])
+        except baselines.NoBaselineError as error:
+            missing.append(error)
+            nothing = Contest(name, "baseline", name, 0, decide([], limits.step), missing=str(error))
+            across.append(Across(name, nothing))
+        else:
+            across.append(compare_series(kept.series, found[name], limits, arguments.allow))
+    if len(missing) == len(names):
+        raise missing[0]
     return show(across, arguments.json, undecided)
 
 

@@ -68,7 +68,7 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     if as_json:
         print(json.dumps(regression.as_json(contests, notes), indent=1, default=str))
     else:
-        print(regression.markdown(contests, notes), end="")
+        print(regression.markdown(contests, notes, alternated=False), end="")
         for line in dict.fromkeys(allow_lines(found)):
             print(line)
     return exit_code(regression.overall(contests), undecided)

@@ -21,6 +21,7 @@ REGRESSION = 3
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
     from harness.contest import between_states
+    from harness.launch.code import fingerprint
     from harness.launch.contest import blocks_note, run_contests, with_codes
     from harness.report import regression
     from harness.results import StudyFolder
@@ -29,27 +30,37 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     limits = limits_of(arguments)
     budget_s = read_seconds(arguments.budget, "--budget")
     undecided = read_exit_code(arguments.undecided_exit)
+    for option in ("markdown", "junit"):
+        path = getattr(arguments, option)
+        if path and not Path(path).absolute().parent.is_dir():
+            raise InputError(f"--{option} {path}: its folder does not exist")
     scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
     asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
     asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
+    states = {arm["code"]["folder"]: fingerprint(Path(arm["code"]["folder"])) for arm in arms.values()}
     found = run_contests(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
+    changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
     notes = [note for note in (blocks_note(found, budget_s),) if note]
+    notes += [f"{where} was changed while it was measured: nothing is decided" for where in changed]
     page = regression.write(StudyFolder(found.folder), found.contests, notes)
-    for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
-        if path:
-            Path(path).write_bytes((found.folder / name).read_bytes())
-    regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
     for contest in found.contests:
         print(regression.sentence(contest))
     for note in notes:
         print(f"note: {note}")
     print(f"evidence: {found.folder / regression.MARKDOWN}")
+    for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
+        if path:
+            Path(path).write_bytes((found.folder / name).read_bytes())
+    try:
+        regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
+    except OSError as error:
+        print(f"harness: GITHUB_STEP_SUMMARY: {error.strerror}", file=sys.stderr)
     if found.status == "interrupted":
         return INTERRUPTED
-    verdict = regression.overall(found.contests)
+    verdict = "undecided" if changed else regression.overall(found.contests)
     if found.status == "failed":
         print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
-        if verdict != "slower" and any(contest.missing is not None for contest in found.contests):
+        if verdict != "slower":
             return 1
     return exit_code(verdict, undecided)
 

@@ -64,16 +64,18 @@ def run_block(
 
 
 class _Templates:
-    """One template for each state of the code, started when its first run is."""
+    """One template, or one for each side where sides run states of the code; started when its first run is."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
-        self._started: dict[Code | None, Template] = {}
+        self._started: dict[tuple[Code, bool] | None, Template] = {}
 
     def of(self, process: RunProcess) -> Template:
-        if process.code not in self._started:
-            self._started[process.code] = Template(self._modules, process.code)
-        return self._started[process.code]
+        # Two states differ by the luck of their templates, too (memory layout): so must a baseline and its twin.
+        key = None if process.code is None else (process.code, process.record.control == "a-a")
+        if key not in self._started:
+            self._started[key] = Template(self._modules, process.code)
+        return self._started[key]
 
     def close(self) -> None:
         for template in self._started.values():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.environment import has_nvidia_driver
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 
@@ -65,6 +66,8 @@ def find_code(where: str, repository: Path) -> Code:
 
     Raises InputError where it is neither, or holds no harness.
     """
+    if not where:
+        raise InputError("an empty name is neither a folder nor a revision")
     folder = Path(where)
     if folder.is_dir():
         folder = folder.resolve()
@@ -88,7 +91,7 @@ def examine(code: Code, configs: list[dict[str, Any]]) -> tuple[dict[str, Any], 
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InputError(f"{code.label}: cannot be imported by {code.python} ({last})")
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout.splitlines()[-1])  # whatever it prints when it is imported comes before
     for name in ("harness", "trainer"):
         if not Path(found[name]).resolve().is_relative_to(Path(code.folder).resolve()):
             raise InputError(f"{code.label}: {name} is imported from {found[name]}, not from {code.folder}")
@@ -101,16 +104,27 @@ def fit_config(code: Code, config: dict[str, Any], defaults: dict[str, Any], err
     Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
     """
     fitted: dict[str, Any] = json.loads(json.dumps(config))
-    for location, kind, message in errors:
+    for found, kind, message in errors:
+        location = [part for part in found if not str(part).startswith("[")]  # of a union: which member was tried
         dotted = ".".join(map(str, location))
         if kind != "extra_forbidden":
             raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
-        if _value(config, location) != _value(defaults, location):
+        if _value(config, location) is not None and _value(config, location) != _value(defaults, location):
             raise InputError(
                 f"{code.label}: does not know {dotted}, which this scenario sets; choose one that both know"
             )
-        _value(fitted, location[:-1]).pop(location[-1])
+        (_value(fitted, location[:-1]) or {}).pop(location[-1], None)
     return fitted
+
+
+def fingerprint(folder: Path) -> str:
+    """Of the code in ``folder``: whether a file of it was changed meanwhile."""
+    digest = hashlib.sha256()
+    for package in ("harness", "trainer", "profiles"):
+        for path in sorted((folder / package).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(f"{path}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def describe_checkout(folder: Path) -> str | None:
@@ -137,15 +151,17 @@ def _worktree(commit: str, repository: Path) -> Path:
         found = describe_checkout(folder)
         if found == commit[:12]:
             return folder
-        if found is not None:
+        link = (folder / ".git").read_text().removeprefix("gitdir:").strip() if (folder / ".git").is_file() else ""
+        if found is not None or Path(link).is_dir():
             raise InputError(f"{folder}: is no longer what was checked out there; delete it")
         shutil.rmtree(folder)  # the repository that it was a worktree of is gone
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _git(repository, "worktree", "prune")  # of one whose folder was deleted
         _git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
-    except subprocess.CalledProcessError as error:
-        raise InputError(f"{commit[:12]}: git worktree: {error.stderr.strip().splitlines()[-1]}") from error
+    except subprocess.SubprocessError as error:
+        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise InputError(f"{commit[:12]}: git worktree: {told}") from error
     return folder
 
 
@@ -169,12 +185,13 @@ def _python(folder: Path) -> str:
     if (home / ".complete").exists():
         return str(python)
     print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
-    constraints = folder / "constraints.txt"
-    pins = ["-c", str(constraints)] if constraints.is_file() else []
+    # As the Makefile has it: with an NVIDIA device the packages of the machine are kept, and its torch.
+    nvidia, constraints = has_nvidia_driver(), folder / "constraints.txt"
+    pins = ["-c", str(constraints)] if constraints.is_file() and not nvidia else []
     try:
         for command in (
-            [sys.executable, "-m", "venv", "--clear", str(home)],
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *wanted],
+            [sys.executable, "-m", "venv", "--clear", *(["--system-site-packages"] if nvidia else []), str(home)],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *wanted[:-1]],
         ):
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PIP_S)
     except subprocess.SubprocessError as error:
@@ -185,16 +202,21 @@ def _python(folder: Path) -> str:
 
 
 def _dependencies(folder: Path) -> list[str] | None:
-    """What a project asks for, pins included; None where it does not say."""
+    """What a project asks for, and the pins of its constraints; None where it does not say."""
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
         asked = sorted(str(one) for one in project["dependencies"])
+        return [*asked, f"# {_pins(folder)}"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         return None
-    return asked
+
+
+def _pins(folder: Path) -> str:
+    path = folder / "constraints.txt"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "none"
 
 
 def _value(nested: Any, location: list[Any]) -> Any:
     for key in location:
-        nested = nested[key]
+        nested = nested.get(key) if isinstance(nested, dict) else None
     return nested

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.regression.decision import FIRST_LOOK, is_look
-from harness.analysis.regression.gate import Contest, Limits, contests, step_decision
+from harness.analysis.regression.gate import Contest, Limits, contests
 from harness.contest import BASE, HEAD, Contests
 from harness.launch.code import examine, find_code, fit_config
 from harness.launch.study import Sequential, run_study
@@ -45,16 +45,17 @@ def run_contests(
     def enough(folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
         nonlocal last
         spent_s = time.monotonic() - begun_s
+        # The first block's time has the preparation of the data in it, which the second one shows.
         block_s, last = spent_s - last[1], (blocks, spent_s)
-        if spent_s + block_s > budget_s:
+        if spent_s + (block_s if blocks > 1 else 0.0) > budget_s:
             return True
         if blocks == HOPELESS:  # a side that never finished will not: no budget helps
             found = contests(record, list(folder.runs()), limits)
-            return any(contest.missing is not None for contest in found)
+            return all(contest.missing is not None for contest in found)
         if not is_look(blocks):
             return False
-        decisions = step_decision(record, list(folder.runs()), limits)
-        return all(decision.outcome != "undecided" for decision in decisions.values())
+        found = contests(record, list(folder.runs()), replace(limits, memory=None, startup=None))
+        return all(one.step.outcome != "undecided" for one in found if one.missing is None)
 
     said = {name: {"contest": contest, **(arms or {}).get(name, {})} for name, contest in asked.names.items()}
     outcome = run_study(asked.plan, out, command, source, Sequential(enough, said))

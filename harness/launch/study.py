@@ -101,6 +101,8 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
     """Run what a study still lacks: interrupted, failed or never started runs."""
     folder = StudyFolder(path)
     record = folder.read_study()
+    if any(arm.get("code") for arm in record.arms):  # what they ran may have changed or be gone
+        raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     with _terminable():
         _, fingerprints = _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
     for what, before in record.fingerprints.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,14 @@ from harness.report.tables import safe, table
 from harness.results import StudyFolder, write_bytes, write_json, write_text
 
 MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
+# For what an XML 1.0 document may not hold, colours of a terminal among it.
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+APART = (
+    "Time per step of the typical round (above 0: longer), medians over blocks, not paired: 95 % intervals from the "
+    "scatter of blocks within each study. Noise floor: how far the baseline's twin reached from 0, within its study."
+)
 _WORST_FIRST: tuple[Verdict, ...] = ("slower", "undecided", "faster", "same")
+_JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
 SCHEMA = 1
 
 
@@ -54,9 +62,10 @@ def sentence(contest: Contest) -> str:
     for gate in contest.gates:
         if gate.decision.outcome == "slower":
             text += f"; {gate.name} grew by {change(gate.decision)}"
-    if contest.rare:
-        assert contest.total is not None
-        text += f"; but all time together is {_interval(contest.total.median, contest.total)} longer: rare long steps"
+    if contest.rare and contest.total is not None:
+        text += f"; but all time together changed by {change(contest.total)}: longer in fewer than half of the rounds"
+    if contest.other_work is not None:
+        text += f"; undecided, as the two do different work: {contest.other_work}"
     return text
 
 
@@ -65,8 +74,11 @@ def change(decision: Decision) -> str:
     return "no figure" if decision.change is None else _interval(decision.change.median, decision.change)
 
 
-def markdown(contests: Sequence[Contest], notes: Sequence[str] = ()) -> str:
-    """Verdict, one line a contest, what changed inside the step, and what else differed."""
+def markdown(contests: Sequence[Contest], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
+    """Verdict, one line a contest, what changed inside the step, and what else differed.
+
+    ``alternated``: whether the sides took turns (else they are two studies of different times).
+    """
     parts = [f"### Regression check: {overall(contests)}", *(f"> **{safe(note)}.**" for note in notes)]
     differences = dict.fromkeys(what for contest in contests for what in contest.confounds)
     if differences:
@@ -77,27 +89,27 @@ def markdown(contests: Sequence[Contest], notes: Sequence[str] = ()) -> str:
     said = [line for contest in contests for line in _inside(contest)]
     if said:
         parts.append("\n".join(f"- {safe(line)}" for line in said))
-    parts.append(_footnote(contests))
+    parts.append(_footnote(contests) if alternated else APART)
     return "\n\n".join(parts) + "\n"
 
 
 def junit(contests: Sequence[Contest]) -> bytes:
-    """JUnit XML: one case a contest; slower is a failure, undecided is skipped."""
-    verdicts = [contest.verdict for contest in contests]
+    """JUnit XML: one case a contest; slower is a failure, nothing to compare an error, undecided is skipped."""
+    verdicts = ["error" if contest.missing is not None else contest.verdict for contest in contests]
     suite = ElementTree.Element(
         "testsuite",
         name="harness regress",
         tests=str(len(contests)),
         failures=str(verdicts.count("slower")),
-        errors="0",
+        errors=str(verdicts.count("error")),
         skipped=str(verdicts.count("undecided")),
     )
-    for contest in contests:
+    for contest, verdict in zip(contests, verdicts, strict=True):
         case = ElementTree.SubElement(suite, "testcase", classname="harness.regress", name=contest.name)
-        if contest.verdict in ("slower", "undecided"):
-            kind = "failure" if contest.verdict == "slower" else "skipped"
-            ElementTree.SubElement(case, kind, message=sentence(contest))
-        ElementTree.SubElement(case, "system-out").text = "\n".join([sentence(contest), *_inside(contest)])
+        if verdict in _JUNIT:
+            ElementTree.SubElement(case, _JUNIT[verdict], message=_NO_XML.sub("?", sentence(contest)))
+        told = "\n".join([sentence(contest), *_inside(contest)])
+        ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", told)
     whole = ElementTree.Element("testsuites")
     whole.append(suite)
     ElementTree.indent(whole)
@@ -132,23 +144,32 @@ def _amounts(gate: Gate) -> tuple[str, str]:
 
 def _inside(contest: Contest) -> list[str]:
     """Parts that changed, whether or not the step did; and rare long steps."""
-    lines = [_part(contest, part) for part in contest.parts if part.decision.outcome in ("slower", "faster")]
+    changed = [
+        part for part in contest.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change
+    ]
+    lines = [_part(contest, part) for part in changed]
     if contest.rare and contest.total is not None:
         lines.append(
-            f"{contest.name}: rare long steps: all time together changed by "
-            f"{_interval(contest.total.median, contest.total)}, the typical round did not"
+            f"{contest.name}: slower in fewer than half of the rounds: all time together changed by "
+            f"{change(contest.total)}, the typical round by {change(contest.step)}"
         )
+    if contest.other_work is not None:
+        lines.append(f"{contest.name}: the two do different work ({contest.other_work}): nothing is called the same")
     return lines
 
 
 def _part(contest: Contest, part: Part) -> str:
-    more = part.candidate_ms - part.baseline_ms
+    if part.decision.change is None:  # nothing to divide by
+        return (
+            f"{contest.name}: {part.kind} {part.name}: from {ms(part.baseline_ms)} to {ms(part.candidate_ms)} per step"
+        )
+    more = part.decision.change.median * part.baseline_ms  # paired, as the change is
     text = (
         f"{contest.name}: {part.kind} {part.name} is {part.decision.outcome}: {change(part.decision)}, "
         f"{'+' if more > 0 else '-'}{ms(abs(more))} per step"
     )
     if part.kind == "stage" and contest.step.outcome == "same":
-        return f"{text}; hidden end to end"
+        return f"{text}; {'hidden end to end' if part.hidden else 'too little for the step to feel'}"
     if contest.step.outcome == "undecided":
         return f"{text}; whether the step feels it is undecided"
     return text if contest.step.outcome == part.decision.outcome else f"{text}; the step is {contest.step.outcome}"
@@ -167,9 +188,9 @@ def _outcome(decision: Decision) -> str:
     if decision.outcome == "same":
         return f"same within {percent(decision.within)}"
     if decision.outcome == "undecided":
-        more = f" (about {count(decision.more_blocks, 'block')} more would decide)" if decision.more_blocks else ""
-        return f"undecided{more}"
-    return f"{decision.outcome} by more than the {percent(decision.within)} allowed"
+        more = f", about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
+        return f"undecided ({decision.reason}{more})"
+    return "faster" if decision.outcome == "faster" else f"slower by more than the {percent(decision.within)} allowed"
 
 
 def _floor(decision: Decision) -> str:
@@ -191,10 +212,13 @@ def _signed(fraction: float) -> str:
 
 
 def _footnote(contests: Sequence[Contest]) -> str:
-    levels = dict.fromkeys(percent(one.step.confidence) for one in contests if one.missing is None)
+    levels = dict.fromkeys(f"{one.step.confidence * 100:.2f} %" for one in contests if one.missing is None)
     blocks = dict.fromkeys(count(one.blocks, "block") for one in contests)
+    if not levels:
+        return "Nothing was measured on both sides."
     return (
         f"Time per step of the typical round (above 0: longer), paired round by round, {listing(list(blocks))} of "
-        f"fresh processes. Intervals hold {listing(list(levels)) or 'nothing'}: more than the usual 95 %, because the "
-        "data were looked at more than once. Noise floor: how far the baseline's own twin reaches from 0."
+        "fresh processes; the candidate's time is the baseline's and that change. Intervals are at "
+        f"{listing(list(levels))}, which keeps all looks at one arm's step together at 95 %; every further arm, part "
+        "and limit is a question of its own. Noise floor: how far the baseline's own twin reaches from 0."
     )

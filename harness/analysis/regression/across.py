@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -21,17 +21,12 @@ from harness.analysis.statistics import CONFIDENCE, from_block_values, unpaired
 from harness.analysis.wording import percent
 from harness.results import PHASES, STAGES
 
+MEMORY = 0.05  # of the machine's, relative: a few pages more or less come with every kernel
 CLOCK = 0.01  # relative difference of mean SM clocks
-# Configuration that decides how much a step has to do: other values, another question.
-WORK = (
-    "model.",
-    "data.sequence_length",
-    "data.batch_size",
-    "data.corpus.",
-    "data.tokenizer.",
-    "optimizer.",
-    "compute.device",
-)
+# Configuration that decides how much a step has to do, or how: other values, another question. What corpus and
+# tokenizer hold is told by their fingerprints. A key that one side lacks came later: it is said, no more.
+WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
+FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,17 @@ def differences(baseline: Series, candidate: Series) -> list[Difference]:
 
     for key in sorted(set(baseline.environment) | set(candidate.environment)):
         if key != "git_commit":
-            check(f"environment.{key}", baseline.environment.get(key), candidate.environment.get(key), key in MACHINE)
-    for key in sorted(set(baseline.facts) & set(candidate.facts)):
-        check(key, baseline.facts[key], candidate.facts[key], True)
+            ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
+            if key == "memory_bytes" and ours_is and theirs_is and abs(ours_is / theirs_is - 1) < MEMORY:
+                continue
+            check(f"environment.{key}", ours_is, theirs_is, key in MACHINE)
+    for key in sorted(set(baseline.facts) | set(candidate.facts)):
+        known = key in baseline.facts and key in candidate.facts
+        check(key, baseline.facts.get(key, "unknown"), candidate.facts.get(key, "unknown"), known)
+    check("scenario", baseline.scenario, candidate.scenario, False)
     for key in sorted(set(baseline.config) | set(candidate.config)):
-        work = key.startswith(WORK)
+        known = key in baseline.config and key in candidate.config
+        work = known and key.startswith(WORK) and not key.startswith(FINGERPRINTED)
         check(key, baseline.config.get(key), candidate.config.get(key), work)
     ours, theirs = baseline.useful_fraction, candidate.useful_fraction
     if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL * max(ours, theirs):
@@ -106,8 +107,15 @@ def differences(baseline: Series, candidate: Series) -> list[Difference]:
 
 def common_move(contests: Sequence[Contest]) -> str | None:
     """A sentence where every arm moved alike: that is the machine, or something they share, and not one arm's code."""
-    changes = [one.step.change.median for one in contests if one.step.change is not None]
-    if len(changes) < 3:
+    changes = [
+        change.median
+        for one in contests
+        if (change := one.step.change) is not None
+        and change.ci_low is not None
+        and change.ci_high is not None
+        and (change.ci_low > 0 or change.ci_high < 0)
+    ]
+    if len(changes) < len(contests) or len(changes) < 3:
         return None
     least, most = min(changes), max(changes)
     if (least > 0 or most < 0) and min(abs(least), abs(most)) > 0.5 * max(abs(least), abs(most)):
@@ -131,7 +139,8 @@ def _contest(baseline: Series, candidate: Series, limits: Limits, confounds: lis
     level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
 
     def part(name: str, confidence: float) -> Decision:
-        return _decide(baseline.part_ms[name], candidate.part_ms[name], limits.step, baseline, confidence)
+        twin = baseline if name == STEP else None  # no part's twin is kept
+        return _decide(baseline.part_ms[name], candidate.part_ms[name], limits.step, twin, confidence)
 
     return Contest(
         candidate.arm,
@@ -159,6 +168,8 @@ def _gates(baseline: Series, candidate: Series, limits: Limits) -> list[Gate]:
     )
     for name, unit, within, values in kinds:
         ours, theirs = values(baseline), values(candidate)
+        if name == "startup" and baseline.started != candidate.started:
+            continue  # alone or beside others: not the same thing
         if within is not None and ours and theirs:
             decision = _decide(ours, theirs, within, None, CONFIDENCE)
             found.append(Gate(name, unit, median(ours), median(theirs), decision))
@@ -171,7 +182,8 @@ def _decide(
     """Of values that did not alternate; ``noisy``: whose a-a twin says what no change looks like."""
     logs = [[math.log(value) for value in values if value > 0] for values in (ours, theirs)]
     twin = None if noisy is None else from_block_values(noisy.twin_logs)
-    return judge(unpaired(logs[0], logs[1], level), within, twin, level)
+    decision = judge(unpaired(logs[0], logs[1], level), within, twin, level)
+    return replace(decision, more_blocks=None)  # more of one study would not narrow the other's share
 
 
 def _shown(value: Any) -> str:

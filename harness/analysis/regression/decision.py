@@ -3,8 +3,9 @@
 Who looks at a 95 % interval after each block and stops when it pleases him will be wrong far more often than one time
 in twenty. So there are set looks, each half as many blocks again as the one before, and the i-th look spends
 alpha / (i (i + 1)) of the error allowed: these sum to alpha however many looks there will be, and by the union bound no
-assumption is made about how looks depend on one another (Bonferroni with unequal shares; group-sequential designs of
-Pocock and of O'Brien and Fleming gain a little over it by assuming normal increments and a last look fixed beforehand).
+assumption is made about how looks depend on one another (Bonferroni with unequal shares). Group-sequential designs
+(Pocock; O'Brien and Fleming) need about half the blocks at late looks, for normal increments and a last look fixed
+beforehand: here neither is known, as a budget of time ends when it ends.
 
 All values are logarithms of candidate time / baseline time, one a block: above 0 the candidate takes longer.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -12,10 +12,11 @@ from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import confounds
 from harness.analysis.ledger import measure
 from harness.analysis.regression.decision import Decision, confidence_at, decide
-from harness.analysis.regression.rounds import STEP, Rounds, rounds, total_log, typical_log
-from harness.analysis.statistics import Estimate, from_block_values
+from harness.analysis.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
 from harness.results import PHASES, STAGES, RunData, RunRecord, StudyRecord
 
+# How confounds begin that make the two sides do different work.
+OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")
 NOTICEABLE = 0.01  # share of the step: a part below it is left out
 Verdict = Literal["slower", "faster", "same", "undecided"]
 Logs = Mapping[int, float]  # one value a block
@@ -39,6 +40,12 @@ class Part:
     baseline_ms: float
     candidate_ms: float
     decision: Decision
+    exposed_ms: float | None = None  # of a stage of the candidate: what the step waited for
+
+    @property
+    def hidden(self) -> bool:
+        """Whether most of a stage's work runs behind the step."""
+        return self.exposed_ms is not None and self.exposed_ms < self.candidate_ms / 2
 
 
 @dataclass(frozen=True)
@@ -63,25 +70,28 @@ class Contest:
     step: Decision
     baseline_ms: float | None = None
     candidate_ms: float | None = None
-    total: Estimate | None = None  # change of all measured time together, rare long steps among it; a fraction
+    total: Decision | None = None  # of all measured time together, rare long steps among it
     parts: list[Part] = field(default_factory=list)
     gates: list[Gate] = field(default_factory=list)
     confounds: list[str] = field(default_factory=list)
     missing: str | None = None
+    other_work: str | None = None  # a difference that makes the two sides do different work
     emulated: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        """Of everything that must not grow: the step, and the gates where one of them did."""
-        if any(gate.decision.outcome == "slower" for gate in self.gates):
+        """Of everything that must not grow: the typical round, all time together, and the gates."""
+        every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
+        if any(decision.outcome == "slower" for decision in every):
             return "slower"
+        if self.other_work is not None or any(_looks_worse(gate.decision) for gate in self.gates):
+            return "undecided"
         return self.step.outcome
 
     @property
     def rare(self) -> bool:
-        """Whether rare long steps, and they alone, made it slower: the total says so and the typical round does not."""
-        low = None if self.total is None else self.total.ci_low
-        return low is not None and low > self.step.within and self.step.outcome != "slower"
+        """Whether fewer than half of the rounds made it slower: the total says so and the typical round does not."""
+        return self.total is not None and self.total.outcome == "slower" and self.step.outcome != "slower"
 
 
 @dataclass(frozen=True)
@@ -104,11 +114,6 @@ def contests(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> lis
     return [_contest(study, pair["baseline"], pair["candidate"], by_arm, records, limits) for pair in study.comparisons]
 
 
-def step_decision(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> dict[str, Decision]:
-    """Of every comparison the step's decision alone: what a run that goes on until it is decided asks each time."""
-    return {one.name: one.step for one in contests(study, runs, replace(limits, memory=None, startup=None))}
-
-
 def _contest(
     study: StudyRecord,
     baseline: str,
@@ -128,29 +133,33 @@ def _contest(
     if not shared:
         nothing = decide([], limits.step)
         return Contest(name, ours_is, theirs_is, 0, nothing, missing=_why_missing((baseline, candidate), records))
-    level = confidence_at(len(shared))
+    attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
+    level = confidence_at(attempted)  # a block that failed on one side was a block all the same
     sets = {side: {block: found for block, run in getattr(sides, side).items() if (found := rounds(run))}
             for side in ("baseline", "candidate", "twin")}  # fmt: skip
     ours, theirs, its_twin = sets["baseline"], sets["candidate"], sets["twin"]
-    both = [total_log(ours[block], theirs[block]) for block in shared]
-    totals = from_block_values([log for log in both if log is not None], level)
     names = (baseline, candidate)
     ledgers: list[Blocks] = [
         {block: ledger for block, run in side.items() if (ledger := measure(run))}
         for side in (sides.baseline, sides.candidate)
     ]
+    differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
+    step = decide(_typical(ours, theirs, its_twin), limits.step, _typical(ours, its_twin), level)
+    baseline_ms = _median_ms(ours, shared, STEP)
     return Contest(
         name,
         ours_is,
         theirs_is,
         len(shared),
-        decide(_typical(ours, theirs, its_twin), limits.step, _typical(ours, its_twin), level),
-        baseline_ms=_median_ms(ours, shared, STEP),
-        candidate_ms=_median_ms(theirs, shared, STEP),
-        total=None if totals is None else _fraction(totals),
+        step,
+        baseline_ms=baseline_ms,
+        # As the paired change has it: medians of either side alone may lie the other way round.
+        candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
+        total=decide(_totals(ours, theirs), limits.step, _totals(ours, its_twin), level),
         parts=_parts(ours, theirs, its_twin, shared, limits.step, level),
         gates=_gates(sides, shared, limits, level),
-        confounds=confounds(ledgers[0], ledgers[1], records, names, len(shared)),
+        confounds=differing,
+        other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
         emulated=any(run.record.facts.get("emulated") for run in sides.baseline.values()),
     )
 
@@ -197,6 +206,7 @@ def _parts(
             kinds[name],
             *times,
             decide(_typical(baseline, candidate, twin, name), within, _typical(baseline, twin, {}, name), one),
+            _median_ms(candidate, blocks, f"{EXPOSED}{name}") if kinds[name] == "stage" else None,
         )
         for name, times in found
     ]
@@ -229,9 +239,15 @@ def _scaled(amount: int | None, unit: float) -> float | None:
     return amount / unit if amount else None
 
 
-def _fraction(logs: Estimate) -> Estimate:
-    low, high = (None if bound is None else math.expm1(bound) for bound in (logs.ci_low, logs.ci_high))
-    return Estimate(math.expm1(logs.median), low, high, logs.n)
+def _looks_worse(decision: Decision) -> bool:
+    """Whether it is undecided with its median beyond what is allowed."""
+    change = decision.change
+    return decision.outcome == "undecided" and change is not None and change.median > decision.within
+
+
+def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> list[float]:
+    found = (total_log(baseline[block], candidate[block]) for block in sorted(set(baseline) & set(candidate)))
+    return [log for log in found if log is not None]
 
 
 def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> str:

@@ -19,6 +19,7 @@ from harness.analysis.ledger import column
 from harness.results import PHASES, STAGES, RunData
 
 STEP = "step"
+EXPOSED = "exposed "  # + a stage: what the step waited for
 CHUNKS = 16  # rounds that a run without turns is cut into
 Values = NDArray[np.float64]
 
@@ -73,7 +74,7 @@ def rounds(run: RunData) -> Rounds | None:
         parts[phase] = per_step(column(steps, f"{phase}_ns")[measured])
     for stage in STAGES:
         exposed, hidden = (column(steps, f"{kind}_{stage}_ns")[measured] for kind in ("exposed", "hidden"))
-        parts[stage] = per_step(exposed + np.nan_to_num(hidden))
+        parts[stage], parts[f"{EXPOSED}{stage}"] = per_step(exposed + np.nan_to_num(hidden)), per_step(exposed)
     known = {part: values for part, values in parts.items() if values is not None}
     return Rounds(known, alternated, run.record.session)
 

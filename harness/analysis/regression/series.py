@@ -14,6 +14,7 @@ from harness.analysis.ledger import mean_over, measure
 from harness.analysis.regression.rounds import STEP, rounds, typical_log
 from harness.overrides import flatten
 from harness.results import PHASES, STAGES, RunData, StudyRecord
+from trainer.errors import InputError
 
 DIGITS = 6  # of milliseconds, that is nanoseconds
 KEPT = ("a-a", "ideal-data", "data-only")  # controls that are figures of their own; the a-a twin gives the noise
@@ -46,7 +47,7 @@ class Series:
     sm_clock_mhz: float | None = None
     other_cpu_cores: float | None = None
     interleave: str = "runs"
-    tokens_per_step: float | None = None
+    started: str = "together"  # or one by one, where startup is what is judged
 
     @property
     def emulated(self) -> bool:
@@ -82,9 +83,14 @@ def _series(study: StudyRecord, arm: str, group: Mapping[int, RunData], twin: Ma
     records = [group[block].record for block in found]
     names = [part for part in (STEP, *PHASES, *STAGES) if all(part in one.parts for one in found.values())]
     clocks = [card.sm_clock_mhz for card in device_health({arm: list(group.values())}) if card.sm_clock_mhz]
-    steps = sum(len(ledger.step_ms) for ledger in ledgers.values())
-    tokens = [ledger.tokens for ledger in ledgers.values() if ledger.tokens is not None]
     first = records[0]
+    for record in records:
+        differs = [key for key in first.environment if record.environment.get(key) != first.environment[key]]
+        if differs:
+            raise InputError(
+                f"{study.scenario}: {arm}: block {record.block} ran in another environment than block {first.block} "
+                f"({', '.join(differs)}): no figures of one state"
+            )
     return Series(
         scenario=study.scenario,
         arm=arm,
@@ -105,5 +111,5 @@ def _series(study: StudyRecord, arm: str, group: Mapping[int, RunData], twin: Ma
         sm_clock_mhz=median(clocks) if clocks else None,
         other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
         interleave=first.interleave,
-        tokens_per_step=sum(tokens) / steps if len(tokens) == len(ledgers) and steps else None,
+        started="one by one" if any(one.get("contest") for one in study.arms) else "together",
     )

@@ -28,7 +28,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     for name in ("harness", "trainer", "profiles"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
     config = folder / "trainer" / "config.py"
     text = config.read_text()
     without = "\n".join(line for line in text.splitlines() if "log_every" not in line) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.regression.gate import Limits, contests, step_decision
+from harness.analysis.regression.gate import Limits, contests
 from tests.harness.analysis.regression.tables import BASE, HEAD, TWIN, run, steps_table, study
 
 
@@ -69,8 +69,19 @@ def test_rare_long_steps_in_every_block_are_named() -> None:
     (found,) = contests(record, runs, Limits())
     assert found.step.outcome == "same"
     assert found.rare
+    assert found.verdict == "slower"
     assert found.total is not None
-    assert found.total.median > 0.08
+    assert found.total.change is not None
+    assert found.total.change.median > 0.08
+
+
+def test_sides_that_do_different_work_are_never_called_the_same() -> None:
+    record, runs = study(0.0)
+    for one in runs:
+        one.record.facts = {"parameters": 2 if one.record.arm == HEAD else 1}
+    (found,) = contests(record, runs, Limits())
+    assert (found.step.outcome, found.verdict) == ("same", "undecided")
+    assert found.other_work == "parameters is 1 against 2"
 
 
 def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
@@ -90,11 +101,6 @@ def test_what_else_differs_is_said_and_the_commit_is_not() -> None:
         one.record.config = {"data": {"new": 1}} if one.record.arm == HEAD else {"data": {}}
     (found,) = contests(record, runs, Limits())
     assert found.confounds == ["environment: torch is '1' against '2'"]
-
-
-def test_a_study_that_goes_on_asks_for_the_step_alone() -> None:
-    record, runs = study(0.05, blocks=4)
-    assert {name: one.outcome for name, one in step_decision(record, runs, Limits()).items()} == {"x": "slower"}
 
 
 def test_parts_too_small_to_matter_are_left_out() -> None:
