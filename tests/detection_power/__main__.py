@@ -199,6 +199,9 @@ def table(
             "",
             *_rows(found),
             "",
+            "The arms are forked from one template; two states of the code have one each, whose luck comes on top.",
+            "No false alarm in 20 trials says that the rate is below 14 % (95 % confidence), not that it is 0.",
+            "",
             f"Beside a load (among the above): {beside}.",
             "",
             f"The same quiet blocks again, each trial going on until it is decided or has {LONGER} blocks, the next "

@@ -17,7 +17,7 @@ def blocks(count: int, spread: float, drift: float = 0.0) -> list[Block]:
         logs[TWIN] = generator.normal(0, spread)
         day = math.exp(generator.normal(0, drift))
         means = {name: 0.01 * day * math.exp(log) for name, log in {**logs, BASE: 0.0}.items()}
-        made.append(Block(False, logs, means, {arm_of(level): float(level) for level in LEVELS}))
+        made.append(Block(False, logs, logs, means, {arm_of(level): float(level) for level in LEVELS}))
     return made
 
 
@@ -46,3 +46,4 @@ def test_longer_trials_follow_one_another_until_the_blocks_end() -> None:
         assert sum(one.blocks for one in ours) <= 180
         assert all(one.outcome != "undecided" or one.blocks == 21 for one in ours)
     assert len([one for one in successive(made, most=21) if one.level == 10]) >= 30
+    assert {one.blocks for one in successive(made[:20], most=21)} == set()

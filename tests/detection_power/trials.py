@@ -16,7 +16,7 @@ from pytest_benchmark.utils import parse_compare_fail
 
 from harness.analysis.ledger import measure
 from harness.analysis.regression.decision import Decision, decide, is_look
-from harness.analysis.regression.rounds import rounds, typical_log
+from harness.analysis.regression.rounds import rounds, total_log, typical_log
 from harness.results import RunData
 
 LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer
@@ -31,6 +31,7 @@ class Block:
 
     loaded: bool  # whether something else ran beside it
     logs: Mapping[str, float]
+    totals: Mapping[str, float]  # log(arm / base) of all measured time
     mean_s: Mapping[str, float]
     injected: Mapping[str, float]  # per cent of the base's typical step: time injected / step time
 
@@ -66,7 +67,8 @@ def blocks_of(runs: Sequence[RunData], injected_ms: Mapping[int, float], loaded:
         logs = {name: typical_log(base, sides[name], twin=None if name == TWIN else twin) or 0.0 for name in wanted}
         base_ms = sides[BASE].typical_ms("step") or float("nan")
         injected = {arm_of(level): 100 * injected_ms[level] / base_ms for level in LEVELS}
-        found.append(Block(loaded, logs, {n: one.mean_step_ms / 1e3 for n, one in ledgers.items()}, injected))
+        totals = {name: total_log(base, sides[name]) or 0.0 for name in wanted}
+        found.append(Block(loaded, logs, totals, {n: one.mean_step_ms / 1e3 for n, one in ledgers.items()}, injected))
     return found
 
 
@@ -81,15 +83,13 @@ def trials(blocks: Sequence[Block], most: int) -> list[Trial]:
 
 def successive(blocks: Sequence[Block], most: int) -> list[Trial]:
     """For each level as many trials as the blocks are enough for: each goes on until it is decided or has ``most``
-    blocks, and the next begins with the block after. A trial that the blocks end in is left out.
+    blocks, and the next begins with the block after. A trial that the blocks could end in is left out.
     """
     found = []
     for level in LEVELS:
         start = 0
-        while start < len(blocks):
+        while start + most <= len(blocks):  # else only those that end soon would count
             one = _trial(level, blocks[start : start + most])
-            if one.outcome == "undecided" and one.blocks < most:
-                break
             found.append(one)
             start += one.blocks
     return found
@@ -97,15 +97,20 @@ def successive(blocks: Sequence[Block], most: int) -> list[Trial]:
 
 def _trial(level: int, blocks: Sequence[Block]) -> Trial:
     decision: Decision | None = None
+    total: Decision | None = None
     for count in range(1, len(blocks) + 1):
         if is_look(count) or count == len(blocks):
             logs = [block.logs[arm_of(level)] for block in blocks[:count]]
             decision = decide(logs, WITHIN, [block.logs[TWIN] for block in blocks[:count]])
+            totals = [block.totals[arm_of(level)] for block in blocks[:count]]
+            total = decide(totals, WITHIN, [block.totals[TWIN] for block in blocks[:count]])
             if decision.outcome != "undecided":
                 break
     assert decision is not None
+    assert total is not None
+    outcome = "slower" if total.outcome == "slower" else decision.outcome  # as a contest's verdict
     change = None if decision.change is None else decision.change.median
-    return Trial(level, any(block.loaded for block in blocks[:count]), decision.outcome, count, change)
+    return Trial(level, any(block.loaded for block in blocks[:count]), outcome, count, change)
 
 
 @dataclass(frozen=True)
