@@ -92,8 +92,8 @@ def table(rows: list[Row], repeats: int) -> str:
         f"{_range(rows, 'request')} ms after it is asked, or {_range(rows, 'turnaround')} ms after the batch before, "
         f"and wakes {_range(rows, 'wake')} ms late (means of a twin; least to most of all pipelines). The loop itself "
         "is taken to need 0.02 ms a phase. A twin that shows a cost fewer than 30 times is "
-        "given the mean over the twins of its study of eight. The twins' spans come from the same recorder as the judged "
-        "ones: an error that its stamps made alike in both would not show. "
+        "given the mean over the twins of its study of eight. The twins' spans come from the same recorder as the "
+        "judged ones: an error that its stamps made alike in both would not show. "
         "Jitter is drawn from declared seeds, the same draws in truth and run.",
         summary(rows),
     ]
