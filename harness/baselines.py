@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.regression.rounds import STEP
 from harness.analysis.regression.series import Series
-from harness.environment import PACKAGES
+from harness.environment import OWN_PACKAGE, PACKAGES
 from harness.results import write_text
 from trainer.errors import InputError
 
 SCHEMA = 1
-OWN = "llm-training-harness"  # what baselines are kept to judge: its version is no part of the environment
-# Kernel releases change with every security update: they are said, not keyed.
-KEYS = ("cpu", "cores", "memory_bytes", "python", *(package for package in PACKAGES if package != OWN))
+# Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
+KEYS = ("cpu", "cores", "memory_bytes", "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
 
 
 class NoBaselineError(InputError):
@@ -72,8 +72,12 @@ def read(path: Path) -> Baseline:
         raise InputError(f"{path}: not a baseline ({error}); make one with harness baseline save STUDY") from error
     if schema != SCHEMA:
         raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
-    if not isinstance(series.part_ms, dict) or not all(isinstance(v, float) for v in series.part_ms.get("step") or [0]):
-        raise InputError(f"{path}: part_ms: no step times; make it anew with harness baseline save STUDY")
+    for key in ("part_ms", "config", "environment", "facts"):
+        if not isinstance(content.get(key), dict):
+            raise InputError(f"{path}: {key}: not an object; make it anew with harness baseline save STUDY")
+    step_ms = series.part_ms.get(STEP)
+    if not isinstance(step_ms, list) or not step_ms or not all(isinstance(one, float) for one in step_ms):
+        raise InputError(f"{path}: part_ms.{STEP}: no times; make it anew with harness baseline save STUDY")
     return Baseline(path, str(content.get("environment_key")), series)
 
 

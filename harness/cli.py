@@ -224,7 +224,7 @@ def _add_regressions(commands: argparse._SubParsersAction[_Parser]) -> None:
     compare = commands.add_parser("compare", help="two studies of different times, as far as they can be compared")
     compare.add_argument("baseline", metavar="STUDY_A", help="study folder: the baseline")
     compare.add_argument("candidate", metavar="STUDY_B", help="study folder: what is judged")
-    compare.add_argument("--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern)")
+    _add_arm(compare)
     _add_comparing(compare)
     compare.set_defaults(function=_compare, parser=compare)
 
@@ -238,9 +238,7 @@ def _add_regressions(commands: argparse._SubParsersAction[_Parser]) -> None:
         action = actions.add_parser(name, help=words)
         if name != "list":
             action.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
-            action.add_argument(
-                "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern)"
-            )
+            _add_arm(action)
         if name == "check":
             _add_comparing(action)
         action.add_argument(
@@ -289,6 +287,10 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
         help="set a dotted key of base (data.batch_size=2) or of the scenario (seed=1; base.seed is the trainer's); "
         "VALUE is YAML; arms and matrix still override it; may be repeated",
     )
+    _add_arm(parser)
+
+
+def _add_arm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern); may be repeated"
     )

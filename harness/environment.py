@@ -12,7 +12,8 @@ from typing import Any
 from harness.machine.cgroup import find_group, memory_limit
 from harness.machine.memory import read_memory
 
-PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", "llm-training-harness")
+OWN_PACKAGE = "llm-training-harness"
+PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", OWN_PACKAGE)
 
 
 def record_environment() -> dict[str, Any]:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.analysis.regression.across import compare_series
-from harness.analysis.regression.decision import decide
-from harness.analysis.regression.gate import Contest, Limits
+from harness.analysis.regression.gate import Contest, Limits, nothing
 from harness.analysis.regression.rounds import STEP, rounds
 from harness.analysis.regression.series import series_of
 from harness.analysis.statistics import MIN_BLOCKS
-from harness.quantities import read_seconds, read_share
+from harness.quantities import read_limit, read_seconds, read_share
 from harness.results import PHASES, StudyFolder
 from trainer.errors import InputError
 
@@ -72,9 +71,9 @@ class Subject:
 
         limits = Limits(
             read_share(within, "within"),
-            *(None if text == "off" else read_share(text, name)
-              for text, name in ((memory, "memory_within"), (startup, "startup_within"))),
-        )  # fmt: skip
+            read_limit(memory, "memory_within"),
+            read_limit(startup, "startup_within"),
+        )
         budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
         scenario = load_scenario(self.path, self.sets)
         if other in {one.name for one in variants(scenario)}:
@@ -138,10 +137,8 @@ class Subject:
             pytest.skip(f"kept as {baselines.save(folder, series)}")
         try:
             contest = compare_series(baselines.find(folder, series).series, series, limits).contest
-        except (
-            baselines.NoBaselineError
-        ) as error:  # of another environment, or none at all: nothing that could be called slower
-            contest = Contest(name, BASELINE, name, 0, decide([], limits.step), missing=str(error))
+        except baselines.NoBaselineError as error:
+            contest = nothing(name, BASELINE, name, limits.step, str(error))
         regression.write(study, [contest])
         return self._end(contest, study, name)
 

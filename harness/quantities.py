@@ -19,6 +19,11 @@ def read_share(text: str, what: str) -> float:
     return float(found[1]) / 100
 
 
+def read_limit(text: str, what: str) -> float | None:
+    """A share, or None for ``off``."""
+    return None if text == "off" else read_share(text, what)
+
+
 def read_seconds(text: str, what: str) -> float:
     """``90s``, ``10m``, ``1.5h`` or plain seconds, as seconds. InputError, naming ``what``, for anything else."""
     found = _TIME.fullmatch(str(text).strip())

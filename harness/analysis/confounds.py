@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.analysis.comparisons import Blocks
 from harness.analysis.wording import count, percent
+from harness.environment import OWN_PACKAGE
 from harness.overrides import flatten
 from harness.results import RunRecord
 
@@ -16,6 +17,7 @@ LOAD = 0.1  # cores: less load by other processes is not worth a warning
 USEFUL = 0.01  # relative difference of the useful-token fraction
 
 CODE = "code"  # declared by arms that are two states of it
+OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
 
 # Facts follow from configuration: a declared key that starts with one of these explains a differing fact.
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
@@ -100,10 +102,10 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[str]:
 def _environment(baseline: Blocks, candidate: Blocks) -> list[str]:
     found = []
     for ours, theirs in _pairs(baseline, candidate):
-        for key in sorted(set(ours.environment) | set(theirs.environment)):
+        declared = OWN_STATE if CODE in _declared(ours, theirs) else set()
+        for key in sorted((set(ours.environment) | set(theirs.environment)) - declared):
             one, other = ours.environment.get(key), theirs.environment.get(key)
-            declared = CODE in _declared(ours, theirs) and key in ("git_commit", "llm-training-harness")
-            if one != other and not declared:
+            if one != other:
                 found.append(f"environment: {key} is {one!r} against {other!r}")
     return found
 

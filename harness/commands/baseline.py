@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import median
 
 from harness.commands.compare import read_series, select, show
 from harness.commands.regress import limits_of, read_exit_code
@@ -38,8 +39,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness import baselines
     from harness.analysis.regression.across import Across, compare_series
-    from harness.analysis.regression.decision import decide
-    from harness.analysis.regression.gate import Contest
+    from harness.analysis.regression.gate import nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))
@@ -50,8 +50,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
             kept = baselines.find(folder, found[name])
         except baselines.NoBaselineError as error:
             missing.append(error)
-            nothing = Contest(name, "baseline", name, 0, decide([], limits.step), missing=str(error))
-            across.append(Across(name, nothing))
+            across.append(Across(name, nothing(name, "baseline", name, limits.step, str(error))))
         else:
             across.append(compare_series(kept.series, found[name], limits, arguments.allow))
     if len(missing) == len(names):
@@ -71,10 +70,10 @@ def _list(folder: Path) -> int:
         shown = ", ".join(f"{name} {value}" for name, value in environment.items() if value is not None)
         print(f"{key}: {shown}")
         for one in group:
-            step_ms = sorted(one.series.part_ms["step"])
+            step_ms = one.series.part_ms["step"]
             commit = one.series.environment.get("git_commit")
             print(
-                f"  {one.series.scenario}, {one.series.arm}: {step_ms[len(step_ms) // 2]:.3f} ms per step, "
+                f"  {one.series.scenario}, {one.series.arm}: {median(step_ms):.3f} ms per step, "
                 f"{len(step_ms)} blocks, commit {commit}, {one.series.created_utc}"
             )
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.studies import INTERRUPTED
-from harness.quantities import read_seconds, read_share
+from harness.quantities import read_limit, read_seconds, read_share
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ REGRESSION = 3
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
+    from harness.analysis.regression.gate import nothing
     from harness.contest import between_states
     from harness.launch.code import fingerprint
     from harness.launch.contest import blocks_note, run_contests, with_codes
@@ -39,11 +40,14 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
     states = {arm["code"]["folder"]: fingerprint(Path(arm["code"]["folder"])) for arm in arms.values()}
     found = run_contests(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
+    contests = found.contests
     changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
+    if changed:
+        reason = f"{' and '.join(changed)}: changed while it was measured"
+        contests = [nothing(c.name, c.baseline, c.candidate, limits.step, reason, c.blocks) for c in contests]
     notes = [note for note in (blocks_note(found, budget_s),) if note]
-    notes += [f"{where} was changed while it was measured: nothing is decided" for where in changed]
-    page = regression.write(StudyFolder(found.folder), found.contests, notes)
-    for contest in found.contests:
+    page = regression.write(StudyFolder(found.folder), contests, notes)
+    for contest in contests:
         print(regression.sentence(contest))
     for note in notes:
         print(f"note: {note}")
@@ -57,7 +61,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         print(f"harness: GITHUB_STEP_SUMMARY: {error.strerror}", file=sys.stderr)
     if found.status == "interrupted":
         return INTERRUPTED
-    verdict = "undecided" if changed else regression.overall(found.contests)
+    verdict = regression.overall(contests)
     if found.status == "failed":
         print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
         if verdict != "slower":
@@ -71,13 +75,9 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
 
     return Limits(
         read_share(arguments.within, "--within"),
-        read_gate(arguments.memory_within, "--memory-within"),
-        read_gate(arguments.startup_within, "--startup-within"),
+        read_limit(arguments.memory_within, "--memory-within"),
+        read_limit(arguments.startup_within, "--startup-within"),
     )
-
-
-def read_gate(text: str, what: str) -> float | None:
-    return None if text == "off" else read_share(text, what)
 
 
 def exit_code(verdict: str, undecided: int) -> int:

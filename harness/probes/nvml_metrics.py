@@ -128,12 +128,27 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """Whether ``pid`` is another arm of the study whose run's processes are ``own``: a child of the same parent.
+    """Whether ``pid`` is another arm of the study whose run's processes are ``own``.
 
     Stopped while it has no turn, it computes nothing, but keeps its memory on the card.
     """
-    parents = {_parent(one) for one in own} - {None, 0, 1} - own
-    return _parent(pid) in parents
+    study = _study(pid)
+    return study is not None and study in {_study(one) for one in own} - own
+
+
+def _study(pid: int) -> int | None:
+    """The process that starts the runs of a study, if ``pid`` is such a run: its parent, or that of its template."""
+    parent = _parent(pid)
+    if parent is not None and parent > 1 and _is_template(parent):
+        parent = _parent(parent)
+    return parent if parent is not None and parent > 1 else None
+
+
+def _is_template(pid: int) -> bool:
+    try:
+        return b"harness.launch.template" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def _parent(pid: int) -> int | None:

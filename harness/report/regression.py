@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from harness.analysis.regression.decision import Decision
-from harness.analysis.regression.gate import Contest, Gate, Part, Verdict
+from harness.analysis.regression.decision import Decision, Outcome
+from harness.analysis.regression.gate import Contest, Gate, Part
 from harness.analysis.wording import count, listing, ms, number, percent
 from harness.report.tables import safe, table
 from harness.results import StudyFolder, write_bytes, write_json, write_text
@@ -22,7 +22,7 @@ APART = (
     "Time per step of the typical round (above 0: longer), medians over blocks, not paired: 95 % intervals from the "
     "scatter of blocks within each study. Noise floor: how far the baseline's twin reached from 0, within its study."
 )
-_WORST_FIRST: tuple[Verdict, ...] = ("slower", "undecided", "faster", "same")
+_WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
 _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
 SCHEMA = 1
 
@@ -36,7 +36,7 @@ def write(folder: StudyFolder, contests: Sequence[Contest], notes: Sequence[str]
     return page
 
 
-def overall(contests: Sequence[Contest]) -> Verdict:
+def overall(contests: Sequence[Contest]) -> Outcome:
     """The worst of all: slower, then undecided, faster, same."""
     return min((contest.verdict for contest in contests), key=_WORST_FIRST.index, default="undecided")
 

@@ -10,16 +10,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from harness.analysis.confounds import LOAD, USEFUL
 from harness.analysis.regression.decision import Decision, judge
-from harness.analysis.regression.gate import NOTICEABLE, Contest, Gate, Limits, Part
+from harness.analysis.regression.gate import NOTICEABLE, PARTS, Contest, Gate, Limits, Part, nothing
 from harness.analysis.regression.rounds import STEP
 from harness.analysis.regression.series import MACHINE, Series
 from harness.analysis.statistics import CONFIDENCE, from_block_values, unpaired
 from harness.analysis.wording import percent
-from harness.results import PHASES, STAGES
 
 MEMORY = 0.05  # of the machine's, relative: a few pages more or less come with every kernel
 CLOCK = 0.01  # relative difference of mean SM clocks
@@ -61,11 +60,8 @@ def compare_series(baseline: Series, candidate: Series, limits: Limits, allowed:
     contest = _contest(baseline, candidate, limits, [str(one) for one in warned])
     if refused:
         reason = f"not comparable: {'; '.join(map(str, refused))}"
-        contest = Contest(
-            contest.name, contest.baseline, contest.candidate, contest.blocks,
-            Decision("undecided", limits.step, None, CONFIDENCE, reason=reason),
-            confounds=contest.confounds, missing=reason,
-        )  # fmt: skip
+        sides = contest.name, contest.baseline, contest.candidate
+        contest = nothing(*sides, limits.step, reason, contest.blocks, contest.confounds)
     return Across(candidate.arm, contest, refused, warned)
 
 
@@ -128,10 +124,9 @@ def common_move(contests: Sequence[Contest]) -> str | None:
 
 def _contest(baseline: Series, candidate: Series, limits: Limits, confounds: list[str]) -> Contest:
     step_ms = baseline.part_ms[STEP]
-    kinds: dict[str, Literal["phase", "stage"]] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
     parts = [
         name
-        for name in kinds
+        for name in PARTS
         if name in baseline.part_ms
         and name in candidate.part_ms
         and max(median(one.part_ms[name]) for one in (baseline, candidate)) >= NOTICEABLE * median(step_ms)
@@ -151,7 +146,7 @@ def _contest(baseline: Series, candidate: Series, limits: Limits, confounds: lis
         baseline_ms=median(step_ms),
         candidate_ms=median(candidate.part_ms[STEP]),
         parts=[
-            Part(name, kinds[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
+            Part(name, PARTS[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
             for name in parts
         ],
         gates=_gates(baseline, candidate, limits),

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import confounds
-from harness.analysis.ledger import measure
-from harness.analysis.regression.decision import Decision, confidence_at, decide
+from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.analysis.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
 from harness.results import PHASES, STAGES, RunData, RunRecord, StudyRecord
 
 # How confounds begin that make the two sides do different work.
 OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")
 NOTICEABLE = 0.01  # share of the step: a part below it is left out
-Verdict = Literal["slower", "faster", "same", "undecided"]
-Logs = Mapping[int, float]  # one value a block
+Kind = Literal["phase", "stage"]
+PARTS: Mapping[str, Kind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Part:
     """A phase or a stage: milliseconds per step of both sides (medians over blocks), and what was decided."""
 
     name: str
-    kind: Literal["phase", "stage"]
+    kind: Kind
     baseline_ms: float
     candidate_ms: float
     decision: Decision
@@ -79,7 +78,7 @@ class Contest:
     emulated: bool = False
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Outcome:
         """Of everything that must not grow: the typical round, all time together, and the gates."""
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
         if any(decision.outcome == "slower" for decision in every):
@@ -94,23 +93,40 @@ class Contest:
         return self.total is not None and self.total.outcome == "slower" and self.step.outcome != "slower"
 
 
+def nothing(
+    name: str, baseline: str, candidate: str, within: float, reason: str, blocks: int = 0, confounds: Sequence[str] = ()
+) -> Contest:
+    """A contest of which nothing can be decided, for ``reason``."""
+    step = replace(decide([], within), reason=reason, more_blocks=None)
+    return Contest(name, baseline, candidate, blocks, step, confounds=list(confounds), missing=reason)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a finished run tells."""
+
+    ledger: RunLedger
+    rounds: Rounds
+
+
 @dataclass(frozen=True)
 class _Sides:
     """The finished runs of one contest: by side, then by block."""
 
-    baseline: Mapping[int, RunData]
-    candidate: Mapping[int, RunData]
-    twin: Mapping[int, RunData]
+    baseline: Mapping[int, _Run]
+    candidate: Mapping[int, _Run]
+    twin: Mapping[int, _Run]
 
 
 def contests(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> list[Contest]:
     """Every comparison of ``study``, decided from the blocks that ``runs`` have."""
-    by_arm: dict[str, dict[int, RunData]] = {}
+    by_arm: dict[str, dict[int, _Run]] = {}
     records: dict[str, list[RunRecord]] = {}
     for run in runs:
         records.setdefault(run.record.arm, []).append(run.record)
-        if measure(run) is not None:
-            by_arm.setdefault(run.record.arm, {})[run.record.block] = run
+        ledger, its_rounds = measure(run), rounds(run)
+        if ledger is not None and its_rounds is not None:
+            by_arm.setdefault(run.record.arm, {})[run.record.block] = _Run(ledger, its_rounds)
     return [_contest(study, pair["baseline"], pair["candidate"], by_arm, records, limits) for pair in study.comparisons]
 
 
@@ -118,7 +134,7 @@ def _contest(
     study: StudyRecord,
     baseline: str,
     candidate: str,
-    by_arm: Mapping[str, Mapping[int, RunData]],
+    by_arm: Mapping[str, Mapping[int, _Run]],
     records: Mapping[str, Sequence[RunRecord]],
     limits: Limits,
 ) -> Contest:
@@ -130,19 +146,15 @@ def _contest(
         str((arms.get(name, {}).get("code") or {}).get("label") or name) for name in (baseline, candidate)
     )
     name = str(arms.get(baseline, {}).get("contest") or f"{candidate} against {baseline}")
+    names = (baseline, candidate)
     if not shared:
-        nothing = decide([], limits.step)
-        return Contest(name, ours_is, theirs_is, 0, nothing, missing=_why_missing((baseline, candidate), records))
+        return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
     attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
     level = confidence_at(attempted)  # a block that failed on one side was a block all the same
-    sets = {side: {block: found for block, run in getattr(sides, side).items() if (found := rounds(run))}
-            for side in ("baseline", "candidate", "twin")}  # fmt: skip
-    ours, theirs, its_twin = sets["baseline"], sets["candidate"], sets["twin"]
-    names = (baseline, candidate)
-    ledgers: list[Blocks] = [
-        {block: ledger for block, run in side.items() if (ledger := measure(run))}
-        for side in (sides.baseline, sides.candidate)
-    ]
+    ours, theirs, its_twin = (
+        {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.twin)
+    )
+    ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
     differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
     step = decide(_typical(ours, theirs, its_twin), limits.step, _typical(ours, its_twin), level)
     baseline_ms = _median_ms(ours, shared, STEP)
@@ -160,7 +172,7 @@ def _contest(
         gates=_gates(sides, shared, limits, level),
         confounds=differing,
         other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
-        emulated=any(run.record.facts.get("emulated") for run in sides.baseline.values()),
+        emulated=any(run.ledger.record.facts.get("emulated") for run in sides.baseline.values()),
     )
 
 
@@ -192,9 +204,8 @@ def _parts(
 ) -> list[Part]:
     """Of the parts that are worth a line, each at a level that holds for all of them together (Bonferroni)."""
     step_ms = _median_ms(baseline, blocks, STEP)
-    kinds: dict[str, Literal["phase", "stage"]] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
     found = []
-    for name in kinds:
+    for name in PARTS:
         if all(name in side[block].parts for block in blocks for side in (baseline, candidate)):
             times = _median_ms(baseline, blocks, name), _median_ms(candidate, blocks, name)
             if max(times) >= NOTICEABLE * step_ms:
@@ -203,10 +214,10 @@ def _parts(
     return [
         Part(
             name,
-            kinds[name],
+            PARTS[name],
             *times,
             decide(_typical(baseline, candidate, twin, name), within, _typical(baseline, twin, {}, name), one),
-            _median_ms(candidate, blocks, f"{EXPOSED}{name}") if kinds[name] == "stage" else None,
+            _median_ms(candidate, blocks, f"{EXPOSED}{name}") if PARTS[name] == "stage" else None,
         )
         for name, times in found
     ]
@@ -223,7 +234,7 @@ def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -
         if within is None:
             continue
         ours, theirs, twin = (
-            {block: amount for block, run in side.items() if (amount := value(run.record))}
+            {block: amount for block, run in side.items() if (amount := value(run.ledger.record))}
             for side in (sides.baseline, sides.candidate, sides.twin)
         )
         both = [block for block in blocks if block in ours and block in theirs]

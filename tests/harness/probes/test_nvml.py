@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import signal
 import statistics
 import subprocess
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -205,22 +207,28 @@ def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> N
 
 
 def test_the_other_arms_of_a_study_are_no_strangers_on_the_card() -> None:
-    """Arms that wait for their turn are children of the same template, and keep their memory on the card."""
-    with (
-        subprocess.Popen(["sleep", "60"]) as one,
-        subprocess.Popen(["sleep", "60"]) as other,
-        subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as stranger,
-    ):
-        try:
-            assert stranger.stdout is not None
-            grandchild = int(stranger.stdout.readline())
-            assert is_sibling(other.pid, {one.pid})
-            assert not is_sibling(grandchild, {one.pid})
-            assert not is_sibling(os.getpid(), {one.pid})
-        finally:
-            os.kill(grandchild, signal.SIGTERM)
-            one.terminate()
-            other.terminate()
+    """Arms that wait for their turn keep their memory on the card. They are children of the same template, or of
+    another one of the same study."""
+    parent = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    template = [*parent, "harness.launch.template"]
+    with ExitStack() as stack:
+        first, second, stranger = (_grandchild(stack, command) for command in (template, template, parent))
+        other = _grandchild(stack, ["sh", "-c", f"{shlex.join(template)} & wait"])
+        assert is_sibling(second, {first})
+        assert not is_sibling(stranger, {first})
+        assert not is_sibling(other, {first}), "a study of another harness process"
+        assert not is_sibling(os.getpid(), {first})
+        alone = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(alone.terminate)
+        assert is_sibling(alone.pid, {first}), "a run without a template"
+
+
+def _grandchild(stack: ExitStack, command: list[str]) -> int:
+    """Start ``command``, which starts a process and prints its number; both end with ``stack``."""
+    process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+    stack.callback(os.killpg, process.pid, signal.SIGTERM)
+    assert process.stdout is not None
+    return int(process.stdout.readline())
 
 
 @pytest.mark.parametrize(
