@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.regression.rounds import STEP
-from harness.analysis.regression.series import Series
+from harness.analysis.regression.series import MACHINE, Series
 from harness.environment import OWN_PACKAGE, PACKAGES
 from harness.results import write_text
 from trainer.errors import InputError
 
 SCHEMA = 1
 # Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
-KEYS = ("cpu", "cores", "memory_bytes", "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
+KEYS = (*MACHINE, "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
 
 
 class NoBaselineError(InputError):

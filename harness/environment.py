@@ -9,7 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from harness.machine.cgroup import find_group, memory_limit
+from harness.machine.cgroup import cpu_quota, find_group, memory_limit
+from harness.machine.cpu import allowed_cpus, read_frequency
+from harness.machine.gpu import driver_loaded
 from harness.machine.memory import read_memory
 
 OWN_PACKAGE = "llm-training-harness"
@@ -17,7 +19,11 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "
 
 
 def record_environment() -> dict[str, Any]:
-    """Versions, git commit, processor and memory; no host name. Loads none of the packages."""
+    """Versions, git commit, processor and memory; no host name. Loads none of the packages.
+
+    What is unknown here, or not there, is None: most virtual machines do not tell who sets their clock.
+    """
+    quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -25,6 +31,10 @@ def record_environment() -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_quota_cores": None if quota is None else quota.cores,
+        "cpu_governor": ", ".join(clock.governors) or None,
+        "cpu_turbo": clock.turbo,
+        "nvidia_driver": driver_loaded(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
 

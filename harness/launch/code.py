@@ -7,6 +7,7 @@ where they ask for the same packages; a side that asks for others gets an enviro
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,8 @@ def find_code(where: str, repository: Path) -> Code:
         label = describe_checkout(folder) or folder.name
     else:
         commit = _commit(where, repository)
-        folder, label = _worktree(commit, repository), commit[:12]
+        with _alone(cache_root() / "code"):
+            folder, label = _worktree(commit, repository), commit[:12]
     if not (folder / "harness" / "launch" / "template.py").is_file() or not (folder / "trainer").is_dir():
         raise InputError(f"{where}: holds no harness/launch/template.py and trainer/: not a state of this project")
     return Code(str(folder), _python(folder), label)
@@ -156,13 +160,21 @@ def _worktree(commit: str, repository: Path) -> Path:
             raise InputError(f"{folder}: is no longer what was checked out there; delete it")
         shutil.rmtree(folder)  # the repository that it was a worktree of is gone
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         _git(repository, "worktree", "prune")  # of one whose folder was deleted
         _git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     except subprocess.SubprocessError as error:
         told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
         raise InputError(f"{commit[:12]}: git worktree: {told}") from error
     return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Meanwhile no other process makes anything in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -180,10 +192,15 @@ def _python(folder: Path) -> str:
     if wanted is None or here is None or wanted == here:
         return sys.executable
     digest = hashlib.sha256(json.dumps([wanted, sys.version_info[:2]]).encode()).hexdigest()[:16]
-    home = cache_root() / "environments" / digest
+    with _alone(cache_root() / "environments"):
+        return str(_environment(folder, cache_root() / "environments" / digest, wanted))
+
+
+def _environment(folder: Path, home: Path, wanted: list[str]) -> Path:
+    """The Python of the environment in ``home``, which has what ``folder`` wants; made where it is not there yet."""
     python = home / "bin" / "python"
     if (home / ".complete").exists():
-        return str(python)
+        return python
     print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
     # As the Makefile has it: with an NVIDIA device the packages of the machine are kept, and its torch.
     nvidia, constraints = has_nvidia_driver(), folder / "constraints.txt"
@@ -198,7 +215,7 @@ def _python(folder: Path) -> str:
         told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise InputError(f"{folder}: its packages cannot be installed ({told[-1]})") from error
     (home / ".complete").touch()
-    return str(python)
+    return python
 
 
 def _dependencies(folder: Path) -> list[str] | None:

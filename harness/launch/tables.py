@@ -8,7 +8,7 @@ from typing import Any
 from harness.analysis.device import Fetch, device_columns
 from harness.analysis.exposure import attribute
 from harness.probes.bare import BareRecorder
-from harness.probes.steps import Received, StepRecorder
+from harness.probes.steps import PhaseSpan, Received, StepRecorder
 from harness.results import PHASES, Columns
 from trainer.telemetry import StageSpan
 
@@ -46,7 +46,7 @@ def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = Fals
 def _waits(received: list[Received], rows: int) -> Columns:
     return attribute(
         [(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.batch) for batch in received],
-        {batch.batch: batch.trace.spans for batch in received if batch.trace is not None},
+        {batch.batch: batch.trace.stages() for batch in received if batch.trace is not None},
         rows,
     )
 
@@ -59,10 +59,15 @@ def _device(recorder: StepRecorder, received: list[Received]) -> Columns:
         [(kernel.launch_start_ns, kernel.launch_end_ns) for kernel in recorder.kernels],
         [*recorder.phases, *waiting],
         [
-            Fetch(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.trace and batch.trace.spans)
+            Fetch(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.trace and batch.trace.stages())
             for batch in received
         ],
     )
+
+
+def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
+    """CPU time within the span: what was read a little before it (see probes.steps) may have more."""
+    return None if span.cpu_ns is None else min(span.cpu_ns, span.end_ns - span.start_ns)
 
 
 def spans_table(recorder: StepRecorder | BareRecorder, pid: int, tid: int, rank: int) -> Columns:
@@ -70,12 +75,12 @@ def spans_table(recorder: StepRecorder | BareRecorder, pid: int, tid: int, rank:
     if isinstance(recorder, BareRecorder):
         return {}
     main = (pid, tid, "main", rank)
-    rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, p.cpu_ns) for p in recorder.phases]
+    rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in recorder.phases]
     for batch in recorder.received_batches:
         if (trace := batch.trace) is not None:
             rows += [
-                (trace.pid, trace.tid, trace.role, rank, s.name, batch.batch, s.start_ns, s.end_ns, s.cpu_ns)
-                for s in trace.spans
+                (trace.pid, trace.tid, trace.role, rank, s.name, batch.batch, s.start_ns, s.end_ns, _cpu_ns(s))
+                for s in trace.stages()
             ]
     received_ns = [batch.wait_end_ns for batch in recorder.received_batches]
     for kernel in recorder.kernels:

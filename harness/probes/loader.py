@@ -11,8 +11,9 @@ from pathlib import Path
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from harness.probes.steps import NEAR_NS
 from trainer import telemetry
-from trainer.telemetry import BatchTrace, Blocked, Kernel, StageSpan
+from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan
 
 
 class StageRecorder:
@@ -23,16 +24,21 @@ class StageRecorder:
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
         self._starts: list[tuple[int, int]] = []
-        self._spans: list[StageSpan] = []
+        self._spans: list[RawSpan] = []
         self._batches = 0
+        self._read_ns = self._cpu_ns = 0
 
     def enter(self, name: str) -> None:
-        self._starts.append((monotonic_ns(), thread_time_ns()))
+        now = monotonic_ns()
+        if now - self._read_ns > NEAR_NS:
+            self._cpu_ns, self._read_ns = thread_time_ns(), now
+        self._starts.append((now, self._cpu_ns))
 
     def exit(self, name: str) -> None:
-        cpu_now = thread_time_ns()  # before the clock: see probes.steps
+        self._cpu_ns = cpu_now = thread_time_ns()  # before the clock: see probes.steps
+        self._read_ns = now = monotonic_ns()
         start, cpu = self._starts.pop()
-        self._spans.append(StageSpan(name, start, monotonic_ns(), cpu_now - cpu))
+        self._spans.append((name, start, now, cpu_now - cpu))
 
     def step(self, index: int) -> None:
         raise AssertionError("a loader worker has no steps")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import yaml
@@ -37,8 +38,8 @@ from tests.detection_power.trials import (
 )
 
 # A real data path: rows are read from Arrow and packed, as the loader of a training run does. No model: importing one
-# takes longer than a block. Its steps cost the same each time and take a few milliseconds, turns are short: on this
-# machine the speed changes by half within a tenth of a second, and what alternates faster than that is hit alike.
+# takes longer than a block. Its steps cost the same each time and take a few milliseconds, turns are short: what
+# alternates quickly is hit alike by a machine that changes its speed.
 BASE_CONFIG: dict[str, Any] = {
     "data": {
         "path": "tokens-padded", "access": "scalar", "sequence_length": 128, "batch_size": 32,
@@ -172,7 +173,8 @@ def table(
 ) -> str:
     """Detection, false alarms and blocks by level; the plain gate beside them."""
     every = [*quiet, *loaded]
-    scatter = {name: statistics.stdev(block.logs[name] for block in quiet) for name in (arm_of(0), arm_of(5))}
+    of_0, of_5 = ([block.logs[arm_of(level)] for block in quiet] for level in (0, 5))
+    alone, unpaired = ([getattr(block, way)[arm_of(0)] for block in quiet] for way in ("alone", "unpaired"))
     effects = []
     for level in LEVELS:
         injected = statistics.median(block.injected[arm_of(level)] for block in every)
@@ -193,7 +195,9 @@ def table(
             f"takes half a core. {len(found) // len(LEVELS)} trials a level, each over blocks of its own; slower: by "
             f"more than {WITHIN:.0%}. A trial may take {most} blocks; a block with all {len(LEVELS) + 2} arms took "
             f"{block_s:.1f} s, so even {LONGER} blocks are far from ten minutes. Blocks scatter (standard deviation of "
-            f"logarithms) by {scatter[arm_of(0)]:.2%} at 0 % and {scatter[arm_of(5)]:.2%} at 5 %.",
+            f"logarithms) by {stdev(of_0):.2%} at 0 % and {stdev(of_5):.2%} at 5 %; at 0 % they would by "
+            f"{stdev(alone):.2%} if rounds were held against the base alone, not its twin too, and by "
+            f"{stdev(unpaired):.2%} if the median rounds of both were divided instead of each round by its neighbour.",
             "",
             f"What was injected, as a share of the base's typical step, medians over blocks: {'; '.join(effects)}.",
             "",

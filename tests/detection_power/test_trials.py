@@ -17,7 +17,7 @@ def blocks(count: int, spread: float, drift: float = 0.0) -> list[Block]:
         logs[TWIN] = generator.normal(0, spread)
         day = math.exp(generator.normal(0, drift))
         means = {name: 0.01 * day * math.exp(log) for name, log in {**logs, BASE: 0.0}.items()}
-        made.append(Block(False, logs, logs, means, {arm_of(level): float(level) for level in LEVELS}))
+        made.append(Block(False, logs, logs, logs, logs, means, {arm_of(level): float(level) for level in LEVELS}))
     return made
 
 

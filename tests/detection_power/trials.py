@@ -7,6 +7,7 @@ check, given the steps of the same runs: a saved run's against a later one's.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Block:
     loaded: bool  # whether something else ran beside it
     logs: Mapping[str, float]
     totals: Mapping[str, float]  # log(arm / base) of all measured time
+    alone: Mapping[str, float]  # log(arm / base) of the typical round, without the rounds against the twin
+    unpaired: Mapping[str, float]  # log(arm / base) of each one's median round
     mean_s: Mapping[str, float]
     injected: Mapping[str, float]  # per cent of the base's typical step: time injected / step time
 
@@ -67,8 +70,10 @@ def blocks_of(runs: Sequence[RunData], injected_ms: Mapping[int, float], loaded:
         logs = {name: typical_log(base, sides[name], twin=None if name == TWIN else twin) or 0.0 for name in wanted}
         base_ms = sides[BASE].typical_ms("step") or float("nan")
         injected = {arm_of(level): 100 * injected_ms[level] / base_ms for level in LEVELS}
-        totals = {name: total_log(base, sides[name]) or 0.0 for name in wanted}
-        found.append(Block(loaded, logs, totals, {n: one.mean_step_ms / 1e3 for n, one in ledgers.items()}, injected))
+        totals, alone = ({name: way(base, sides[name]) or 0.0 for name in wanted} for way in (total_log, typical_log))
+        unpaired = {name: math.log((sides[name].typical_ms("step") or base_ms) / base_ms) for name in wanted}
+        mean_s = {name: one.mean_step_ms / 1e3 for name, one in ledgers.items()}
+        found.append(Block(loaded, logs, totals, alone, unpaired, mean_s, injected))
     return found
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.known_truth.check import Row, check, run_study
+from tests.known_truth.check import Row, check
 from tests.known_truth.pipelines import draw, scenario
+from tests.studies import run_study
 
 pytestmark = pytest.mark.slow
 SEEDS = [0, 2, 6]  # a worker and a host that never blocks, inline, a worker and the norm read each step

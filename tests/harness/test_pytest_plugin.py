@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.studies import copy_code
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 SCENARIO = """
 name: tiny
 question: Is it slower?
@@ -74,6 +75,8 @@ def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Path) -
     assert info["ledger_ms"]["sync"] > 0
     assert info["environment"]["cpu"]
     assert (suite / info["study"] / "regression.md").is_file()
+    its_own = [sys.executable, "-m", "pytest_benchmark", "compare", "found.json"]
+    assert "test_plain" in subprocess.run(its_own, cwd=suite, capture_output=True, text=True, check=True).stdout
     compared = run_pytest(suite, "--benchmark-only", "--collect-only", "-q")
     assert "test_plain" in compared.stdout  # --benchmark-only knows the fixture
 
@@ -107,6 +110,31 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: P
     slower = run_pytest(suite)
     assert slower.returncode == 1
     assert "plain (emulated device): slower" in slower.stdout
+
+
+def test_baseline_is_another_state_of_the_code_where_one_is_named(
+    suite: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Before a state in which every declared cost of the device took twice as long: this one is faster."""
+    before = copy_code(
+        tmp_path_factory.mktemp("before"), "trainer/inject.py", "round(milliseconds * 1e6)", "round(milliseconds * 2e6)"
+    )
+    (suite / "tiny.yaml").write_text(SCENARIO.replace("batch_size: 2}", "batch_size: 2, inject: {tokenize_ms: 4}}"))
+    (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
+    done = run_pytest(suite, "-rs", "--harness-base", str(before), "--harness-budget", "5m", "--harness-out", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    (found,) = (suite / "out" / "tiny").iterdir()
+    assert json.loads((found / "regression.json").read_text())["verdict"] == "faster"
+
+
+def test_a_baseline_of_too_few_blocks_is_not_kept(suite: Path) -> None:
+    (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 2"))
+    (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
+    done = run_pytest(suite, "--harness-save-baselines")
+    assert done.returncode == 1
+    assert "2 finished blocks; a baseline takes 3" in done.stdout
+    assert not (suite / "results" / "baselines").exists()
 
 
 @pytest.mark.parametrize(

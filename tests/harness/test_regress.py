@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.results import StudyFolder
+from tests.studies import ROOT, copy_code
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+COST = "nanoseconds = round(milliseconds * 1e6)"
 SCENARIO = """
 name: tiny
 question: Is it slower?
@@ -50,15 +50,8 @@ def scenario(tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This code, in which every declared cost takes a third longer."""
-    folder = tmp_path_factory.mktemp("slower")
-    for name in ("harness", "trainer", "profiles"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder / "trainer" / "inject.py"
-    text = path.read_text()
-    changed = text.replace("nanoseconds = round(milliseconds * 1e6)", "nanoseconds = round(milliseconds * 1.33e6)")
-    assert changed != text
-    path.write_text(changed)
-    return folder
+    changed = COST.replace("1e6", "1.33e6")
+    return copy_code(tmp_path_factory.mktemp("slower"), "trainer/inject.py", COST, changed)
 
 
 def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
@@ -100,10 +93,54 @@ def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
     done = harness(
         "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--budget", "1s",
         "--out", str(tmp_path / "out"), "--undecided-exit", "0",
+        env={**os.environ, "GITHUB_STEP_SUMMARY": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "text: undecided" in done.stdout
     assert "was spent after 1 of the 4 blocks" in done.stdout
+    assert "harness: GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
+
+
+def test_a_side_that_fails_ends_the_check_and_is_an_error(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
+) -> None:
+    broken = copy_code(
+        tmp_path_factory.mktemp("broken"), "trainer/inject.py", COST, "raise RuntimeError('a broken state')"
+    )
+    out, junit = tmp_path / "out", tmp_path / "junit.xml"
+    done = harness(
+        "regress", scenario, "--base", str(ROOT), "--head", str(broken), "--out", str(out), "--junit", str(junit)
+    )
+    assert done.returncode == 1
+    assert "text: undecided, no block in which both sides finished" in done.stdout
+    assert "Traceback" not in done.stderr
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
+    (path,) = (out / "tiny").iterdir()
+    assert StudyFolder(path).read_study().blocks == 2  # no budget helps a side that fails each time
+    again = harness("run", "--resume", str(path))
+    assert again.returncode == 2
+    assert "Traceback" not in again.stderr
+
+
+def test_code_that_changes_while_it_is_measured_decides_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
+) -> None:
+    moving = copy_code(tmp_path_factory.mktemp("moving"), "trainer/inject.py", COST, COST.replace("1e6", "2e6"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "harness", "regress", scenario, "--base", str(ROOT), "--head", str(moving)]
+    command += ["--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("study ") for line in process.stderr)  # it has begun
+        (moving / "trainer" / "added.py").touch()
+        said, _ = process.communicate()
+    assert process.returncode == 4
+    assert "changed while it was measured" in said
+    (path,) = (out / "tiny").iterdir()
+    assert json.loads((path / "regression.json").read_text())["verdict"] == "undecided"
+    assert "changed while it was measured" in (path / "regression.md").read_text()
 
 
 @pytest.mark.parametrize(

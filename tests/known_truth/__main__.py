@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.results import StudyFolder
-from tests.known_truth.check import Row, check, run_study
+from tests.known_truth.check import Row, check
 from tests.known_truth.pipelines import NAME, scenario
+from tests.studies import run_study
 
 AT_ONCE = 8  # pipelines of one study: three arms each, all alive at once
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import yaml
 
 from harness.analysis.replay.edits import parse_edits
 from harness.analysis.replay.predict import predict, unedited_error
@@ -50,16 +43,6 @@ class Row:
     @property
     def ledger_right(self) -> bool:
         return abs(self.worst_starved[1]) <= self.allowed_ms and abs(self.worst_hidden[1]) <= self.allowed_ms
-
-
-def run_study(content: dict[str, Any], folder: Path) -> StudyFolder:
-    """Run a scenario through the real entry point; the study's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scenario.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    command = [sys.executable, "-m", "harness", "run", str(folder / "scenario.yaml"), "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return StudyFolder(max((folder / content["name"]).iterdir()))
 
 
 def check(study: StudyFolder, seeds: list[int]) -> list[Row]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+import yaml
 
+from tests.studies import run_study
 from tests.timeline_check import perfetto
 from tests.timeline_check.check import check
 
 pytestmark = pytest.mark.slow
 
-SCENARIO = """
+SCENARIO = yaml.safe_load("""
 name: looked-into
 question: Does the timeline of a real study hold?
 base:
@@ -33,18 +32,12 @@ probes:
   timeline_steps: 6
   torch_profiler: {active: 3, repeat: 2, shapes: true, memory: true}
   py_spy: {seconds: 1}
-"""
+""")
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    (folder / "scenario.yaml").write_text(SCENARIO)
-    command = [sys.executable, "-m", "harness", "run", str(folder / "scenario.yaml"), "--out", str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (path,) = (folder / "out" / "looked-into").iterdir()
-    return path
+    return run_study(SCENARIO, tmp_path_factory.mktemp("study")).path
 
 
 def test_it_keeps_every_rule_and_the_clocks_agree_within_50_us(study):

@@ -78,7 +78,8 @@ def differences(baseline: Series, candidate: Series) -> list[Difference]:
             ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
             if key == "memory_bytes" and ours_is and theirs_is and abs(ours_is / theirs_is - 1) < MEMORY:
                 continue
-            check(f"environment.{key}", ours_is, theirs_is, key in MACHINE)
+            known = key in baseline.environment and key in candidate.environment  # else one is of an older version
+            check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
     for key in sorted(set(baseline.facts) | set(candidate.facts)):
         known = key in baseline.facts and key in candidate.facts
         check(key, baseline.facts.get(key, "unknown"), candidate.facts.get(key, "unknown"), known)
@@ -98,6 +99,10 @@ def differences(baseline: Series, candidate: Series) -> list[Difference]:
         shown = ["unknown" if load is None else f"{load:.2f} cores" for load in loads]
         found.append(Difference("load by other processes", shown[0], shown[1], False))
     check("interleave", baseline.interleave, candidate.interleave, False)
+    if baseline.arms and candidate.arms and baseline.probes and candidate.probes:  # older baselines do not say
+        check("arms of the study", baseline.arms, candidate.arms, False)
+        for key in sorted(set(baseline.probes) | set(candidate.probes)):
+            check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
     return sorted(found, key=lambda one: not one.forbids)
 
 

@@ -82,9 +82,9 @@ def rounds(run: RunData) -> Rounds | None:
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, twin: Rounds | None = None) -> float | None:
     """Median over rounds of log(candidate / baseline) and, where it took the same turns, of log(candidate / twin).
 
-    The twin is the baseline once more: on a machine whose speed jumps, the values of blocks scatter a third less with
-    it than without. Were the two averaged before dividing, a jump under either would spoil the round. None where a side
-    has no such time in half of the rounds.
+    The twin is the baseline once more: with it the values of blocks scatter less than without (by how much here:
+    results/reference/detection-power). Were the two averaged before dividing, a jump of the machine's speed under
+    either would spoil the round. None where a side has no such time in half of the rounds.
     """
     logs = [
         np.log(pair[1][both] / pair[0][both])

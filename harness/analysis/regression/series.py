@@ -18,7 +18,8 @@ from trainer.errors import InputError
 
 DIGITS = 6  # of milliseconds, that is nanoseconds
 KEPT = ("a-a", "ideal-data", "data-only")  # controls that are figures of their own; the a-a twin gives the noise
-MACHINE = ("cpu", "cores", "memory_bytes")  # of the environment: another machine
+# Of the environment: another machine, or one that is set otherwise.
+MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvidia_driver", "memory_bytes")
 # Facts of a run that say what it ran on and what it did.
 FACTS = (
     "device", "device_count", "emulated", "threads", "parameters", "tokenizer_fingerprint", "corpus_fingerprint",
@@ -47,6 +48,8 @@ class Series:
     sm_clock_mhz: float | None = None
     other_cpu_cores: float | None = None
     interleave: str = "runs"
+    arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
+    probes: dict[str, Any] = field(default_factory=dict)  # dotted keys
     started: str = "together"  # or one by one, where startup is what is judged
 
     @property
@@ -111,5 +114,7 @@ def _series(study: StudyRecord, arm: str, group: Mapping[int, RunData], twin: Ma
         sm_clock_mhz=median(clocks) if clocks else None,
         other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
         interleave=first.interleave,
+        arms=len(study.arms) or None,
+        probes=flatten(study.scenario_text.get("probes") or {}),
         started="one by one" if any(one.get("contest") for one in study.arms) else "together",
     )

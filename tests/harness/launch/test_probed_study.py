@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.results import PHASES, RunData, StudyFolder
+from tests.studies import run_study
 
 pytestmark = pytest.mark.slow
-SCENARIO = """
+SCENARIO = yaml.safe_load("""
 name: probed
 question: Does everything that probes record reach the report?
 base:
@@ -33,18 +34,12 @@ probes:
   torch_profiler: {active: 2, memory: true}
   py_spy: {seconds: 1}
   calibrate: true
-"""
+""")
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
-    folder = tmp_path_factory.mktemp("probed")
-    (folder / "scenario.yaml").write_text(SCENARIO)
-    command = [sys.executable, "-m", "harness", "run", str(folder / "scenario.yaml"), "--out", str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (path,) = (folder / "out" / "probed").iterdir()
-    return StudyFolder(path)
+    return run_study(SCENARIO, tmp_path_factory.mktemp("probed"))
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.launch.tables import spans_table, steps_table
-from harness.probes.run_queue import RunQueue
+from harness.probes.run_queue import RunQueue, most_delayed_ns
 from harness.probes.steps import StepRecorder
 from harness.results import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, read_table, write_table
 from trainer import telemetry
+from trainer.inject import spend
 from trainer.telemetry import BatchTrace, StageSpan
 
 events = st.lists(
@@ -108,12 +109,11 @@ def _spin(queue) -> None:
     from time import thread_time_ns
 
     run_queue = RunQueue(compute_threads=False)
-    before = run_queue.delay_ns()
+    before = run_queue.read()
     end = thread_time_ns() + _SPIN_CPU_NS
     while thread_time_ns() < end:
         pass
-    after = run_queue.delay_ns()
-    queue.put(None if before is None or after is None else after - before)
+    queue.put(most_delayed_ns(before, run_queue.read()))
 
 
 def test_telemetry_is_a_no_op_until_a_recorder_is_attached() -> None:
@@ -143,7 +143,55 @@ def test_run_queue_watches_native_threads_only() -> None:
     try:
         run_queue.find_threads()
         assert python_thread.native_id not in run_queue._known
-        assert run_queue.delay_ns() is not None
+        assert most_delayed_ns(run_queue.read(), run_queue.read()) is not None
     finally:
         stop.set()
         python_thread.join()
+
+
+def test_the_most_delayed_thread_counts_and_one_that_came_or_went_does_not() -> None:
+    assert most_delayed_ns((b"1 100 1\n", b"1 50 1\n"), (b"2 130 2\n", b"2 90 2\n")) == 40
+    assert most_delayed_ns((b"1 100 1\n",), (b"2 130 2\n", b"2 900 2\n")) == 30
+    assert most_delayed_ns((b"1 100 1\n", b"1 50 1\n"), (b"2 130 2\n", b"")) == 30
+    assert most_delayed_ns((), (b"2 130 2\n",)) is None
+
+
+def test_what_happens_while_the_loop_stands_still_is_in_no_step() -> None:
+    recorder = StepRecorder()
+    for index in range(2):
+        recorder.step(index)
+        recorder.enter("forward")
+        recorder.exit("forward")
+        recorder.received(None, 1, 1, 1)
+        recorder.pause()
+        recorder.enter("log")
+        recorder.exit("log")
+    recorder.step(2)
+    recorder.received(None, 1, 1, 1)
+    assert [row.step for row in recorder.steps] == [0, 1]
+    for row in recorder.steps:
+        spent = dict(zip(PHASES, row.phases_ns, strict=True))
+        assert spent["forward"] > 0
+        assert spent["log"] == 0
+        assert spent["other"] >= 0
+    assert [batch.step_row for batch in recorder.received_batches] == [0, 1, 2]
+    assert [phase.batch for phase in recorder.phases if phase.name == "forward"] == [-1, 0]
+
+
+def test_the_cpu_time_of_a_span_is_within_it() -> None:
+    """Also where it was read for the span before: see NEAR_NS."""
+    recorder = StepRecorder()
+    recorder.step(0)
+    for name in ("forward", "backward", "optimizer") * 20:
+        recorder.enter(name)
+        recorder.exit(name)
+    recorder.pause()
+    table = spans_table(recorder, 1, 1, 0)
+    walls = [end - start for start, end in zip(table["start_ns"], table["end_ns"], strict=True)]
+    assert all(0 <= cpu <= wall for cpu, wall in zip(table["cpu_ns"], walls, strict=True))
+    busy = StepRecorder()
+    busy.step(0)
+    busy.enter("forward")
+    spend(5, "busy")
+    busy.exit("forward")
+    assert busy.phases[0].cpu_ns > 4_000_000

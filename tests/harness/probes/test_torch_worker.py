@@ -84,7 +84,7 @@ def test_every_worker_leaves_its_profile(data: dict[str, object], tmp_path: Path
             for row in table.to_pylist()
         ]
         for trace in mine[1:]:
-            for span in trace.spans:
+            for span in trace.stages():
                 assert any(
                     name == f"stage: {span.name}" and start < span.start_ns and span.end_ns < end
                     for name, start, end in marks

@@ -80,3 +80,12 @@ def test_a_step_summary_is_added_to_where_there_is_one(tmp_path: Path) -> None:
     regression.append_step_summary("page\n", str(path))
     regression.append_step_summary("page\n", None)
     assert path.read_text() == "before\npage\n"
+
+
+def test_what_xml_cannot_carry_is_replaced() -> None:
+    record, runs = study()
+    for arm in record.arms:
+        arm["code"] = {"label": "odd\x1b[31m"}
+    suite = ElementTree.fromstring(regression.junit(contests(record, runs, Limits()))).find("testsuite")
+    assert suite is not None
+    assert "odd?[31m" in (suite.findtext("testcase/system-out") or "")

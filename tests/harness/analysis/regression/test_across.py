@@ -12,28 +12,33 @@ from harness.analysis.regression.across import common_move, compare_series
 from harness.analysis.regression.gate import Limits
 from harness.analysis.regression.series import Series, series_of
 from tests.harness.analysis.regression.tables import HEAD, study
+from trainer.errors import InputError
 
 LIMITS = Limits(step=0.05)
+SERIES: dict[str, Any] = {
+    "scenario": "tiny",
+    "arm": "x",
+    "blocks": list(range(7)),
+    "config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 10},
+    "environment": {"cpu": "X", "cores": 2, "cpu_governor": "performance", "torch": "2.13", "git_commit": "a"},
+    "facts": {"device": "cpu"},
+    "useful_fraction": 0.5,
+    "sm_clock_mhz": 1500.0,
+    "other_cpu_cores": 0.01,
+    "arms": 2,
+    "probes": {"host": True},
+}
 
 
 def series(factor: float = 1.0, spread: float = 0.003, seed: int = 0, **changes: Any) -> Series:
     generator = np.random.default_rng(seed)
     step = list(10 * factor * np.exp(generator.normal(0, spread, 7)))
     settings: dict[str, Any] = {
-        "scenario": "tiny",
-        "arm": "x",
         "created_utc": f"2026-01-0{seed + 1}",
-        "blocks": list(range(7)),
         "part_ms": {"step": step, "forward": [value * 0.9 for value in step], "tokenize": [1.0] * 7},
         "twin_logs": list(generator.normal(0, spread, 7)),
-        "config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 10},
-        "environment": {"cpu": "X", "cores": 2, "torch": "2.13", "git_commit": "a"},
-        "facts": {"device": "cpu"},
-        "useful_fraction": 0.5,
-        "sm_clock_mhz": 1500.0,
-        "other_cpu_cores": 0.01,
     }
-    return Series(**{**settings, **changes})
+    return Series(**{**SERIES, **settings, **changes})
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.1, "slower"), (0.9, "faster"), (1.05, "undecided")])
@@ -45,8 +50,9 @@ def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
-        ("environment.cpu", {"environment": {"cpu": "Y", "cores": 2, "torch": "2.13"}}),
-        ("environment.cores", {"environment": {"cpu": "X", "cores": 4, "torch": "2.13"}}),
+        ("environment.cpu", {"environment": {**SERIES["environment"], "cpu": "Y"}}),
+        ("environment.cores", {"environment": {**SERIES["environment"], "cores": 4}}),
+        ("environment.cpu_governor", {"environment": {**SERIES["environment"], "cpu_governor": "powersave"}}),
         ("data.sequence_length", {"config": {"data.sequence_length": 128, "data.batch_size": 2, "log_every": 10}}),
         ("device", {"facts": {"device": "NVIDIA H100"}}),
         ("useful tokens", {"useful_fraction": 0.6}),
@@ -67,9 +73,11 @@ def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
-        ("environment.torch", {"environment": {"cpu": "X", "cores": 2, "torch": "2.14"}}),
+        ("environment.torch", {"environment": {**SERIES["environment"], "torch": "2.14"}}),
         ("log_every", {"config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 5}}),
         ("load by other processes", {"other_cpu_cores": 0.9}),
+        ("arms of the study", {"arms": 9}),
+        ("probes.host", {"probes": {"host": False}}),
     ],
 )
 def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> None:
@@ -80,7 +88,7 @@ def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> No
 
 
 def test_another_commit_is_what_is_compared() -> None:
-    other = series(seed=1, environment={"cpu": "X", "cores": 2, "torch": "2.13", "git_commit": "b"})
+    other = series(seed=1, environment={**SERIES["environment"], "git_commit": "b"})
     assert compare_series(series(), other, LIMITS).warned == []
 
 
@@ -107,3 +115,19 @@ def test_the_series_of_a_study() -> None:
     assert base.startup_ms == [2000.0] * 9
     assert base.useful_fraction == pytest.approx(200 / 256)
     assert np.median(found[HEAD].part_ms["step"]) > np.median(base.part_ms["step"])
+
+
+def test_startup_alone_is_not_held_against_startup_beside_others() -> None:
+    ours, theirs = series(startup_ms=[1000.0] * 7), series(seed=1, startup_ms=[2000.0] * 7)
+    (gate,) = compare_series(ours, theirs, LIMITS).contest.gates
+    assert (gate.name, gate.decision.outcome) == ("startup", "slower")
+    assert compare_series(ours, replace(theirs, started="one by one"), LIMITS).contest.gates == []
+
+
+def test_a_study_whose_environment_changed_has_no_series() -> None:
+    record, runs = study()
+    runs[-1].record.environment = {"torch": "2.14"}
+    for one in runs[:-1]:
+        one.record.environment = {"torch": "2.13"}
+    with pytest.raises(InputError, match=r"block 8 ran in another environment than block 0 \(torch\)"):
+        series_of(record, runs)

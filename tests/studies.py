@@ -1,0 +1,36 @@
+"""Runs scenarios as a user does, and makes other states of the code to run them with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.results import StudyFolder
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_study(content: dict[str, Any], folder: Path) -> StudyFolder:
+    """Run a scenario through the real entry point; the study's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    command = [sys.executable, "-m", "harness", "run", str(folder / "scenario.yaml"), "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return StudyFolder(max((folder / content["name"]).iterdir()))
+
+
+def copy_code(folder: Path, path: str, before: str, after: str) -> Path:
+    """This code in ``folder``, with ``after`` for ``before`` in the file at ``path``; the folder."""
+    for name in ("harness", "trainer", "profiles"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (folder / path).read_text()
+    assert before in text
+    (folder / path).write_text(text.replace(before, after))
+    return folder
