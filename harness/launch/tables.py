@@ -8,7 +8,8 @@ from typing import Any
 from harness.analysis.device import Fetch, device_columns
 from harness.analysis.exposure import attribute
 from harness.probes.bare import BareRecorder
-from harness.probes.steps import PhaseSpan, Received, StepRecorder
+from harness.probes.rows import PhaseSpan, Received, Rows
+from harness.probes.steps import StepRecorder
 from harness.results import PHASES, Columns
 from trainer.telemetry import StageSpan
 
@@ -18,7 +19,8 @@ def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = Fals
 
     On an ``asynchronous`` device, what was exposed and hidden follows from what the device did, not from the waits.
     """
-    steps = recorder.steps
+    rows = Rows(recorder.steps) if isinstance(recorder, BareRecorder) else recorder.rows()
+    steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
         "turn": [row.turn for row in steps],
@@ -31,10 +33,10 @@ def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = Fals
     names = ("tokens", "trained_tokens", "samples")
     if isinstance(recorder, BareRecorder):
         return columns | {name: [counts[place] for counts in recorder.counts] for place, name in enumerate(names)}
-    received = [batch for batch in recorder.received_batches if batch.step_row < len(steps)]
+    received = [batch for batch in rows.received if batch.step_row < len(steps)]
     for index, phase in enumerate(PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
-    columns.update(_device(recorder, received) if asynchronous else _waits(received, len(steps)))
+    columns.update(_device(recorder, rows, received) if asynchronous else _waits(received, len(steps)))
     for name in names:
         counts = [0] * len(steps)
         for batch in received:
@@ -51,13 +53,13 @@ def _waits(received: list[Received], rows: int) -> Columns:
     )
 
 
-def _device(recorder: StepRecorder, received: list[Received]) -> Columns:
+def _device(recorder: StepRecorder, rows: Rows, received: list[Received]) -> Columns:
     waiting = [StageSpan("sync", call.start_ns, call.end_ns) for call in recorder.blocking]
     return device_columns(
-        [(row.start_ns, row.start_ns + row.wall_ns) for row in recorder.steps],
+        [(row.start_ns, row.start_ns + row.wall_ns) for row in rows.steps],
         [(kernel.start_ns, kernel.end_ns) for kernel in recorder.kernels],
         [(kernel.launch_start_ns, kernel.launch_end_ns) for kernel in recorder.kernels],
-        [*recorder.phases, *waiting],
+        [*rows.phases, *waiting],
         [
             Fetch(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.trace and batch.trace.stages())
             for batch in received
@@ -75,14 +77,15 @@ def spans_table(recorder: StepRecorder | BareRecorder, pid: int, tid: int, rank:
     if isinstance(recorder, BareRecorder):
         return {}
     main = (pid, tid, "main", rank)
-    rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in recorder.phases]
-    for batch in recorder.received_batches:
+    known = recorder.rows()
+    rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in known.phases]
+    for batch in known.received:
         if (trace := batch.trace) is not None:
             rows += [
                 (trace.pid, trace.tid, trace.role, rank, s.name, batch.batch, s.start_ns, s.end_ns, _cpu_ns(s))
                 for s in trace.stages()
             ]
-    received_ns = [batch.wait_end_ns for batch in recorder.received_batches]
+    received_ns = [batch.wait_end_ns for batch in known.received]
     for kernel in recorder.kernels:
         batch_number = bisect_right(received_ns, kernel.launch_start_ns) - 1  # the last one the host had got by then
         for role, start, end in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from harness.probes.steps import StepRow
+from harness.probes.rows import StepRow
 from trainer.telemetry import BatchTrace, Blocked, Kernel
 
 
