@@ -95,6 +95,7 @@ def test_without_pytest_benchmark(suite: Path) -> None:
 
 
 def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: Path) -> None:
+    (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 3"))
     test = suite / "test_speed.py"
     test.write_text(KEPT.format(arm="plain"))
     missing = run_pytest(suite, "-rs")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.analysis.regression.decision import is_look
 from harness.results import StudyFolder
 from tests.studies import ROOT, copy_code
 
@@ -49,8 +50,8 @@ def scenario(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This code, in which every declared cost takes a third longer."""
-    changed = COST.replace("1e6", "1.33e6")
+    """This code, in which every declared cost takes twice as long."""
+    changed = COST.replace("1e6", "2e6")
     return copy_code(tmp_path_factory.mktemp("slower"), "trainer/inject.py", COST, changed)
 
 
@@ -73,12 +74,12 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     study = StudyFolder(path)
     record = study.read_study()
     assert (record.status, record.blocks) == ("done", len(record.order))
-    assert record.blocks in (4, 6, 9)  # a look, not the most there could be
+    assert is_look(record.blocks)  # it stopped when it was decided
     content = json.loads((path / "regression.json").read_text())
     (contest,) = content["contests"]
-    assert 0.1 < contest["step"]["change"]["median"] < 0.35
+    assert 0.3 < contest["step"]["change"]["median"] < 1
     changes = {part["name"]: part["decision"]["change"]["median"] for part in contest["parts"]}
-    assert changes["tokenize"] > 0.1  # the declared cost among it takes a third longer, the tokenizing itself does not
+    assert 0.3 < changes["tokenize"] < 1  # the declared cost among it takes twice as long, the tokenizing does not
     for run in study.runs():
         assert run.record.startup_ns is not None
         assert run.record.startup_ns > 0.1e9
@@ -112,7 +113,7 @@ def test_a_side_that_fails_ends_the_check_and_is_an_error(
         "regress", scenario, "--base", str(ROOT), "--head", str(broken), "--out", str(out), "--junit", str(junit)
     )
     assert done.returncode == 1
-    assert "text: undecided, no block in which both sides finished" in done.stdout
+    assert "text: undecided, RuntimeError: a broken state" in done.stdout
     assert "Traceback" not in done.stderr
     suite = ElementTree.parse(junit).getroot().find("testsuite")
     assert suite is not None
@@ -130,7 +131,7 @@ def test_code_that_changes_while_it_is_measured_decides_nothing(
     moving = copy_code(tmp_path_factory.mktemp("moving"), "trainer/inject.py", COST, COST.replace("1e6", "2e6"))
     out = tmp_path / "out"
     command = [sys.executable, "-m", "harness", "regress", scenario, "--base", str(ROOT), "--head", str(moving)]
-    command += ["--out", str(out)]
+    command += ["--out", str(out), "--budget", "10s"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert any(line.startswith("study ") for line in process.stderr)  # it has begun

@@ -141,7 +141,7 @@ def test_a_killed_run_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
-    with start(tmp_path, "--repeats", "3", "--interleave", "runs", steps=6) as process:
+    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=6) as process:
         study = wait_for_study(tmp_path / "out")
         wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
         wait_for_runs(process.pid)
@@ -151,11 +151,11 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
     wait_for(lambda: not any(_alive(pid) for pid in everyone))
     assert study.read_study().status == "interrupted"
     kept = {path: path.read_text() for path in study.path.glob("runs/*/*/run.json")}
-    assert 1 <= len(kept) < 6
+    assert 1 <= len(kept) < 4
     assert study.summary_md.exists()
     resumed = harness("run", "--resume", str(study.path))
     assert resumed.returncode == 0, resumed.stderr
-    assert len(list(study.path.glob("runs/*/*/run.json"))) == 6
+    assert len(list(study.path.glob("runs/*/*/run.json"))) == 4
     assert {path: path.read_text() for path in kept} == kept
 
 
