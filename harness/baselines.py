@@ -1,7 +1,8 @@
 """Baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
 
-``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores and
-memory, the device, Python's version and those of the packages that do the work; their fingerprint names the folder.
+``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores, CPU
+quota, governor and turbo, NVIDIA driver and memory, the device, Python's version and those of the packages that do the
+work; their fingerprint names the folder.
 """
 
 from __future__ import annotations
@@ -63,21 +64,25 @@ def save(folder: Path, series: Series) -> Path:
 
 def read(path: Path) -> Baseline:
     """The baseline at ``path``; InputError where it is none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    again = "make it anew with harness baseline save STUDY"
     try:
         content = json.loads(path.read_text())
         schema = content["schema"]
-        known = {one.name for one in fields(Series)}
-        series = Series(**{key: value for key, value in content.items() if key in known})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a baseline ({error}); make one with harness baseline save STUDY") from error
+        raise InputError(f"{path}: not a baseline ({error}); {again}") from error
     if schema != SCHEMA:
         raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
-    for key in ("part_ms", "config", "environment", "facts"):
-        if not isinstance(content.get(key), dict):
-            raise InputError(f"{path}: {key}: not an object; make it anew with harness baseline save STUDY")
-    step_ms = series.part_ms.get(STEP)
-    if not isinstance(step_ms, list) or not step_ms or not all(isinstance(one, float) for one in step_ms):
-        raise InputError(f"{path}: part_ms.{STEP}: no times; make it anew with harness baseline save STUDY")
+    known = {one.name for one in fields(Series)}
+    try:
+        series = TypeAdapter(Series).validate_python({key: content[key] for key in content if key in known})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {again}") from error
+    for name in dict.fromkeys([STEP, *series.part_ms]):
+        if not series.part_ms.get(name):
+            raise InputError(f"{path}: part_ms.{name}: no times; {again}")
     return Baseline(path, str(content.get("environment_key")), series)
 
 

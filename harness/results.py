@@ -128,7 +128,8 @@ class StudyRecord:
     interleave_reason: str = ""
     blocks: int = 0
     order: list[list[str]] = field(default_factory=list)  # per block, the arms in the order they run
-    # name, control, of, declared, config; contest: what it is one side of; code: where it runs other code than this
+    # name, control, of, declared, config; contest: what it is one side of; code: where it runs other code than this;
+    # other_defaults: what that code and its base have for keys that nobody declared
     arms: list[dict[str, Any]] = field(default_factory=list)
     comparisons: list[dict[str, str]] = field(default_factory=list)  # baseline, candidate
     environment: dict[str, Any] = field(default_factory=dict)

@@ -98,7 +98,7 @@ class ProbesConfig(Config):
     calibrate: bool = False
     """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
     timeline_steps: int = Field(20, ge=1, le=10_000)
-    """Steps of each arm shown in timeline.json.gz: the last measured ones."""
+    """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last turn."""
 
 
 class Scenario(Config):

@@ -13,7 +13,7 @@ from typing import Any
 from harness.analysis.comparisons import Blocks, speed, steps_per_s
 from harness.analysis.ledger import mean_over
 from harness.analysis.statistics import Estimate
-from harness.results import ALONE, BARE, LEDGER, PROFILED
+from harness.results import ALONE, BARE, LEDGER, PROFILED, RunData
 
 NAMES = {
     "ledger": "step ledger (always on)",
@@ -22,6 +22,9 @@ NAMES = {
     "torch_profiler": "torch_profiler, while it records",
     "py_spy": "py_spy, while it samples",
 }
+
+
+SAMPLED = ("host", "nvml")  # by the sampling process
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,26 @@ def is_probe_control(control: str | None) -> bool:
     return control is not None and (control in (BARE, PROFILED) or control.startswith(ALONE))
 
 
-def probe_costs(arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks]) -> list[ProbeCost]:
-    """The costs that the study's controls tell; ``arms`` as in study.json, ``ledgers`` of finished runs by arm."""
-    return list(_costs(arms, ledgers))
+def probe_costs(
+    arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
+) -> list[ProbeCost]:
+    """The costs that the study's controls tell; ``arms`` as in study.json, ``ledgers`` of finished runs by arm.
+
+    A probe that did not run in one of ``runs`` has no cost to tell: it is left out, and the report says why it did not.
+    """
+    idle = {run.record.arm for run in runs if _idle(run)}
+    return list(_costs(arms, {arm: blocks for arm, blocks in ledgers.items() if arm not in idle}))
+
+
+def _idle(run: RunData) -> bool:
+    """Whether ``run`` is there for one probe's cost, and that probe did not run."""
+    control = run.record.control or ""
+    if run.record.status != "done" or not control.startswith(ALONE) or control == LEDGER:
+        return False
+    probe = control.removeprefix(ALONE)
+    if probe in SAMPLED:
+        return not run.probes.get("taken_samples", {}).get(probe)
+    return probe in run.probes.get("failed", ())
 
 
 def _costs(arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks]) -> Iterator[ProbeCost]:

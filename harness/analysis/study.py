@@ -142,7 +142,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         problems=_problems(study, declared, records, ledgers, blocks),
         emulated=any(bool(record.facts.get("emulated")) for record in everyone),
         environment=study.environment or next((r.environment for r in everyone if r.environment), {}),
-        probe_costs=probe_costs(declared, ledgers),
+        probe_costs=probe_costs(declared, ledgers, runs),
         probe_problems=_probe_problems(runs),
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,8 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         path = getattr(arguments, option)
         if path and not Path(path).absolute().parent.is_dir():
             raise InputError(f"--{option} {path}: its folder does not exist")
+        if path and Path(path).is_dir():
+            raise InputError(f"--{option} {path}: a folder; give a file")
     scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
     asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
     asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
@@ -54,11 +58,10 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     print(f"evidence: {found.folder / regression.MARKDOWN}")
     for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
         if path:
-            Path(path).write_bytes((found.folder / name).read_bytes())
-    try:
+            with _evidence_is_kept(path):
+                Path(path).write_bytes((found.folder / name).read_bytes())
+    with _evidence_is_kept("GITHUB_STEP_SUMMARY"):
         regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
-    except OSError as error:
-        print(f"harness: GITHUB_STEP_SUMMARY: {error.strerror}", file=sys.stderr)
     if found.status == "interrupted":
         return INTERRUPTED
     verdict = regression.overall(contests)
@@ -67,6 +70,15 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         if verdict != "slower":
             return 1
     return exit_code(verdict, undecided)
+
+
+@contextmanager
+def _evidence_is_kept(where: str) -> Iterator[None]:
+    """What cannot be written there is in the study's folder all the same: say so, and let the verdict stand."""
+    try:
+        yield
+    except OSError as error:
+        print(f"harness: {where}: {error.strerror}", file=sys.stderr)
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:

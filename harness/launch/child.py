@@ -145,6 +145,7 @@ class Run:
         self.recorder.turn = turn
         # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
         # device that has nothing queued.
+        self.attached.begin()
         self._take(steps, settle, warmup=True)
         self.attached.start()
         self._take(steps, count, warmup=False)

@@ -42,7 +42,7 @@ for config in json.load(sys.stdin):
     except ValidationError as error:
         unknown.append([[list(e["loc"]), e["type"], e["msg"]] for e in error.errors()])
 print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "environment": record_environment(),
-                  "errors": unknown}))
+                  "errors": unknown, "defaults": TrainerConfig().model_dump(mode="json")}))
 """
 
 
@@ -84,8 +84,17 @@ def find_code(where: str, repository: Path) -> Code:
     return Code(str(folder), _python(folder), label)
 
 
-def examine(code: Code, configs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The environment that ``code`` runs in, and for each configuration the errors its own schema has with it.
+@dataclass(frozen=True)
+class Examined:
+    """What a code runs in, its defaults, and for each configuration the errors that its schema has with it."""
+
+    environment: dict[str, Any]
+    defaults: dict[str, Any]
+    errors: list[list[Any]]
+
+
+def examine(code: Code, configs: list[dict[str, Any]]) -> Examined:
+    """What ``code`` says of itself and of ``configs``.
 
     Raises InputError where it cannot even be imported, or where another installation answers in its place.
     """
@@ -99,7 +108,7 @@ def examine(code: Code, configs: list[dict[str, Any]]) -> tuple[dict[str, Any], 
     for name in ("harness", "trainer"):
         if not Path(found[name]).resolve().is_relative_to(Path(code.folder).resolve()):
             raise InputError(f"{code.label}: {name} is imported from {found[name]}, not from {code.folder}")
-    return {**found["environment"], "git_commit": code.label}, found["errors"]
+    return Examined({**found["environment"], "git_commit": code.label}, found["defaults"], found["errors"])
 
 
 def fit_config(code: Code, config: dict[str, Any], defaults: dict[str, Any], errors: list[Any]) -> dict[str, Any]:

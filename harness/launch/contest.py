@@ -13,6 +13,7 @@ from harness.analysis.regression.gate import Contest, Limits, contests
 from harness.contest import BASE, HEAD, Contests
 from harness.launch.code import examine, find_code, fit_config
 from harness.launch.study import Sequential, run_study
+from harness.overrides import flatten
 from harness.plan import Arm
 from harness.results import StudyFolder, StudyRecord
 from trainer.config import TrainerConfig
@@ -54,8 +55,8 @@ def run_contests(
             return all(contest.missing is not None for contest in found)
         if not is_look(blocks):
             return False
-        found = contests(record, list(folder.runs()), replace(limits, memory=None, startup=None))
-        return all(one.step.outcome != "undecided" for one in found if one.missing is None)
+        found = contests(record, list(folder.runs()), limits)
+        return all(one.settled for one in found if one.missing is None)
 
     said = {name: {"contest": contest, **(arms or {}).get(name, {})} for name, contest in asked.names.items()}
     outcome = run_study(asked.plan, out, command, source, Sequential(enough, said))
@@ -76,13 +77,27 @@ def with_codes(asked: Contests, base: str, head: str, repository: Path) -> tuple
     defaults = TrainerConfig().model_dump(mode="json")
     sides = [BASE if _is_base(arm) else HEAD for arm in asked.plan.arms]
     examined = {side: examine(code, configs) for side, code in codes.items()}
-    said, declared = {}, []
+    other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
+    said: dict[str, dict[str, Any]] = {}
+    declared = []
     for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
-        environment, errors = examined[side]
-        config = fit_config(codes[side], configs[place], defaults, errors[place])
-        said[arm.name] = {"code": asdict(codes[side]), "environment": environment, "config": config}
+        one = examined[side]
+        config = fit_config(codes[side], configs[place], defaults, one.errors[place])
+        said[arm.name] = {"code": asdict(codes[side]), "environment": one.environment, "config": config}
+        if other:
+            said[arm.name]["other_defaults"] = other
         declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
     return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), said
+
+
+def _other_defaults(base: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+    """Defaults that the two states do not share, which no run would show: both are given one configuration."""
+    ours, theirs = flatten(base), flatten(head)
+    return [
+        f"default: {key} is {ours[key]!r} at base and {theirs[key]!r} at head; both ran one configuration"
+        for key in sorted(set(ours) & set(theirs))
+        if ours[key] != theirs[key]
+    ]
 
 
 def _is_base(arm: Arm) -> bool:

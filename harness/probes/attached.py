@@ -34,14 +34,17 @@ class Attached:
             self._py_spy = PySpy(probes["py_spy"], folder)
             allow_tracing()
 
-    def start(self) -> None:
-        """Steps that count are about to begin: sample, and record whatever runs beside them."""
-        if self._sampler is not None:
-            self._sampler.start()
+    def begin(self) -> None:
+        """A turn is about to begin: record whatever runs beside it. Before it settles: these take long to start."""
         if not self._windows:
             for probe in (self._profiler, self._py_spy):
                 if probe is not None:
                     probe.begin()
+
+    def start(self) -> None:
+        """Steps that count are about to begin: sample."""
+        if self._sampler is not None:
+            self._sampler.start()
 
     def stop(self) -> None:
         if not self._windows:
@@ -89,4 +92,5 @@ class Attached:
                 result["problems"] += probe.problems
                 if self._windows:
                     result[name] = probe.facts()
+        result["failed"] = ["py_spy"] if self._py_spy is not None and self._py_spy.failed else []
         return result

@@ -137,11 +137,9 @@ def is_sibling(pid: int, own: set[int]) -> bool:
 
 
 def _study(pid: int) -> int | None:
-    """The process that starts the runs of a study, if ``pid`` is such a run: its parent, or that of its template."""
-    parent = _parent(pid)
-    if parent is not None and parent > 1 and _is_template(parent):
-        parent = _parent(parent)
-    return parent if parent is not None and parent > 1 else None
+    """The process that runs the study, if ``pid`` is one of its runs: who started the template that it comes from."""
+    template = _parent(pid)
+    return _parent(template) if template is not None and _is_template(template) else None
 
 
 def _is_template(pid: int) -> bool:

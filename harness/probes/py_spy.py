@@ -84,6 +84,11 @@ class PySpy:
         with scratch, self._told():
             recording.end()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it could not sample: ``problems`` says why."""
+        return self._failed
+
     def facts(self) -> dict[str, Any]:
         """The entry "py_spy" of probes.json: what :func:`harness.traces.py_spy.read_stacks` needs; {} if it failed."""
         return self._facts

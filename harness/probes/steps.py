@@ -50,6 +50,7 @@ class StepRecorder:
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
         self._events: list[tuple[Any, ...]] = []  # see probes.rows
+        self._made: tuple[int, Rows] | None = None  # of so many events
         self._inline_batches = 0
         self._read_ns = 0  # when the CPU time was read last
 
@@ -69,8 +70,10 @@ class StepRecorder:
         return self.rows().received
 
     def rows(self) -> Rows:
-        """All three, made anew: not for while steps are measured."""
-        return make_rows(self._events)
+        """All three: not for while steps are measured."""
+        if self._made is None or self._made[0] != len(self._events):
+            self._made = (len(self._events), make_rows(self._events))
+        return self._made[1]
 
     def enter(self, name: str) -> None:
         now = monotonic_ns()

@@ -27,9 +27,11 @@ _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
 SCHEMA = 1
 
 
-def write(folder: StudyFolder, contests: Sequence[Contest], notes: Sequence[str] = ()) -> str:
-    """Write all three into the study's folder; returns the page."""
-    page = markdown(contests, notes)
+def write(
+    folder: StudyFolder, contests: Sequence[Contest], notes: Sequence[str] = (), *, alternated: bool = True
+) -> str:
+    """Write all three into the study's folder; returns the page. ``alternated``: see :func:`markdown`."""
+    page = markdown(contests, notes, alternated=alternated)
     write_text(folder.path / MARKDOWN, page)
     write_json(folder.path / JSON, as_json(contests, notes))
     write_bytes(folder.path / JUNIT, junit(contests))
@@ -62,6 +64,8 @@ def sentence(contest: Contest) -> str:
     for gate in contest.gates:
         if gate.decision.outcome == "slower":
             text += f"; {gate.name} grew by {change(gate.decision)}"
+    for name, decision in contest.open.items():
+        text += f"; undecided, as {name} looks worse than allowed: {change(decision)}"
     if contest.rare and contest.total is not None:
         text += f"; but all time together changed by {change(contest.total)}: longer in fewer than half of the rounds"
     if contest.other_work is not None:
@@ -152,6 +156,11 @@ def _inside(contest: Contest) -> list[str]:
         lines.append(
             f"{contest.name}: slower in fewer than half of the rounds: all time together changed by "
             f"{change(contest.total)}, the typical round by {change(contest.step)}"
+        )
+    if "all time together" in contest.open:
+        lines.append(
+            f"{contest.name}: all time together, rare long steps among it, looks worse than allowed and is not "
+            f"decided: {change(contest.open['all time together'])}"
         )
     if contest.other_work is not None:
         lines.append(f"{contest.name}: the two do different work ({contest.other_work}): nothing is called the same")

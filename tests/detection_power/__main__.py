@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +20,7 @@ from harness.launch.study import run_study
 from harness.plan import make_plan
 from harness.results import StudyFolder
 from harness.scenario import load_scenario
+from tests.detection_power.load import busy
 from tests.detection_power.trials import (
     BASE,
     GATE,
@@ -86,7 +84,7 @@ def main() -> None:
     injected_ms = {level: round(step_ms * level / 100, 5) for level in LEVELS}
     print(f"base: {step_ms:.3f} ms a step; injected: {injected_ms}", flush=True)
     quiet = _record(arguments.work / "quiet", injected_ms, arguments.trials * arguments.most, loaded=False)
-    with _busy():
+    with busy():
         blocks = arguments.loaded_trials * arguments.most
         loaded = _record(arguments.work / "loaded", injected_ms, blocks, loaded=True)
     found = trials(quiet, arguments.most) + trials(loaded, arguments.most)
@@ -140,26 +138,6 @@ def _studies(work: Path, blocks: int, injected_ms: Mapping[int, float]) -> Itera
             outcome = run_study(plan, folder, ["python", "-m", "tests.detection_power"], str(path))
         assert outcome.status == "done", outcome
         yield StudyFolder(outcome.folder)
-
-
-@contextmanager
-def _busy() -> Iterator[None]:
-    """A process beside everything that keeps a core busy half of the time."""
-    process = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-def _burn() -> None:
-    while True:
-        until_s = time.monotonic() + 0.05
-        while time.monotonic() < until_s:
-            pass
-        time.sleep(0.05)
 
 
 def table(

@@ -16,7 +16,8 @@ from itertools import pairwise
 from pytest_benchmark.utils import parse_compare_fail
 
 from harness.analysis.ledger import measure
-from harness.analysis.regression.decision import Decision, decide, is_look
+from harness.analysis.regression.decision import decide, is_look
+from harness.analysis.regression.gate import Contest
 from harness.analysis.regression.rounds import rounds, total_log, typical_log
 from harness.results import RunData
 
@@ -101,21 +102,21 @@ def successive(blocks: Sequence[Block], most: int) -> list[Trial]:
 
 
 def _trial(level: int, blocks: Sequence[Block]) -> Trial:
-    decision: Decision | None = None
-    total: Decision | None = None
+    """As `harness regress` stops and decides, of one arm without its other limits."""
+    contest: Contest | None = None
     for count in range(1, len(blocks) + 1):
         if is_look(count) or count == len(blocks):
-            logs = [block.logs[arm_of(level)] for block in blocks[:count]]
-            decision = decide(logs, WITHIN, [block.logs[TWIN] for block in blocks[:count]])
-            totals = [block.totals[arm_of(level)] for block in blocks[:count]]
-            total = decide(totals, WITHIN, [block.totals[TWIN] for block in blocks[:count]])
-            if decision.outcome != "undecided":
+            logs, totals = ([one.logs for one in blocks[:count]], [one.totals for one in blocks[:count]])
+            step, total = (
+                decide([one[arm_of(level)] for one in values], WITHIN, [one[TWIN] for one in values])
+                for values in (logs, totals)
+            )
+            contest = Contest(arm_of(level), BASE, arm_of(level), count, step, total=total)
+            if contest.settled:
                 break
-    assert decision is not None
-    assert total is not None
-    outcome = "slower" if total.outcome == "slower" else decision.outcome  # as a contest's verdict
-    change = None if decision.change is None else decision.change.median
-    return Trial(level, any(block.loaded for block in blocks[:count]), outcome, count, change)
+    assert contest is not None
+    change = None if contest.step.change is None else contest.step.change.median
+    return Trial(level, any(block.loaded for block in blocks[:count]), contest.verdict, count, change)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,11 +42,30 @@ def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(
     assert baselines.find(tmp_path, other)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', "[1]", '{"schema": 9, "scenario": "a"}'])
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("part_ms", {"step": [10.0], "fetch": []}, r"part_ms\.fetch: no times"),
+        ("part_ms", {"step": ["x"]}, r"part_ms\.step\.0: "),
+        ("part_ms", {"fetch": [1.0]}, r"part_ms\.step: no times"),
+        ("blocks", None, "blocks: "),
+        ("useful_fraction", "x", "useful_fraction: "),
+        ("probes", [1], "probes: "),
+    ],
+)
+def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value: object, line: str) -> None:
+    path = baselines.save(tmp_path, series())
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(InputError, match=line) as error:
+        baselines.read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": 9, "scenario": "a"}'])
 def test_a_file_that_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a" / "b.json"
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(InputError, match=r"b\.json: not a baseline") as error:
+    with pytest.raises(InputError, match=r"b\.json: (not a baseline|schema 9)") as error:
         baselines.read(path)
     assert "\n" not in str(error.value)

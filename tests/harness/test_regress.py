@@ -153,6 +153,7 @@ def test_code_that_changes_while_it_is_measured_decides_nothing(
         (["--base", "{root}", "--budget", "soon"], "--budget 'soon': allowed: a time"),
         (["--base", "{root}", "--arm", "txt"], "--arm txt: no arm matches"),
         (["--base", "{root}", "--control", "dose"], "control 'dose': allowed: data-only, ideal-data"),
+        (["--base", "HEAD", "--junit", "{root}"], "a folder; give a file"),
         (["--base", "{root}", "--undecided-exit", "x"], "--undecided-exit 'x': allowed: 0 to 125"),
         ([], "the following arguments are required: --base"),
     ],

@@ -44,6 +44,8 @@ def _compare(marks: list[tuple[int, int, str, str]], spans: Rows) -> dict[str, A
     problems = []
     if low > LIMIT_NS or high < -LIMIT_NS or low - high > LIMIT_NS:
         problems.append(f"profiler and ledger disagree: its clock is {low} to {high} ns ahead")
+    elif high - low > 2 * LIMIT_NS:
+        problems.append(f"how far profiler and ledger disagree is not known: its clock is {low} to {high} ns ahead")
     return {
         "marks": len(marks),
         "spans": len(starts),

@@ -98,6 +98,8 @@ def differences(baseline: Series, candidate: Series) -> list[Difference]:
     if max((load or 0.0 for load in loads), default=0.0) > LOAD:
         shown = ["unknown" if load is None else f"{load:.2f} cores" for load in loads]
         found.append(Difference("load by other processes", shown[0], shown[1], False))
+    if baseline.failed_runs or candidate.failed_runs:
+        found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
     check("interleave", baseline.interleave, candidate.interleave, False)
     if baseline.arms and candidate.arms and baseline.probes and candidate.probes:  # older baselines do not say
         check("arms of the study", baseline.arms, candidate.arms, False)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from harness.analysis.confounds import confounds
+from harness.analysis.comparisons import Blocks
+from harness.analysis.confounds import USEFUL, confounds
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.analysis.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
@@ -83,9 +84,19 @@ class Contest:
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
         if any(decision.outcome == "slower" for decision in every):
             return "slower"
-        if self.other_work is not None or any(_looks_worse(gate.decision) for gate in self.gates):
-            return "undecided"
-        return self.step.outcome
+        return "undecided" if self.other_work is not None or self.open else self.step.outcome
+
+    @property
+    def open(self) -> dict[str, Decision]:
+        """What beside the step is not decided and looks worse than allowed, by name: more blocks may decide it."""
+        beside = {"all time together": self.total} if self.total is not None else {}
+        beside |= {gate.name: gate.decision for gate in self.gates}
+        return {name: decision for name, decision in beside.items() if _looks_worse(decision)}
+
+    @property
+    def settled(self) -> bool:
+        """Whether more blocks are not needed: the step is slower, or it is decided and nothing beside it looks worse."""
+        return self.step.outcome == "slower" or (self.step.outcome != "undecided" and not self.open)
 
     @property
     def rare(self) -> bool:
@@ -156,6 +167,11 @@ def _contest(
     )
     ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
     differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
+    differing += arms.get(candidate, {}).get("other_defaults") or []
+    tokens = [_tokens_per_step(ledger) for ledger in ledgers]
+    if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
+        reason = f"steps of {tokens[0]:,.0f} and of {tokens[1]:,.0f} tokens: their times cannot be compared"
+        return nothing(name, ours_is, theirs_is, limits.step, reason, len(shared), differing)
     step = decide(_typical(ours, theirs, its_twin), limits.step, _typical(ours, its_twin), level)
     baseline_ms = _median_ms(ours, shared, STEP)
     return Contest(
@@ -254,6 +270,13 @@ def _looks_worse(decision: Decision) -> bool:
     """Whether it is undecided with its median beyond what is allowed."""
     change = decision.change
     return decision.outcome == "undecided" and change is not None and change.median > decision.within
+
+
+def _tokens_per_step(ledgers: Blocks) -> float | None:
+    """Positions, over all measured steps; None where they were not counted."""
+    steps = sum(len(one.step_ms) for one in ledgers.values())
+    counted = [one.tokens for one in ledgers.values() if one.tokens is not None]
+    return sum(counted) / steps if steps and len(counted) == len(ledgers) else None
 
 
 def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> list[float]:

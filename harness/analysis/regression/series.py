@@ -47,6 +47,7 @@ class Series:
     useful_fraction: float | None = None
     sm_clock_mhz: float | None = None
     other_cpu_cores: float | None = None
+    failed_runs: int = 0
     interleave: str = "runs"
     arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
     probes: dict[str, Any] = field(default_factory=dict)  # dotted keys
@@ -113,6 +114,7 @@ def _series(study: StudyRecord, arm: str, group: Mapping[int, RunData], twin: Ma
         useful_fraction=useful_fraction(ledgers),
         sm_clock_mhz=median(clocks) if clocks else None,
         other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
+        failed_runs=sum(run.record.status == "failed" for run in group.values()),
         interleave=first.interleave,
         arms=len(study.arms) or None,
         probes=flatten(study.scenario_text.get("probes") or {}),

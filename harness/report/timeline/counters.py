@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from harness.report.timeline.model import Counter, Process
 from harness.report.timeline.windows import Range, Window
@@ -37,6 +38,7 @@ def sampled(window: Window) -> Process:
             series = found.setdefault((row["source"], row["metric"], row["unit"] or "value"), {})
             series[row["t_ns"]] = row["value"]
     intervals_s = found.get(("host", "interval_s", "s"), {})
+    turns = _turns(window.run)
     for (source, metric, unit), series in sorted(found.items()):
         if metric in LEFT_OUT:
             continue
@@ -52,10 +54,34 @@ def sampled(window: Window) -> Process:
             points = sorted(series.items())
             if metric.endswith(OVER_TIME):  # a point is shown until the next one, so it must stand where it began
                 times = [t_ns for t_ns, _ in points]
-                points = [(before, value) for before, (_, value) in zip(times, points[1:], strict=False)]
+                points = [
+                    (_within_turn(before, until, turns), value)
+                    for before, (until, value) in zip(times, points[1:], strict=False)
+                ]
+        if points and (metric in GROWTH or metric.endswith(OVER_TIME)):
+            first, last = points[0][0], points[-1][0]
+            points += [(end, 0.0) for _, end in turns[:-1] if first < end < last]  # between turns it stands still
+            points.sort()
         if points:
             process.counters.append(Counter(name, unit, points))
     return process
+
+
+def _turns(run: RunData) -> list[Range]:
+    """From the first to the last measured step of each turn, in order."""
+    if run.steps is None:
+        return []
+    found: dict[int, Range] = {}
+    names = ("turn", "start_ns", "wall_ns", "warmup")
+    for turn, start, wall, warmup in zip(*(run.steps.column(name).to_pylist() for name in names), strict=True):
+        if not warmup:
+            found[turn] = (found.get(turn, (start, 0))[0], start + wall)
+    return sorted(found.values())
+
+
+def _within_turn(since: int, until: int, turns: Sequence[Range]) -> int:
+    """``since``, or the start of the turn that ``until`` lies in where that is later."""
+    return max([since, *(start for start, _ in turns if since < start <= until)])
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:

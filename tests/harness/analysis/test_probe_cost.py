@@ -16,7 +16,7 @@ from tests.harness.synthetic import Arm, build
 QUIET = {"day": 0.1, "block": 1e-4, "turn": 1e-3, "step": 1e-3}
 
 
-def study(problems: dict[str, list[str]] | None = None) -> StudyReport:
+def study(problems: dict[str, list[str]] | None = None, **probes: object) -> StudyReport:
     """A step of 10 ms without probes: the ledger takes 0.1 ms of it, the sampler 0.2, py-spy 5."""
     arm = Arm("text", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 10.3})
     costs = {"bare": 10.0, "with-ledger": 10.1, "with-host": 10.3, "with-py_spy": 15.1}
@@ -28,7 +28,8 @@ def study(problems: dict[str, list[str]] | None = None) -> StudyReport:
     assert looked_into.steps is not None
     warm = looked_into.steps.set_column(2, "warmup", [[True] * len(looked_into.steps)])
     runs.append(replace(looked_into, steps=warm))
-    told = [replace(run, probes={"problems": (problems or {}).get(run.record.arm, [])}) for run in runs]
+    ran = {"taken_samples": {"host": 30}, "failed": [], **probes}
+    told = [replace(run, probes={"problems": (problems or {}).get(run.record.arm, []), **ran}) for run in runs]
     return analyse(record, told)
 
 
@@ -48,6 +49,16 @@ def test_declared_costs_come_out() -> None:
         assert cost.share.median == pytest.approx(share, abs=2e-3)
     assert costs["host"].against == "the ledger"
     assert costs["host"].cost_ms == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("probes", "gone"),
+    [({"failed": ["py_spy"]}, "py_spy, while it samples"), ({"taken_samples": {"host": 0}}, "host")],
+)
+def test_a_probe_that_did_not_run_has_no_cost(probes: dict[str, object], gone: str) -> None:
+    found = {cost.probe for cost in study(**probes).probe_costs}
+    assert gone not in found
+    assert len(found) == 3
 
 
 def test_the_run_that_is_looked_into_is_no_figure_and_no_gap() -> None:

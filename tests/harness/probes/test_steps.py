@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,3 +196,64 @@ def test_the_cpu_time_of_a_span_is_within_it() -> None:
     spend(5, "busy")
     busy.exit("forward")
     assert busy.phases[0].cpu_ns > 4_000_000
+
+
+class Clock:
+    """Times that the test says: of the clock, of the thread's CPU, and of the run queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns, self.cpu_ns, self.delay_ns = 1_000_000, 0, 0
+        monkeypatch.setattr("harness.probes.steps.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("harness.probes.steps.thread_time_ns", lambda: self.cpu_ns)
+
+    def read(self) -> tuple[bytes, ...]:
+        return (f"{self.cpu_ns} {self.delay_ns} 1\n".encode(),)
+
+    def spend(self, wall_ns: int, cpu_ns: int, delay_ns: int = 0) -> None:
+        self.now_ns += wall_ns
+        self.cpu_ns += cpu_ns
+        self.delay_ns += delay_ns
+
+
+def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    recorder = StepRecorder(clock)  # type: ignore[arg-type]  # read() is all that it asks of a run queue
+    recorder.turn, recorder.warmup = 4, True
+    for number, delay_ns in ((7, 0), (8, 30_000), (9, 10_000_000)):
+        recorder.step(number)
+        recorder.enter("fetch")
+        clock.spend(40_000, 10_000)
+        recorder.enter("read")
+        clock.spend(100_000, 60_000 + number)
+        recorder.exit("read")
+        trace = recorder.take()
+        recorder.exit("fetch")
+        recorder.received(trace, 8, 7, 1)
+        clock.spend(50_000, 50_000)  # between phases, longer than a reading of the CPU time holds
+        recorder.enter("forward")
+        clock.spend(200_000, 150_000, delay_ns)
+        recorder.enter("log")
+        clock.spend(30_000, 5_000)
+        recorder.exit("log")
+        recorder.exit("forward")
+        recorder.warmup = False
+    recorder.pause()
+    table = steps_table(recorder)
+    assert table["step"] == [7, 8, 9]
+    assert table["turn"] == [4, 4, 4]
+    assert table["warmup"] == [True, False, False]
+    assert table["wall_ns"] == [420_000] * 3
+    assert table["contended_ns"] == [0, 30_000, 420_000]  # never more than the step
+    assert (table["fetch_ns"], table["forward_ns"]) == ([140_000] * 3, [200_000] * 3)
+    assert (table["log_ns"], table["other_ns"]) == ([30_000] * 3, [50_000] * 3)
+    assert table["exposed_read_ns"] == [100_000] * 3
+    assert table["exposed_transfer_ns"] == [40_000] * 3
+    spans = spans_table(recorder, 1, 1, 0)
+    cpu: dict[str, list[tuple[int, int]]] = {name: [] for name in ("read", "fetch", "forward", "log")}
+    for name, batch, value in zip(spans["name"], spans["batch"], spans["cpu_ns"], strict=True):
+        cpu[name].append((batch, value))
+    assert cpu["read"] == [(0, 60_007), (1, 60_008), (2, 60_009)]
+    assert cpu["fetch"] == [(0, 70_007), (1, 70_008), (2, 70_009)]
+    assert cpu["forward"] == [(0, 155_000), (1, 155_000), (2, 155_000)]
+    assert cpu["log"] == [(0, 5_000), (1, 5_000), (2, 5_000)]
+    assert [[stage.name for stage in batch.trace.stages()] for batch in recorder.received_batches] == [["read"]] * 3

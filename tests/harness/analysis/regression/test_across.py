@@ -57,6 +57,7 @@ def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -
         ("device", {"facts": {"device": "NVIDIA H100"}}),
         ("useful tokens", {"useful_fraction": 0.6}),
         ("SM clock", {"sm_clock_mhz": 1300.0}),
+        ("failed runs", {"failed_runs": 2}),
     ],
 )
 def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:

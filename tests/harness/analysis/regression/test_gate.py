@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from harness.analysis.regression.gate import Limits, contests
+from harness.report.regression import markdown, sentence
 from tests.harness.analysis.regression.tables import BASE, HEAD, TWIN, run, steps_table, study
 
 
@@ -73,6 +75,40 @@ def test_rare_long_steps_in_every_block_are_named() -> None:
     assert found.total is not None
     assert found.total.change is not None
     assert found.total.change.median > 0.08
+
+
+def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> None:
+    """Long steps in some blocks only: too few to decide, too many to call it the same."""
+    record, runs = study(0.0)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD and one.record.block % 2 == 0:
+            table = one.steps.to_pylist()
+            table[5]["wall_ns"] += 40_000_000
+            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+    (found,) = contests(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert list(found.open) == ["all time together"]
+    assert found.verdict == "undecided"
+    assert "all time together looks worse than allowed" in sentence(found)
+    assert "rare long steps among it" in markdown([found])
+
+
+def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
+    record, runs = study(-0.7)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            tokens = pa.array([64] * len(one.steps), one.steps.schema.field("tokens").type)
+            runs[place].steps = one.steps.set_column(one.steps.schema.get_field_index("tokens"), "tokens", tokens)
+    (found,) = contests(record, runs, Limits())
+    assert found.verdict == "undecided"
+    assert found.missing == "steps of 256 and of 64 tokens: their times cannot be compared"
+
+
+def test_defaults_that_differ_between_states_are_said() -> None:
+    record, runs = study(0.0)
+    record.arms[2]["other_defaults"] = ["default: data.workers is 0 at base and 2 at head; both ran one configuration"]
+    (found,) = contests(record, runs, Limits())
+    assert found.confounds == record.arms[2]["other_defaults"]
 
 
 def test_sides_that_do_different_work_are_never_called_the_same() -> None:
