@@ -26,8 +26,9 @@ COMMANDS = (
 ACTIONS = {"data": ("pretokenize", "verify"), "baseline": ("save", "check", "list")}
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
 REGRESS_NOTE = (
-    "Exits with 3 where something got slower (or takes more memory, or longer to start), with 4 where the budget was "
-    "too short to decide, else with 0. What was measured is written before."
+    "Exits with 3 where something got slower (or takes more memory, or longer to start), with 4 where that could not "
+    "be decided (a short budget, sides that cannot be compared), with 1 where a run failed, else with 0. What was "
+    "measured is written before."
 )
 DOCTOR_NOTE = (
     "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "

@@ -95,7 +95,7 @@ class Contest:
 
     @property
     def settled(self) -> bool:
-        """Whether more blocks are not needed: the step is slower, or it is decided and nothing beside it looks worse."""
+        """Whether no more blocks are needed: the step is slower, or decided and nothing beside it looks worse."""
         return self.step.outcome == "slower" or (self.step.outcome != "undecided" and not self.open)
 
     @property
