@@ -162,8 +162,11 @@ def table(
         f"| {row.level} % | {row.apart:.0%} | {row.beside:.0%} | {'false alarms' if row.level == 0 else 'found'} |"
         for row in plain_gate(quiet)
     ]
-    busy = [one for one in found if one.loaded]
-    beside = "; ".join(f"{level} %: {', '.join(one.outcome for one in busy if one.level == level)}" for level in LEVELS)
+    nulls = sum(one.level == 0 for one in found)
+    under_load = [one for one in found if one.loaded]
+    beside = "; ".join(
+        f"{level} %: {', '.join(one.outcome for one in under_load if one.level == level)}" for level in LEVELS
+    )
     return "\n".join(
         [
             "# Detection power",
@@ -182,7 +185,8 @@ def table(
             *_rows(found),
             "",
             "The arms are forked from one template; two states of the code have one each, whose luck comes on top.",
-            "No false alarm in 20 trials says that the rate is below 14 % (95 % confidence), not that it is 0.",
+            f"No false alarm in {nulls} trials says that the rate is below {1 - 0.05 ** (1 / nulls):.0%} "
+            "(95 % confidence), not that it is 0.",
             "",
             f"Beside a load (among the above): {beside}.",
             "",

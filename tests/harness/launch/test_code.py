@@ -98,8 +98,10 @@ def test_a_folder_without_the_harness(tmp_path: Path) -> None:
 def test_a_side_answers_for_itself_and_a_key_it_does_not_know_yet_is_left_out(repository: Path) -> None:
     code = find_code("HEAD~1", repository)
     defaults = TrainerConfig().model_dump(mode="json")
-    environment, (errors,) = examine(code, [defaults])
-    assert environment["git_commit"] == code.label
+    found = examine(code, [defaults])
+    (errors,) = found.errors
+    assert found.environment["git_commit"] == code.label
+    assert "log_every" not in found.defaults
     fitted = fit_config(code, defaults, defaults, errors)
     assert set(defaults) - set(fitted) == {"log_every"}
     with pytest.raises(InputError, match="does not know log_every, which this scenario sets"):
@@ -109,7 +111,7 @@ def test_a_side_answers_for_itself_and_a_key_it_does_not_know_yet_is_left_out(re
 def test_a_value_that_a_side_refuses(repository: Path) -> None:
     code = find_code("HEAD", repository)
     config = {**TrainerConfig().model_dump(mode="json"), "steps": -1}
-    _, (errors,) = examine(code, [config])
+    (errors,) = examine(code, [config]).errors
     with pytest.raises(InputError, match="refuses steps of this scenario"):
         fit_config(code, config, config, errors)
 
