@@ -76,14 +76,14 @@ class Subject:
 
         base = self.config.getoption("--harness-base")
         scenario = load_scenario(self.path, self.sets)
-        beside = bool(base) or other in {one.name for one in variants(scenario)}
+        an_arm = other in {one.name for one in variants(scenario)}
         limits = Limits(
-            read_share(within or (BESIDE if beside else APART), "within"),
+            read_share(within or (BESIDE if base or an_arm else APART), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
         budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
-        if other in {one.name for one in variants(scenario)}:
+        if an_arm:
             from harness.contest import between_arms
 
             asked = between_arms(scenario, str(self.path), other, self.arm, self.control)

@@ -28,9 +28,14 @@ def run_study(content: dict[str, Any], folder: Path) -> StudyFolder:
 
 def copy_code(folder: Path, path: str, before: str, after: str) -> Path:
     """This code in ``folder``, with ``after`` for ``before`` in the file at ``path``; the folder."""
-    for name in ("harness", "trainer", "profiles"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_packages(folder)
     text = (folder / path).read_text()
     assert before in text
     (folder / path).write_text(text.replace(before, after))
     return folder
+
+
+def copy_packages(folder: Path) -> None:
+    """What a run needs of this code, into ``folder``."""
+    for name in ("harness", "trainer", "profiles"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

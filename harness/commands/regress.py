@@ -22,9 +22,7 @@ REGRESSION = 3
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
-    from harness.analysis.regression.gate import nothing
     from harness.contest import between_states
-    from harness.launch.code import fingerprint
     from harness.launch.contest import blocks_note, run_contests, with_codes
     from harness.report import regression
     from harness.results import StudyFolder
@@ -42,13 +40,8 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
     asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
     asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
-    states = {arm["code"]["folder"]: fingerprint(Path(arm["code"]["folder"])) for arm in arms.values()}
     found = run_contests(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
     contests = found.contests
-    changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
-    if changed:
-        reason = f"{' and '.join(changed)}: changed while it was measured"
-        contests = [nothing(c.name, c.baseline, c.candidate, limits.step, reason, c.blocks) for c in contests]
     notes = [note for note in (blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), contests, notes)
     for contest in contests:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.regression.decision import FIRST_LOOK, is_look
-from harness.analysis.regression.gate import Contest, Limits, contests
+from harness.analysis.regression.gate import Contest, Limits, contests, nothing
 from harness.contest import BASE, HEAD, Contests
-from harness.launch.code import examine, find_code, fit_config
+from harness.launch.code import examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
 from harness.overrides import flatten
 from harness.plan import Arm
@@ -41,6 +41,8 @@ def run_contests(
     A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``.
     """
     begun_s = time.monotonic()
+    folders = sorted({arm["code"]["folder"] for arm in (arms or {}).values()})
+    states = {folder: fingerprint(Path(folder)) for folder in folders}
     last = (0, 0.0)  # blocks, seconds
 
     def enough(folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
@@ -62,6 +64,10 @@ def run_contests(
     outcome = run_study(asked.plan, out, command, source, Sequential(enough, said))
     folder = StudyFolder(outcome.folder)
     decided = contests(folder.read_study(), list(folder.runs()), limits)
+    changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
+    if changed:
+        reason = f"{' and '.join(changed)}: changed while it was measured"
+        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, reason, c.blocks) for c in decided]
     return Found(outcome.folder, outcome.status, decided, last[1])
 
 

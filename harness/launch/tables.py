@@ -19,7 +19,7 @@ def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = Fals
 
     On an ``asynchronous`` device, what was exposed and hidden follows from what the device did, not from the waits.
     """
-    rows = Rows(recorder.steps) if isinstance(recorder, BareRecorder) else recorder.rows()
+    rows = recorder.rows()
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from harness.probes.rows import StepRow
+from harness.probes.rows import Rows, StepRow
 from trainer.telemetry import BatchTrace, Blocked, Kernel
 
 
@@ -35,6 +35,9 @@ class BareRecorder:
             self.steps.append(StepRow(index, turn, warmup, start, now - start, (), None))
             self.counts.append((self._counted[0], self._counted[1], self._counted[2]))
         self._open, self._counted = None, [0, 0, 0]
+
+    def rows(self) -> Rows:
+        return Rows(self.steps)
 
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
         self._counted = [sum(pair) for pair in zip(self._counted, (tokens, trained_tokens, samples), strict=True)]

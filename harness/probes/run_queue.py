@@ -1,8 +1,8 @@
 """Run-queue delay: how long threads were runnable but had no core (Linux schedstat).
 
 The kernel keeps it per thread in ``/proc/self/task/TID/schedstat``, second field, nanoseconds
-(Documentation/scheduler/sched-stats.rst). Reading it costs a few
-microseconds per thread.
+(Documentation/scheduler/sched-stats.rst). Reading it is a
+system call per thread.
 """
 
 from __future__ import annotations

@@ -20,10 +20,7 @@ from harness.probes.rows import (
     RECEIVED,
     STEP,
     TAKEN,
-    PhaseSpan,
-    Received,
     Rows,
-    StepRow,
     make_rows,
 )
 from harness.probes.run_queue import RunQueue
@@ -54,23 +51,8 @@ class StepRecorder:
         self._inline_batches = 0
         self._read_ns = 0  # when the CPU time was read last
 
-    @property
-    def steps(self) -> list[StepRow]:
-        """Every finished step."""
-        return self.rows().steps
-
-    @property
-    def phases(self) -> list[PhaseSpan]:
-        """Every phase so far, in the order they ended."""
-        return self.rows().phases
-
-    @property
-    def received_batches(self) -> list[Received]:
-        """Every batch so far; those of a step that is not finished have a row beyond the last one."""
-        return self.rows().received
-
     def rows(self) -> Rows:
-        """All three: not for while steps are measured."""
+        """Steps, phases and batches so far: not for while steps are measured."""
         if self._made is None or self._made[0] != len(self._events):
             self._made = (len(self._events), make_rows(self._events))
         return self._made[1]

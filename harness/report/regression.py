@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from harness.analysis.regression.decision import Decision, Outcome
-from harness.analysis.regression.gate import Contest, Gate, Part
+from harness.analysis.regression.gate import TOTAL, Contest, Gate, Part
 from harness.analysis.wording import count, listing, ms, number, percent
 from harness.report.tables import safe, table
 from harness.results import StudyFolder, write_bytes, write_json, write_text
@@ -67,7 +67,7 @@ def sentence(contest: Contest) -> str:
     for name, decision in contest.open.items():
         text += f"; undecided, as {name} looks worse than allowed: {change(decision)}"
     if contest.rare and contest.total is not None:
-        text += f"; but all time together changed by {change(contest.total)}: longer in fewer than half of the rounds"
+        text += f"; but {TOTAL} changed by {change(contest.total)}: longer in fewer than half of the rounds"
     if contest.other_work is not None:
         text += f"; undecided, as the two do different work: {contest.other_work}"
     return text
@@ -154,13 +154,13 @@ def _inside(contest: Contest) -> list[str]:
     lines = [_part(contest, part) for part in changed]
     if contest.rare and contest.total is not None:
         lines.append(
-            f"{contest.name}: slower in fewer than half of the rounds: all time together changed by "
+            f"{contest.name}: slower in fewer than half of the rounds: {TOTAL} changed by "
             f"{change(contest.total)}, the typical round by {change(contest.step)}"
         )
-    if "all time together" in contest.open:
+    if TOTAL in contest.open:
         lines.append(
-            f"{contest.name}: all time together, rare long steps among it, looks worse than allowed and is not "
-            f"decided: {change(contest.open['all time together'])}"
+            f"{contest.name}: {TOTAL}, rare long steps among it, looks worse than allowed and is not "
+            f"decided: {change(contest.open[TOTAL])}"
         )
     if contest.other_work is not None:
         lines.append(f"{contest.name}: the two do different work ({contest.other_work}): nothing is called the same")

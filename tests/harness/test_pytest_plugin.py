@@ -104,6 +104,10 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: P
     saved = run_pytest(suite, "-rs", "--harness-save-baselines")
     assert "kept as results/baselines/" in saved.stdout
     assert run_pytest(suite).returncode == 0
+    contests = [
+        json.loads(path.read_text())["contests"] for path in (suite / "results" / "tiny").glob("*/regression.json")
+    ]
+    assert sorted(contest["missing"] is None for (contest,) in contests) == [False, True]  # without it, and with it
     (path,) = (suite / "results" / "baselines").glob("*/*.json")
     faster = json.loads(path.read_text())
     faster["part_ms"]["step"] = [value / 1.5 for value in faster["part_ms"]["step"]]
@@ -129,12 +133,23 @@ def test_baseline_is_another_state_of_the_code_where_one_is_named(
     assert json.loads((found / "regression.json").read_text())["verdict"] == "faster"
 
 
-def test_a_baseline_of_too_few_blocks_is_not_kept(suite: Path) -> None:
-    (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 2"))
+def test_a_state_that_fails_fails_the_test(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cost = "nanoseconds = round(milliseconds * 1e6)"
+    broken = copy_code(tmp_path_factory.mktemp("broken"), "trainer/inject.py", cost, "raise RuntimeError('broken')")
+    (suite / "tiny.yaml").write_text(SCENARIO.replace("batch_size: 2}", "batch_size: 2, inject: {tokenize_ms: 4}}"))
     (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
-    done = run_pytest(suite, "--harness-save-baselines")
+    done = run_pytest(suite, "--harness-base", str(broken))
     assert done.returncode == 1
-    assert "2 finished blocks; a baseline takes 3" in done.stdout
+    assert "some runs failed" in done.stdout
+
+
+@pytest.mark.parametrize(("repeats", "words", "blocks"), [(2, [], 2), (4, ["--harness-budget", "1s"], 1)])
+def test_a_baseline_of_too_few_blocks_is_not_kept(suite: Path, repeats: int, words: list[str], blocks: int) -> None:
+    (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", f"repeats: {repeats}"))
+    (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
+    done = run_pytest(suite, "--harness-save-baselines", *words)
+    assert done.returncode == 1
+    assert f"{blocks} finished blocks; a baseline takes 3" in done.stdout
     assert not (suite / "results" / "baselines").exists()
 
 

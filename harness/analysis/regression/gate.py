@@ -17,6 +17,7 @@ from harness.results import PHASES, STAGES, RunData, RunRecord, StudyRecord
 
 # How confounds begin that make the two sides do different work.
 OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")
+TOTAL = "all time together"  # the name of a contest's total
 NOTICEABLE = 0.01  # share of the step: a part below it is left out
 Kind = Literal["phase", "stage"]
 PARTS: Mapping[str, Kind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
@@ -89,7 +90,7 @@ class Contest:
     @property
     def open(self) -> dict[str, Decision]:
         """What beside the step is not decided and looks worse than allowed, by name: more blocks may decide it."""
-        beside = {"all time together": self.total} if self.total is not None else {}
+        beside = {TOTAL: self.total} if self.total is not None else {}
         beside |= {gate.name: gate.decision for gate in self.gates}
         return {name: decision for name, decision in beside.items() if _looks_worse(decision)}
 

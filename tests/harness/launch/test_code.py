@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.contest import between_states
 from harness.launch.code import Code, describe_checkout, examine, find_code, fit_config
+from harness.launch.contest import with_codes
+from harness.scenario import load_scenario
+from tests.studies import ROOT, copy_code, copy_packages
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-
-ROOT = Path(__file__).parents[3]
 
 
 def git(folder: Path, *words: str) -> str:
@@ -26,8 +28,7 @@ def git(folder: Path, *words: str) -> str:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with this project's code: the first commit lacks a configuration key that the second knows."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in ("harness", "trainer", "profiles"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_packages(folder)
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     config = folder / "trainer" / "config.py"
@@ -122,3 +123,13 @@ def test_code_that_cannot_be_imported(repository: Path) -> None:
     (Path(code.folder) / "trainer" / "config.py").write_text("raise RuntimeError('broken')\n")
     with pytest.raises(InputError, match=r"cannot be imported by .*RuntimeError: broken"):
         examine(broken, [])
+
+
+def test_defaults_that_two_states_do_not_share_are_told(tmp_path: Path) -> None:
+    """Both run one configuration, so that no run would show them."""
+    before = "log_every: int = Field(10, ge=1)"
+    other = copy_code(tmp_path / "other", "trainer/config.py", before, before.replace("10", "12"))
+    asked = between_states(load_scenario(ROOT / "scenarios" / "guard.yaml"), "guard.yaml", ["recorder"], None)
+    _, said = with_codes(asked, str(ROOT), str(other), ROOT)
+    (line,) = said["recorder@head"]["other_defaults"]
+    assert line.startswith("default: log_every is 10 at base and 12 at head")

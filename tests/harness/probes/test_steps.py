@@ -66,7 +66,7 @@ def test_tables_round_trip_through_the_contract(tmp_path) -> None:
         recorder.step(step)
         recorder.enter("fetch")
         recorder.exit("fetch")
-        start = recorder.phases[-1].start_ns
+        start = recorder.rows().phases[-1].start_ns
         recorder.received(BatchTrace(7, 7, "loader-1", step, (StageSpan("tokenize", start - 50, start),)), 4, 3, 1)
         recorder.loss(step, 1.0 / (step + 1))
     recorder.pause()
@@ -133,7 +133,7 @@ def test_telemetry_is_a_no_op_until_a_recorder_is_attached() -> None:
         telemetry.attach(None)
     with telemetry.span("forward"):
         pass
-    assert len(recorder.phases) == 1
+    assert len(recorder.rows().phases) == 1
 
 
 def test_run_queue_watches_native_threads_only() -> None:
@@ -169,14 +169,14 @@ def test_what_happens_while_the_loop_stands_still_is_in_no_step() -> None:
         recorder.exit("log")
     recorder.step(2)
     recorder.received(None, 1, 1, 1)
-    assert [row.step for row in recorder.steps] == [0, 1]
-    for row in recorder.steps:
+    assert [row.step for row in recorder.rows().steps] == [0, 1]
+    for row in recorder.rows().steps:
         spent = dict(zip(PHASES, row.phases_ns, strict=True))
         assert spent["forward"] > 0
         assert spent["log"] == 0
         assert spent["other"] >= 0
-    assert [batch.step_row for batch in recorder.received_batches] == [0, 1, 2]
-    assert [phase.batch for phase in recorder.phases if phase.name == "forward"] == [-1, 0]
+    assert [batch.step_row for batch in recorder.rows().received] == [0, 1, 2]
+    assert [phase.batch for phase in recorder.rows().phases if phase.name == "forward"] == [-1, 0]
 
 
 def test_the_cpu_time_of_a_span_is_within_it() -> None:
@@ -195,7 +195,7 @@ def test_the_cpu_time_of_a_span_is_within_it() -> None:
     busy.enter("forward")
     spend(5, "busy")
     busy.exit("forward")
-    assert busy.phases[0].cpu_ns > 4_000_000
+    assert busy.rows().phases[0].cpu_ns > 4_000_000
 
 
 class Clock:
@@ -256,4 +256,4 @@ def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.Monk
     assert cpu["fetch"] == [(0, 70_007), (1, 70_008), (2, 70_009)]
     assert cpu["forward"] == [(0, 155_000), (1, 155_000), (2, 155_000)]
     assert cpu["log"] == [(0, 5_000), (1, 5_000), (2, 5_000)]
-    assert [[stage.name for stage in batch.trace.stages()] for batch in recorder.received_batches] == [["read"]] * 3
+    assert [[stage.name for stage in batch.trace.stages()] for batch in recorder.rows().received] == [["read"]] * 3

@@ -80,9 +80,9 @@ def test_the_window_holds_the_declared_steps_and_nothing_else(tmp_path: Path, re
     assert [found.count(f"phase: {name}") for name in ("fetch", "forward", "backward")] == [3, 3, 0]
     assert found.count("stage: tokenize") == 3
     # The ledger goes on: all steps, each with its phases, the last one closed before the profile was written.
-    assert [row.step for row in recorder.steps] == [20, 21, 22, 23, 24, 25]
-    assert [span.name for span in recorder.phases] == ["fetch", "forward"] * 6
-    assert recorder.steps[-1].start_ns + recorder.steps[-1].wall_ns - end_ns < ALIGNED_NS * 100
+    assert [row.step for row in recorder.rows().steps] == [20, 21, 22, 23, 24, 25]
+    assert [span.name for span in recorder.rows().phases] == ["fetch", "forward"] * 6
+    assert recorder.rows().steps[-1].start_ns + recorder.rows().steps[-1].wall_ns - end_ns < ALIGNED_NS * 100
 
 
 def test_what_was_profiled_lies_in_its_steps_on_our_clock(tmp_path: Path, recorder: StepRecorder) -> None:
@@ -93,7 +93,7 @@ def test_what_was_profiled_lies_in_its_steps_on_our_clock(tmp_path: Path, record
     marks = sorted(
         (row["start_ns"], row["start_ns"] + row["duration_ns"]) for row in rows if row["name"] == "phase: forward"
     )
-    ledger = [(span.start_ns, span.end_ns) for span in recorder.phases if span.name == "forward"][-4:]
+    ledger = [(span.start_ns, span.end_ns) for span in recorder.rows().phases if span.name == "forward"][-4:]
     assert len(marks) == len(ledger)
     for (mark_start, mark_end), (start, end) in zip(marks, ledger, strict=True):
         assert mark_start - ALIGNED_NS < start
