@@ -280,6 +280,8 @@ class StudyFolder:
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm name and block; one with a damaged table counts as failed."""
+        from harness.probe_facts import read_facts
+
         paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
@@ -299,7 +301,7 @@ class StudyFolder:
                 steps = spans = samples = None
             probes = path.with_name("probes.json")
             try:
-                found = _read_json(probes) if probes.exists() else {}
+                found = read_facts(probes) if probes.exists() else {}
             except InputError as error:
                 found = {"problems": [str(error)]}
             yield RunData(record, steps, spans, samples, found, path.parent)

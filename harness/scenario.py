@@ -82,12 +82,21 @@ TorchProfiler = Annotated[
 PySpy = Annotated[PySpyConfig | None, BeforeValidator(_switched, json_schema_input_type=PySpyConfig | bool | None)]
 
 
+def _single(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"must be one value; got {value!r:.60}")
+    return value
+
+
+EditValue = Annotated[bool | int | float | str, BeforeValidator(_single)]
+
+
 class ProbesConfig(Config):
     """What is measured besides the steps. What would disturb them runs in a process of its own for each arm."""
 
     host: bool = True
     """CPU, memory, disk and limits of the run's processes, and the load by others."""
-    nvml: Literal["auto"] | bool = "auto"
+    nvml: Literal["auto", True, False] = "auto"
     """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
     sample_hz: float = Field(10, ge=0.1, le=100)
     """Readings per second of host and nvml, by a process of their own."""
@@ -120,7 +129,7 @@ class Scenario(Config):
     """Automatic variants of every arm; a-a and dose only of baselines."""
     dose: Annotated[list[Dosed], Field(min_length=1)] = Field(default_factory=lambda: list[Dosed](["tokenize"]))
     """What the dose control does 1, 2 and 4 times more of: tokenize, read, device (forward passes)."""
-    whatif: list[dict[str, bool | int | float | str]] = Field(default_factory=list)
+    whatif: list[dict[str, EditValue]] = Field(default_factory=list)
     """Edits of `harness whatif`, several at once or one ({ranks: 16}): what every comparison would be under them."""
     compare: list[Compare] | None = None
     """Default: the first arm is the baseline of every other."""

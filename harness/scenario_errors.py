@@ -78,9 +78,10 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
     if kind == "too_short":
         return "give at least one"
     if kind == "literal_error":
-        text = f"must be {context['expected']}; got {shown(given)}"
+        expected = context["expected"].replace("True", "true").replace("False", "false")  # YAML's words
+        text = f"must be {expected}; got {shown(given)}"
         if isinstance(given, str):
-            text += did_you_mean(given, context["expected"].replace("'", "").replace(" or ", ", ").split(", "))
+            text += did_you_mean(given, expected.replace("'", "").replace(" or ", ", ").split(", "))
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         section = section_at(model, path)
         keys = f"; allowed: {', '.join(section.model_fields)}" if section else ""

@@ -1,4 +1,4 @@
-"""What the probes themselves cost: the first baseline without any, with each alone, and with all that is on by default.
+"""What the probes themselves cost: the first baseline without any, with each alone, and with all of a measured run.
 
 A cost is a share of the step: the step time with the probe / the step time without it, minus 1. Both took turns, so
 the ratio is paired; below the interval's width a cost cannot be told from none.
@@ -74,12 +74,15 @@ def _costs(arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks]) -> 
         runs = {control: ledgers.get(name, {}) for (owner, control), name in kinds.items() if owner == of}
         ledger = runs.pop(LEDGER, {})
         bare = runs.pop(BARE)
+        carried = [name for name in SAMPLED if runs.get(f"{ALONE}{name}")]  # by every measured run, besides the ledger
         yield from _cost(NAMES["ledger"], "no probe at all", bare, ledger)
         for control, blocks in runs.items():
             if control != PROFILED:
                 name = control.removeprefix(ALONE)
                 yield from _cost(NAMES.get(name, name), "the ledger", ledger, blocks)
-        yield from _cost("all default probes together", "no probe at all", bare, ledgers.get(of, {}))
+        if carried:
+            together = f"ledger and {' and '.join(carried)} together: every measured run"
+            yield from _cost(together, "no probe at all", bare, ledgers.get(of, {}))
 
 
 def _cost(probe: str, against: str, without: Blocks, with_it: Blocks) -> Iterator[ProbeCost]:

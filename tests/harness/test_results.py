@@ -75,3 +75,39 @@ def test_keys_of_a_later_version_are_left_out_and_missing_ones_named(tmp_path: P
     write_json(folder.study_json, content)
     with pytest.raises(InputError, match=r"study\.json: a key is missing .*scenario"):
         folder.read_study()
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ({"torch_profiler": ["x"]}, "torch_profiler"),
+        ({"torch_profiler": {"windows": [[1, 2]]}}, "torch_profiler.windows.0"),
+        ({"py_spy": {"rate_hz": 0, "window": [1, 2]}}, "py_spy.rate_hz"),
+        ({"taken_samples": {"host": "3"}}, "taken_samples.host"),
+        ({"problems": "nvml: no driver"}, "problems"),
+        (["x"], "an object"),
+    ],
+)
+def test_what_probes_told_is_refused_where_it_is_damaged_and_its_run_still_counts(
+    tmp_path: Path, told: object, wrong: str
+) -> None:
+    folder = study(tmp_path)
+    write_json(folder.run("a", 0) / "probes.json", told)
+    folder.write_probes("b", 0, {"problems": ["said"], "py_spy": {}, "failed": ["py_spy"], "later": 1})
+    first, second = folder.runs()
+    assert first.record.status == "done"
+    assert list(first.probes) == ["problems"]
+    (problem,) = first.probes["problems"]
+    assert wrong in problem
+    assert "probes.json" in problem
+    assert "\n" not in problem
+    assert second.probes == {"problems": ["said"], "py_spy": {}, "failed": ["py_spy"], "later": 1}
+
+
+def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    (folder.run("a", 0) / "probes.json").write_bytes(b'{"problems": [')
+    (folder.run("b", 0) / "probes.json").write_bytes(b"\xff\xfe")
+    for run in folder.runs():
+        assert list(run.probes) == ["problems"]
+        assert len(run.probes["problems"]) == 1

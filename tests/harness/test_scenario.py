@@ -60,6 +60,12 @@ WRONG: dict[str, tuple[str, int, str]] = {
         "compare[0].candidate: this key is required (and 1 more)",
     ),
     "unknown probe": (f"{HEAD}{ARMS}probes: {{hosts: true}}\n", 5, "probes.hosts: unknown key; did you mean 'host'?"),
+    "wrong switch": (
+        f"{HEAD}{ARMS}probes: {{nvml: yes please}}\n",
+        5,
+        "probes.nvml: must be 'auto', true or false; got 'yes please'\n",
+    ),
+    "wrong edit": (f"{HEAD}{ARMS}whatif: [{{ranks: [16]}}]\n", 5, "whatif[0].ranks: must be one value; got [16]\n"),
     "wrong type": (
         f"{HEAD}base: {{data.batch_size: '2'}}\n{ARMS}",
         3,

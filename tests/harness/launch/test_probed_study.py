@@ -94,7 +94,7 @@ def test_the_report_has_what_every_probe_found(study: StudyFolder) -> None:
         assert f"\n{heading}\n" in text
     assert "aten::" in text
     assert "step ledger (always on)" in text
-    assert "all default probes together" in text
+    assert "ledger and host together: every measured run" in text
     assert "\n## Stacks\n" in text or "py-spy" in text
     summary = json.loads(study.summary_json.read_text())
     assert summary["probe_costs"][0]["probe"] == "step ledger (always on)"
