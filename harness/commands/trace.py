@@ -54,6 +54,8 @@ def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
     print(f"open: {link}")
     print(f"from another machine, first: {tunnel(server.port)}")
     once = server.origin is not None
+    if once:
+        print("where the browser asks whether the page may reach this device, allow it")
     print("ends once the browser has fetched it, or with Ctrl-C" if once else "Ctrl-C ends it", flush=True)
     if browser:
         import webbrowser

@@ -109,7 +109,7 @@ def started(study, **given):
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    lines = [process.stdout.readline().rstrip("\n") for _ in range(4)]
+    lines = [process.stdout.readline().rstrip("\n") for _ in range(5 if given.get("online") else 4)]
     return process, lines
 
 
@@ -123,6 +123,7 @@ def test_online_ends_once_the_file_was_fetched(study):
             f"timeline: {study.run('text', 0) / 'timeline.json.gz'}",
             "open: https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/timeline.json.gz",
             lines[2],
+            "where the browser asks whether the page may reach this device, allow it",
             "ends once the browser has fetched it, or with Ctrl-C",
         ]
         assert lines[2].startswith("from another machine, first: ssh -L 9001:127.0.0.1:9001 ")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +18,8 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--remote-debugging-pipe",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # as on a compute node: no network but loopback
 )  # fmt: skip
+_LOOPBACK_ONLY = "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # as on a compute node: no network but loopback
 
 
 def program() -> str | None:
@@ -40,18 +41,24 @@ class BrowserError(Exception):
 
 
 class Browser:
-    """One page of ``width`` x ``height`` pixels. Use it as a context manager; every call waits for its answer."""
+    """One page of ``width`` x ``height`` pixels. Use it as a context manager; every call waits for its answer.
 
-    def __init__(self, width: int = 1800, height: int = 1300) -> None:
+    ``sites``: what stands in for a site of the network, as "host:port": "127.0.0.1:port"; any certificate will do then.
+    """
+
+    def __init__(self, width: int = 1800, height: int = 1300, sites: Mapping[str, str] | None = None) -> None:
         found = program()
         if found is None:
             raise BrowserError(f"none of {', '.join(PROGRAMS)} is installed (apt-get install chromium)")
         self._folder = tempfile.mkdtemp(prefix="timeline-check-")
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
-        size = (f"--user-data-dir={self._folder}", f"--window-size={width},{height}", "about:blank")
+        rules = [f"MAP {site} {address}" for site, address in (sites or {}).items()]
+        more = [f"--host-resolver-rules={', '.join([*rules, _LOOPBACK_ONLY])}"]
+        more += ["--ignore-certificate-errors"] if sites else []
+        more += [f"--user-data-dir={self._folder}", f"--window-size={width},{height}", "about:blank"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(to_browser), str(from_browser), found, *FLAGS, *size],
+            [sys.executable, "-c", _LAUNCH, str(to_browser), str(from_browser), found, *FLAGS, *more],
             pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -63,6 +70,9 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.log: list[str] = []  # what the page said on its console, and exceptions it did not catch
+        for origin in (f"https://{site.partition(':')[0]}" for site in sites or ()):
+            # as someone who was asked whether the page may reach this device, and said yes
+            self.call("Browser.grantPermissions", permissions=["localNetwork", "loopbackNetwork"], origin=origin)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime"):
@@ -79,13 +89,7 @@ class Browser:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        content = json.dumps(message).encode() + b"\0"
-        while content:
-            content = content[os.write(self._out, content) :]
+        self._send(method, parameters)
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
@@ -93,6 +97,15 @@ class Browser:
                     raise BrowserError(f"{method}: {answer['error'].get('message')}")
                 return dict(answer["result"])
             self._note(answer)
+
+    def _send(self, method: str, parameters: dict[str, Any]) -> None:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        content = json.dumps(message).encode() + b"\0"
+        while content:
+            content = content[os.write(self._out, content) :]
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
@@ -111,6 +124,9 @@ class Browser:
         elif event.get("method") == "Runtime.consoleAPICalled":
             words = [str(one.get("value", one.get("description", ""))) for one in parameters["args"]]
             self.log.append(f"{parameters['type']}: {' '.join(words)}")
+        elif event.get("method") == "Page.javascriptDialogOpening":  # the page stands still until someone answers
+            self._send("Page.handleJavaScriptDialog", {"accept": False})
+            raise BrowserError(f"the page says: {parameters['message']}")
 
     def open(self, link: str) -> None:
         self.call("Page.navigate", url=link)

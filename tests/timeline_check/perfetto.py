@@ -84,6 +84,17 @@ def missing() -> str | None:
     return None if program() else "no Chromium (apt-get install chromium)"
 
 
+def wait_for_trace(browser: Browser) -> None:
+    """Until Perfetto's interface in ``browser`` has loaded a trace; BrowserError where it does not."""
+    browser.evaluate(_LOADED % LOAD_MS)
+
+
+def query(browser: Browser, sql: str) -> list[list[Any]]:
+    """The rows that the trace processor in ``browser`` answers ``sql`` with."""
+    rows: list[list[Any]] = json.loads(browser.evaluate(_QUERY % json.dumps(sql)))
+    return rows
+
+
 class Perfetto:
     """A timeline opened in Perfetto as ``harness trace`` opens it. A context manager."""
 
@@ -95,7 +106,7 @@ class Perfetto:
             opened.callback(server.close)
             self.browser = opened.enter_context(Browser())
             self.browser.open(f"http://127.0.0.1:{server.port}/")
-            self.browser.evaluate(_LOADED % LOAD_MS)
+            wait_for_trace(self.browser)
             self._opened = opened.pop_all()  # it loaded: both stay until the end
 
     def __enter__(self) -> Perfetto:
@@ -106,8 +117,7 @@ class Perfetto:
 
     def query(self, sql: str) -> list[list[Any]]:
         """The rows that the trace processor answers ``sql`` with."""
-        rows: list[list[Any]] = json.loads(self.browser.evaluate(_QUERY % json.dumps(sql)))
-        return rows
+        return query(self.browser, sql)
 
     def picture(self, path: Path, start_ns: int, end_ns: int, processes: str = "") -> None:
         """A screenshot of that time, with the processes unfolded whose names begin with ``processes``."""
