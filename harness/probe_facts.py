@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from harness.validation import first_fault
 from trainer.errors import InputError
 
 
@@ -56,10 +57,6 @@ def read_facts(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{path}: not what a run's probes tell: {where}{': ' if where else ''}{first['msg']}"
-        ) from error
+        raise InputError(f"{path}: not what a run's probes tell: {first_fault(error)}") from error
     content: dict[str, Any] = json.loads(text)
     return content

@@ -320,14 +320,18 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_record(path: Path, kind: type[Record]) -> Record:
-    """A record from JSON; keys that a later version added are left out, a missing one is an InputError."""
+    """A record from JSON; keys that a later version added are left out, a missing or wrong one is an InputError."""
+    from pydantic import ValidationError
+
+    from harness.validation import first_fault, made_of
+
     content = _read_json(path)
     _check_schema(path, content)
     known = {field.name for field in fields(kind)}
     try:
-        return kind(**{key: value for key, value in content.items() if key in known})
-    except TypeError as error:
-        raise InputError(f"{path}: a key is missing ({error})") from error
+        return made_of(kind, {key: content[key] for key in known & set(content)})
+    except ValidationError as error:
+        raise InputError(f"{path}: {first_fault(error)}") from error
 
 
 def _check_schema(path: Path, content: dict[str, Any]) -> None:

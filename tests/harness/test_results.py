@@ -73,7 +73,7 @@ def test_keys_of_a_later_version_are_left_out_and_missing_ones_named(tmp_path: P
     assert folder.read_study().scenario == "s"
     del content["scenario"]
     write_json(folder.study_json, content)
-    with pytest.raises(InputError, match=r"study\.json: a key is missing .*scenario"):
+    with pytest.raises(InputError, match=r"study\.json: scenario: Field required"):
         folder.read_study()
 
 
@@ -111,3 +111,20 @@ def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:
     for run in folder.runs():
         assert list(run.probes) == ["problems"]
         assert len(run.probes["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"arms": ["text"]}, "arms.0: Input should be a valid dictionary"),
+        ({"scenario": None}, "scenario: Input should be a valid string"),
+        ({"status": "over"}, "status: Input should be 'running'"),
+    ],
+)
+def test_a_damaged_study_is_one_line(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    folder = study(tmp_path)
+    write_json(folder.study_json, {**json.loads(folder.study_json.read_text()), **changed})
+    with pytest.raises(InputError) as caught:
+        folder.read_study()
+    assert str(caught.value).startswith(f"{folder.study_json}: {message}")
+    assert "\n" not in str(caught.value)
