@@ -56,7 +56,7 @@ class DeviceHealth:
     memory_used_bytes: float | None  # the most
     memory_total_bytes: float | None
     traffic: dict[str, float] = field(default_factory=dict)  # bytes per second by link and direction: pcie_rx, ...
-    throttled: dict[str, float] = field(default_factory=dict)  # share of the samples by reason
+    throttled: dict[str, float] | None = None  # share of the samples by reason, the commonest first
     other_processes: float | None = None  # the most at a time
     other_memory_bytes: float | None = None
     taken: int = 0
@@ -89,8 +89,9 @@ def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) 
             found.append(
                 f"{label}: SM clock {clocks[0]:,.0f} MHz during {baseline}, {clocks[1]:,.0f} during {candidate}"
             )
-        for words in sorted(set(one.throttled) | set(other.throttled)):
-            shares = one.throttled.get(words, 0.0), other.throttled.get(words, 0.0)
+        told = [health.throttled for health in (one, other) if health.throttled is not None]
+        for words in sorted(set().union(*told)) if len(told) == 2 else ():
+            shares = [reasons.get(words, 0.0) for reasons in told]
             if abs(shares[1] - shares[0]) > UNEVEN:
                 found.append(
                     f"{label}: slowed down by {words} in {percent(shares[0])} of the samples during {baseline}, "
@@ -175,10 +176,10 @@ def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArr
     return rows, readings
 
 
-def throttled(reasons: Array) -> dict[str, float]:
-    """The share of samples in which each reason slowed the card, the commonest first; without reasons none."""
+def throttled(reasons: Array) -> dict[str, float] | None:
+    """The share of samples in which each reason slowed the card, the commonest first; None where nothing told."""
     if not reasons.size:
-        return {}
+        return None
     bits = reasons.astype(np.int64)
     shares = {words: float(((bits & bit) != 0).mean()) for bit, words in REASONS.items()}
     return dict(sorted(((w, share) for w, share in shares.items() if share), key=lambda item: -item[1]))
@@ -207,7 +208,7 @@ def _fall(one: Split, source: str) -> tuple[float, float] | None:
 
 
 def _findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterable[str]:
-    causes = {words: share for words, share in health.throttled.items() if share > THROTTLED}
+    causes = {words: share for words, share in (health.throttled or {}).items() if share > THROTTLED}
     if fall is not None:
         yield f"SM clock fell from {fall[0]:,.0f} to {fall[1]:,.0f} MHz during the measured steps"
     for words, share in causes.items():

@@ -23,6 +23,8 @@ STALLED = 0.05  # of the time, some process waited for the disk
 SHORT_OF_MEMORY = 0.01  # of the time, some process waited for memory
 NEAR_LIMIT = 0.9  # of the memory limit
 MISSED = 0.01  # of the deadlines
+WINDOW_S = 0.5  # a tick is then 2 % of a core
+UNCOUNTED = 0.1  # of the run's own CPU
 
 WHO = {"main": "the trainer", "loaders": "the loader workers", "sampler": "the sampling process"}  # by role
 
@@ -51,7 +53,7 @@ class HostLoad:
     seconds: float
     roles: list[RoleLoad]
     other_cores: float | None = None
-    other_cores_max: float | None = None  # the most over some full second or turn
+    other_cores_max: float | None = None  # the most over half a second or longer
     stolen_cores: float | None = None
     page_cache_bytes: float | None = None  # of the machine, mean
     quota_cores: float | None = None
@@ -83,21 +85,16 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
 
     sources = {source for one in splits for source, _ in one if source.startswith("host:")}
     by_role = {role: sorted(source for source in sources if _role(source) == role) for role in WHO}
-    others = [
-        one["host", "others_cpu_s"].values / one["host", "interval_s"].values
-        for one in splits
-        if ("host", "others_cpu_s") in one
-        and len(one["host", "others_cpu_s"].values) == len(one["host", "interval_s"].values)
-    ]
     periods = total(splits, "host", "cgroup_periods")
     throttled = total(splits, "host", "cgroup_throttled_periods")
-    other_cores = share("others_cpu_s")
+    roles = [_of_role(role, names, splits, seconds) for role, names in by_role.items() if names]
+    other_cores, most_others = _others(splits, share("others_cpu_s"), sum(role.cores for role in roles))
     load = HostLoad(
         arm=arm,
         seconds=seconds,
-        roles=[_of_role(role, names, splits, seconds) for role, names in by_role.items() if names],
-        other_cores=None if other_cores is None else max(other_cores, 0.0),
-        other_cores_max=max((float(one.max()) for one in others if one.size), default=None),
+        roles=roles,
+        other_cores=other_cores,
+        other_cores_max=most_others,
         stolen_cores=share("stolen_cpu_s"),
         page_cache_bytes=mean(pooled(splits, "host", "page_cache_bytes")),
         quota_cores=mean(pooled(splits, "host", "cgroup_quota_cores")),
@@ -115,6 +112,25 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
     threads = max((int(run.record.facts.get("threads") or 0) for run in runs), default=0)
     load.findings.extend(_findings(load, threads))
     return load
+
+
+def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
+    """(mean, most) cores that others used; None where the kernel does not count them.
+
+    ``cores``: all that were used, less this run's: below zero by more than a clock tick makes, nobody counted the rest.
+    The most is over windows of ``WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
+    """
+    if cores is None or cores < -UNCOUNTED * own_cores:
+        return None, None
+    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over turns put together, half a second or more
+    for one in splits:
+        if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
+            used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
+            if len(used) == len(interval_s):
+                long = interval_s >= WINDOW_S
+                most_cores.append(float((used[long] / interval_s[long]).max()) if long.any() else None)
+    known = [value for value in most_cores if value is not None]
+    return max(cores, 0.0), max(max(known), 0.0) if known else None
 
 
 def _role(source: str) -> str:
@@ -152,12 +168,13 @@ def _count(runs: Sequence[RunData], kind: str, source: str) -> int:
 def _findings(load: HostLoad, threads: int) -> Iterable[str]:
     """Sentences, the gravest first."""
     yield from _limits(load, threads)
+    held = (load.throttled_share or 0) > THROTTLED
     for role in load.roles:
         name = WHO.get(role.role, role.role)
         if (role.delay or 0) > DELAYED:
             yield (
                 f"threads of {name} were runnable without a core for {number(role.delay or 0)} s in every second: "
-                "more wanted to run than there were cores"
+                + ("what the quota held back counts in" if held else "more wanted to run than there were cores")
             )
         if (role.disk_bytes_per_s or 0) > DISK_BYTES_PER_S:
             yield (

@@ -81,6 +81,9 @@ class HostCollector:
             self._end(now, cpu)
         return True
 
+    def end(self) -> None:
+        """Nothing was left to say."""
+
     def _read_all(self, now: int, cpu: tuple[float, float] | None) -> None:
         self._add(now, "host", "interval_s", (now - self._counted_ns) / 1e9, "s")
         counters = self._read_counters(now, cpu, sample=True)

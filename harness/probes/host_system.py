@@ -32,8 +32,13 @@ class SystemCounters:
         """CPU seconds used on all cores since boot, and those the hypervisor kept for others; None if unknown."""
         if self._stat is None:
             return None
-        line = os.pread(self._stat, 256, 0)
-        user, nice, system, _, _, irq, softirq, steal = map(int, line.split(None, 9)[1:9])
+        try:
+            cells = os.pread(self._stat, 256, 0).split(None, 9)[1:9]
+        except OSError:  # of a file system that stands in for /proc and has gone
+            return None
+        if len(cells) < 8:
+            return None
+        user, nice, system, _, _, irq, softirq, steal = map(int, cells)
         return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
     def counters(self) -> dict[tuple[str, str], float]:

@@ -14,6 +14,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal
 
+from harness.environment import has_nvidia_driver
 from harness.probes.nvml_devices import Card, find_cards
 from harness.probes.nvml_metrics import make_readers
 from harness.probes.nvml_reader import FINAL, LOST, Reader, is_one_of, reason_of
@@ -28,16 +29,19 @@ def open_nvml(series: Series, wanted: Literal["auto", True]) -> tuple[NvmlCollec
 
     "auto" says nothing where there is no driver; true does.
     """
+    there = has_nvidia_driver()
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than finding that there is no driver
-    except OSError:
-        return None, ["nvml: no NVIDIA driver here (libnvidia-ml.so.1 was not found)"] if wanted is True else []
+    except OSError as error:
+        if there:  # as in a container that was given the devices for computing only
+            return None, [f"nvml: cannot be used: {error} (a container needs NVIDIA_DRIVER_CAPABILITIES with utility)"]
+        return None, [f"nvml: no NVIDIA driver here ({error})"] if wanted is True else []
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED and wanted == "auto":
+        if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED and wanted == "auto" and not there:
             return None, []
         return None, [f"nvml: cannot be used: {error}"]
     try:
@@ -67,6 +71,11 @@ class NvmlCollector:
         answered = [card.read(last=last) for card in self._cards]
         self._collect()
         return any(answered)
+
+    def end(self) -> None:
+        for card in self._cards:
+            card.end()
+        self._collect()
 
     def _collect(self) -> None:
         for card in self._cards:
@@ -103,6 +112,12 @@ class _CardReader:
                 answered |= self._attempt(reader, partial(self._sample, reader))
         self._answers += answered
         return answered
+
+    def end(self) -> None:
+        """Say what never had an answer."""
+        for reader in self._readers:
+            if reason := reader.silent():
+                self._lacks(reader.words, reason)
 
     def take_problems(self) -> list[str]:
         """What has not been said yet: one line per reason."""

@@ -53,6 +53,7 @@ class GpmReader(Reader):
         self._instance = None if card.slice is None else nvml.nvmlDeviceGetGpuInstanceId(card.slice)
         self._before, self._now = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         self._taken_ns = 0
+        self._answered = False
         self._metrics = tuple(one for one in METRICS if hasattr(nvml, f"NVML_GPM_METRIC_{one[0]}"))
         self._query = nvml.c_nvmlGpmMetricsGet_t()
         self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
@@ -72,7 +73,13 @@ class GpmReader(Reader):
             # A driver refuses a whole question for the sake of one metric that it is too old to know.
             samples = [sample for metric in self._metrics for sample in self._ask_alone(metric)]
         self._before, self._now = self._now, self._before
+        self._answered = True
         return samples
+
+    def silent(self) -> str:
+        if self._answered or not self._taken_ns:
+            return ""
+        return "no turn was as long as the 100 ms that the card takes to refresh them; raise slice_steps"
 
     def _snapshot(self, into: Any) -> None:
         self._taken_ns = monotonic_ns()

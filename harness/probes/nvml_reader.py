@@ -51,6 +51,10 @@ class Reader:
         """Samples as they stand, or since the reading before. May raise NVMLError."""
         raise NotImplementedError
 
+    def silent(self) -> str:
+        """Why it never had an answer though nothing failed; "" where it had one."""
+        return ""
+
     def take_lacking(self) -> list[tuple[str, str]]:
         """Parts of it that turned out not to be there: (words, reason), each once."""
         lacking, self._lacking = self._lacking, []

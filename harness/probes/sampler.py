@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +29,8 @@ EXIT_S = 5
 class Sampler:
     """One sampling process. It ends with this one, and without it the run goes on: ``problems`` then says so.
 
-    ``settings``: ``host`` (bool), ``nvml`` ("auto", true or false), ``rate_hz``. ``pids``: the run's processes and
+    ``settings``: ``host`` (bool), ``nvml`` ("auto", true or false), ``rate_hz``, and if wanted ``patience_s``: how long
+    NVML may take to answer, less than ``ANSWER_S``. ``pids``: the run's processes and
     their roles (main, loader-K), asked at each start. After :meth:`close`, ``samples`` is the samples table, and
     ``taken`` and ``missed`` count readings by source (host, nvml) as far as turns were finished.
     """
@@ -149,7 +151,10 @@ class Sampler:
             return process.wait(patience_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.wait()
+        try:
+            return process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:  # in the kernel, as a driver that hangs keeps it: the run does not wait
+            return -signal.SIGKILL
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import os
 import resource
 import select
 import signal
+from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -29,6 +31,9 @@ class Collector(Protocol):
 
     def read(self, *, last: bool) -> bool:
         """A deadline, or the ``last`` reading of a turn; whether there was anything to read."""
+
+    def end(self) -> None:
+        """No reading follows: say what was never to be had."""
 
 
 class Deadlines:
@@ -90,13 +95,15 @@ class Sampling:
                 self._stop(order["t_ns"])
                 self._answer("stopped")
             else:
+                for collector in list(self._collectors):
+                    self._attempt(collector, collector.end)
                 self._answer("closed")
                 return
 
     def _start(self, pids: dict[int, str]) -> None:
         self._deadlines = Deadlines(monotonic_ns(), self._period_ns)
-        for collector in self._collectors:
-            collector.begin(pids)
+        for collector in list(self._collectors):
+            self._attempt(collector, partial(collector.begin, pids))
 
     def _stop(self, t_ns: int) -> None:
         if self._deadlines is None:
@@ -113,13 +120,22 @@ class Sampling:
     def _read(self, *, last: bool) -> None:
         assert self._deadlines is not None
         self._count(self._deadlines.reach(monotonic_ns()))
-        for collector in self._collectors:
-            counts = self._taken if collector.read(last=last) else self._missed
+        for collector in list(self._collectors):
+            counts = self._taken if self._attempt(collector, partial(collector.read, last=last)) else self._missed
             counts[collector.source] += 1
 
     def _count(self, missed: int) -> None:
-        for source in self._missed:
-            self._missed[source] += missed
+        for collector in self._collectors:
+            self._missed[collector.source] += missed
+
+    def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
+        """What ``action``, of ``collector``, returns; where it fails, the others go on without that collector."""
+        try:
+            return bool(action())
+        except Exception as error:  # a file or a library that nobody foresaw
+            self._collectors.remove(collector)
+            self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; no samples from then on"]
+            return False
 
     def _next_order(self) -> dict[str, Any] | None:
         """The next order; None where the next deadline comes first."""
@@ -155,6 +171,12 @@ class Sampling:
             data = data[os.write(self._answers, data) :]
 
 
+def in_words(error: Exception) -> str:
+    """An error on one line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, TimeoutError) else f"{type(error).__name__}: {text}"
+
+
 def main(settings: dict[str, Any], parent: int) -> int:
     """Sample for process ``parent``, which gives its orders on standard input; the exit status."""
     from harness.probes.loader import die_with_parent
@@ -170,9 +192,9 @@ def main(settings: dict[str, Any], parent: int) -> int:
 
         collectors.append(HostCollector(series))
     if settings["nvml"]:
-        from harness.probes.nvml import open_nvml
+        from harness.probes.nvml_patience import PATIENCE_S, open_patiently
 
-        nvml, problems = open_nvml(series, settings["nvml"])
+        nvml, problems = open_patiently(series, settings["nvml"], settings.get("patience_s", PATIENCE_S))
         collectors += [nvml] if nvml is not None else []
     gc.collect()
     gc.freeze()

@@ -29,6 +29,22 @@ class Series:
         return header, b"".join(times.tobytes() + values.tobytes() for times, values in packed.values())
 
 
+class Gate(Series):
+    """Passes samples on to ``into`` until it is shut: who answers late, when nobody waits any more, adds nothing."""
+
+    def __init__(self, into: Series) -> None:
+        super().__init__()
+        self._into = into
+        self._is_open = True
+
+    def shut(self) -> None:
+        self._is_open = False
+
+    def add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        if self._is_open:
+            self._into.add(t_ns, source, metric, value, unit)
+
+
 class Unpacked:
     """The samples table (``harness.results.SAMPLE_COLUMNS``) from what :meth:`Series.take` gave, call by call."""
 

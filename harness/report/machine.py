@@ -17,6 +17,8 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
     parts = []
     if loads:
         parts += ["### Host", _host_table(loads), HOST_NOTE]
+        if limits := [f"- {safe(load.arm)}: {safe(words)}" for load in loads if (words := _limits(load))]:
+            parts.append("\n".join(["Limits of the run's cgroup:", "", *limits]))
     if devices:
         parts += ["### Devices", _device_table(devices), DEVICE_NOTE]
         if moved := [device for device in devices if device.traffic]:
@@ -73,6 +75,21 @@ HOST_NOTE = (
 )
 
 
+def _limits(load: HostLoad) -> str:
+    """What its cgroup allowed; "" where it set no limit."""
+    found = []
+    if load.quota_cores is not None:
+        share = load.throttled_share
+        throttled = (
+            "not known how often throttled" if share is None else f"throttled in {percent(share)} of its periods"
+        )
+        found.append(f"a CPU quota of {number(load.quota_cores)} cores, {throttled}")
+    if load.memory_limit_bytes is not None:
+        used = "" if load.memory_bytes is None else f", at most {number(load.memory_bytes / 1e9)} GB in use"
+        found.append(f"{number(load.memory_limit_bytes / 1e9)} GB of memory{used}")
+    return "; ".join(found)
+
+
 def _device_table(devices: Sequence[DeviceHealth]) -> str:
     header = [
         "arm",
@@ -97,7 +114,7 @@ def _device_table(devices: Sequence[DeviceHealth]) -> str:
             _joules(one.joules_per_token),
             _joules(one.joules_per_trained_token),
             _clock(one),
-            percent(max(one.throttled.values(), default=0.0)) if one.sm_clock_mhz is not None else NOT_MEASURED,
+            NOT_MEASURED if one.throttled is None else percent(max(one.throttled.values(), default=0.0)),
             number_cell(one.temperature_max_c),
             f"{_giga(one.memory_used_bytes)} of {_giga(one.memory_total_bytes)}",
         ]

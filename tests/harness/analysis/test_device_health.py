@@ -113,6 +113,14 @@ def test_arms_whose_cards_were_not_alike_are_told_apart() -> None:
     assert differences(unlike, "a", "c") == []
 
 
+def test_what_slowed_a_card_is_compared_only_where_both_tell() -> None:
+    told = run({"sm_clock_mhz": [1980.0] * 4, "throttle_reasons": [4.0] * 4})
+    silent = run({"sm_clock_mhz": [1980.0] * 4})
+    health = device_health({"a": [told], "b": [silent]})
+    assert [one.throttled for one in health] == [{"its power limit": 1.0}, None]
+    assert differences(health, "a", "b") == []
+
+
 clocks = st.lists(st.floats(200, 3000), max_size=60)
 
 

@@ -109,6 +109,29 @@ def test_what_held_a_run_back_is_said_in_words(metrics, words) -> None:
     assert words in text
 
 
+def test_waiting_under_a_quota_that_throttles_is_not_blamed_on_the_cores() -> None:
+    throttled = {"cgroup_quota_cores": 4.0, "cgroup_periods": 50.0, "cgroup_throttled_periods": 21.0}
+    quota, waited = findings(reading(2.0, main__run_queue_delay_s=0.5, **throttled))
+    assert "CPU quota" in quota
+    assert waited.endswith("0.25 s in every second: what the quota held back counts in")
+
+
+def test_the_most_that_others_used_is_over_windows_long_enough_to_count_ticks() -> None:
+    def most(*readings: Rows) -> float | None:
+        return host_load({"arm": [run(*readings)]})[0].other_cores_max
+
+    assert most(reading(0.04, others_cpu_s=0.08), reading(1.0, others_cpu_s=0.3)) == pytest.approx(0.3)
+    turn = reading(0.04, others_cpu_s=0.08, other_cpu_cores=0.4)  # of turns put together
+    assert most(turn) == pytest.approx(0.4)
+    assert most(reading(0.04, others_cpu_s=0.08)) is None
+    assert most(reading(1.0, main__cpu_s=1.0, others_cpu_s=-0.01)) == 0.0
+
+
+def test_a_kernel_that_counts_nobody_else_is_not_a_quiet_machine() -> None:
+    load = host_load({"arm": [run(reading(1.0, main__cpu_s=1.0, others_cpu_s=-1.0))]})[0]
+    assert (load.other_cores, load.other_cores_max) == (None, None)
+
+
 def test_missed_readings_are_said() -> None:
     (text,) = findings(reading(), probes={"taken_samples": {"host": 90}, "missed_samples": {"host": 10}})
     assert text.startswith("10 of 100 host readings were missed")

@@ -1,7 +1,8 @@
 /* A stand-in for libnvidia-ml.so.1, for the tests of harness/probes/nvml.py: the functions that it calls, on two cards
  * and a MIG slice whose every answer is known. What goes wrong is chosen by the environment variable NVML_STUB:
  *   no_gpm, no_permission, lost (after the fourth call for energy), not_loaded, container (NVML's processes are the
- *   host's), old_metrics (GPM refuses a question with a metric that it does not know).
+ *   host's), old_metrics (GPM refuses a question with a metric that it does not know), hangs (never answers the third
+ *   question for power), hangs_at_once (nor the first call), odd_name (no UTF-8), no_reasons (for throttling).
  * -DOLD_DRIVER leaves out what drivers before 535 do not have. Each call for energy adds a joule to the counter. */
 #include <math.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7, NOT_LOADED = 9, LOST = 15 };
 
@@ -31,7 +33,9 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return is("not_loaded") ? NOT_LOADED : OK; }
+static int hang(void) { for (;;) pause(); }
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; if (is("hangs_at_once")) return hang(); return is("not_loaded") ? NOT_LOADED : OK; }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "stub"; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return OK; }
@@ -47,7 +51,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Card **card) {
 }
 int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Card *slice, Card **card) { (void)slice; *card = &cards[1]; return OK; }
 int nvmlDeviceGetGpuInstanceId(Card *slice, unsigned *id) { *id = slice->index; return OK; }
-int nvmlDeviceGetName(Card *card, char *name, unsigned length) { snprintf(name, length, "%s", card->name); return OK; }
+int nvmlDeviceGetName(Card *card, char *name, unsigned length) { snprintf(name, length, "%s", is("odd_name") ? "\xff" : card->name); return OK; }
 int nvmlDeviceGetUUID(Card *card, char *uuid, unsigned length) { snprintf(uuid, length, "%s", card->uuid); return OK; }
 
 int nvmlDeviceGetTotalEnergyConsumption(Card *card, unsigned long long *mj) {
@@ -56,7 +60,8 @@ int nvmlDeviceGetTotalEnergyConsumption(Card *card, unsigned long long *mj) {
     *mj = card->energy_mj += 1000;
     return state();
 }
-int nvmlDeviceGetPowerUsage(Card *card, unsigned *mw) { *mw = card->power_mw; return state(); }
+static int power_calls;
+int nvmlDeviceGetPowerUsage(Card *card, unsigned *mw) { if (is("hangs") && ++power_calls > 2) return hang(); *mw = card->power_mw; return state(); }
 int nvmlDeviceGetUtilizationRates(Card *card, unsigned rates[2]) {
     if (card->index == 7) return NOT_SUPPORTED;
     rates[0] = 90;
@@ -93,7 +98,7 @@ static int processes(unsigned *count, Process *list) {
     return state();
 }
 int nvmlDeviceGetComputeRunningProcesses_v2(Card *card, unsigned *count, Process *list) { (void)card; return processes(count, list); }
-int nvmlDeviceGetCurrentClocksThrottleReasons(Card *card, unsigned long long *bits) { (void)card; *bits = 0x4; return state(); }
+int nvmlDeviceGetCurrentClocksThrottleReasons(Card *card, unsigned long long *bits) { (void)card; if (is("no_reasons")) return NOT_SUPPORTED; *bits = 0x4; return state(); }
 int nvmlDeviceGetTemperature(Card *card, unsigned sensor, unsigned *c) { (void)card; (void)sensor; *c = 61; return state(); }
 
 typedef struct { uint32_t id, scope; int64_t time, latency; unsigned type; int result; union { double d; unsigned long long u; } value; } Field;
@@ -109,7 +114,7 @@ int nvmlDeviceGetFieldValues(Card *card, int count, Field *fields) {
 
 #ifndef OLD_DRIVER
 int nvmlDeviceGetComputeRunningProcesses_v3(Card *card, unsigned *count, Process *list) { (void)card; return processes(count, list); }
-int nvmlDeviceGetCurrentClocksEventReasons(Card *card, unsigned long long *bits) { (void)card; *bits = 0x4; return state(); }
+int nvmlDeviceGetCurrentClocksEventReasons(Card *card, unsigned long long *bits) { (void)card; if (is("no_reasons")) return NOT_SUPPORTED; *bits = 0x4; return state(); }
 typedef struct { unsigned version, sensor; int celsius; } Temperature;
 int nvmlDeviceGetTemperatureV(Card *card, Temperature *t) { (void)card; t->celsius = 62; return state(); }
 

@@ -111,6 +111,13 @@ def test_a_machine_that_tells_nothing_gives_no_metric(tmp_path) -> None:
     assert (system.gauges(), system.counters()) == ({}, {})
 
 
+@pytest.mark.parametrize("content", ["", "cpu  1 2\n"])
+def test_a_count_that_is_cut_short_is_none(tmp_path, content) -> None:
+    version_2(tmp_path)
+    (tmp_path / "proc" / "stat").write_text(content)
+    assert SystemCounters(tmp_path).cpu() is None
+
+
 def test_throttling_during_a_turn_is_sampled_as_what_it_grew_by(tmp_path) -> None:
     version_2(tmp_path)
     series = Series()

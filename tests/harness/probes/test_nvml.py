@@ -82,11 +82,12 @@ def stub(driver, monkeypatch):
     return use
 
 
-def sample(nvml: object = "auto", turns: int = 1, host: bool = False) -> Sampler:
-    sampler = Sampler({"host": host, "nvml": nvml, "rate_hz": 50}, lambda: {os.getpid(): "main"})
+def sample(nvml: object = "auto", turns: int = 1, host: bool = False, turn_ms: float = 250) -> Sampler:
+    settings = {"host": host, "nvml": nvml, "rate_hz": 50, "patience_s": 2}
+    sampler = Sampler(settings, lambda: {os.getpid(): "main"})
     for _ in range(turns):
         sampler.start()
-        spend(250, "busy")
+        spend(turn_ms, "busy")
         sampler.stop()
         sampler.wait()
     sampler.close()
@@ -160,6 +161,52 @@ def test_a_card_that_disappears_is_said_once_and_host_sampling_goes_on(stub) -> 
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
+def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
+    stub("hangs")
+    sampler = sample(turns=2, host=True)
+    (problem,) = (problem for problem in sampler.problems if "no answer" in problem)
+    assert problem == "nvml: the driver gave no answer within 2 s; no samples from then on"
+    assert by_metric(sampler)["power_w"] == [300.0, 300.0]
+    assert sampler.taken["nvml"] == 2
+    assert by_metric(sampler, "host:main")["cpu_s"]
+    assert sampler.taken["host"] > 2
+
+
+def test_a_driver_that_hangs_at_once_leaves_the_host_s_samples(stub) -> None:
+    stub("hangs_at_once")
+    sampler = sample(host=True)
+    (problem,) = sampler.problems
+    assert problem.startswith("nvml: the driver gave no answer within 2 s")
+    assert by_metric(sampler, "host:main")["cpu_s"]
+
+
+def test_what_the_bindings_cannot_read_is_said_and_the_host_goes_on(stub) -> None:
+    stub("odd_name")
+    sampler = sample(host=True)
+    (problem,) = sampler.problems
+    assert problem.startswith("nvml: cannot be used: UnicodeDecodeError: ")
+    assert by_metric(sampler, "host:main")["cpu_s"]
+
+
+def test_turns_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
+    stub()
+    sampler = sample(turns=3, turn_ms=40)
+    reason = "no turn was as long as the 100 ms that the card takes to refresh them; raise slice_steps"
+    assert f"nvml:0 (Stub A): no SM, tensor and DRAM activity, link traffic (GPM): {reason}" in sampler.problems
+    assert "sm_active_percent" not in by_metric(sampler)
+    assert sum(reason in problem for problem in sample(turns=2).problems) == 0
+
+
+def test_where_the_reasons_for_throttling_are_not_told_no_share_of_it_is(stub) -> None:
+    stub("no_reasons")
+    sampler = sample()
+    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
+    (card,) = device_health({"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples)]})
+    assert card.throttled is None
+    assert "0.0 %" not in section([], [card])
+    assert "nvml:0 (Stub A): no throttle reasons: Not Supported" in sampler.problems
+
+
 def test_an_older_driver_is_asked_in_the_older_way(stub, tmp_path) -> None:
     stub("", compile_stub(tmp_path, "-DOLD_DRIVER"))
     sampler = sample()
@@ -195,7 +242,8 @@ def test_without_a_driver_library_auto_is_silent_and_true_says_so() -> None:
     else:
         pytest.skip("there is an NVIDIA driver here")
     assert sample("auto").problems == []
-    assert sample(True).problems == ["nvml: no NVIDIA driver here (libnvidia-ml.so.1 was not found)"]
+    (problem,) = sample(True).problems
+    assert problem.startswith("nvml: no NVIDIA driver here (libnvidia-ml.so.1: ")
 
 
 def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> None:

@@ -25,6 +25,7 @@ DEVICE = DeviceHealth(
     temperature_max_c=71.0,
     memory_used_bytes=62e9,
     memory_total_bytes=96e9,
+    throttled={},
 )
 
 
@@ -55,3 +56,20 @@ def test_findings_and_problems_are_said_once_each() -> None:
     text = section([replace(LOAD, findings=["throttled"])], [replace(DEVICE, findings=["hot"])], ["no X", "no X"])
     assert "- plain: throttled\n- plain, device 0: hot" in text
     assert text.count("no X") == 1
+
+
+def test_throttling_that_nothing_told_of_is_no_zero() -> None:
+    assert "| 0.0 % |" in section([], [DEVICE])
+    assert "0.0 %" not in section([], [replace(DEVICE, throttled=None)])
+    assert "| 25 % |" in section([], [replace(DEVICE, sm_clock_mhz=None, throttled={"its power limit": 0.25})])
+
+
+def test_the_limits_of_the_cgroup_are_said_where_there_are_some() -> None:
+    assert "Limits" not in section([LOAD], [])
+    limited = replace(LOAD, quota_cores=8.0, throttled_share=0.0, memory_limit_bytes=64e9, memory_bytes=12e9)
+    text = section([limited], [])
+    assert (
+        "- plain: a CPU quota of 8.00 cores, throttled in 0.0 % of its periods; 64.0 GB of memory, at most 12.0 GB in"
+        in text
+    )
+    assert "not known how often throttled" in section([replace(limited, throttled_share=None)], [])

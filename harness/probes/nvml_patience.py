@@ -1,0 +1,64 @@
+"""NVML with a limit to waiting: a driver in trouble, as when a card fell off the bus, may not answer for minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from harness.probes.nvml import NvmlCollector, open_nvml
+from harness.probes.series import Gate, Series
+from harness.probes.worker import Worker
+
+PATIENCE_S = 30  # to wake a node's devices takes seconds each
+
+
+def open_patiently(
+    series: Series, wanted: Literal["auto", True], patience_s: int = PATIENCE_S
+) -> tuple[PatientNvml | None, list[str]]:
+    """As :func:`harness.probes.nvml.open_nvml`; a driver that hangs, and whatever it raises, is a problem to say."""
+    gate, worker = Gate(series), Worker("nvml")
+    try:
+        collector, problems = worker.call(partial(open_nvml, gate, wanted), patience_s)
+    except TimeoutError as error:
+        gate.shut()
+        return None, [f"nvml: the driver gave {error}: nvidia-smi must work first; probes.nvml: false does without"]
+    except Exception as error:  # of the bindings: a name that is no UTF-8, a version they do not know
+        return None, [f"nvml: cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"]
+    return None if collector is None else PatientNvml(collector, worker, gate, patience_s), problems
+
+
+class PatientNvml:
+    """The collector, called in a thread. Once the driver hangs, methods raise TimeoutError; none may be called then."""
+
+    source = NvmlCollector.source
+
+    def __init__(self, collector: NvmlCollector, worker: Worker, gate: Gate, patience_s: int) -> None:
+        self._collector = collector
+        self._worker = worker
+        self._gate = gate
+        self._patience_s = patience_s
+
+    @property
+    def problems(self) -> list[str]:
+        return self._collector.problems
+
+    @problems.setter
+    def problems(self, problems: list[str]) -> None:
+        self._collector.problems = problems
+
+    def begin(self, pids: dict[int, str]) -> None:
+        self._call(partial(self._collector.begin, pids))
+
+    def read(self, *, last: bool) -> bool:
+        return bool(self._call(partial(self._collector.read, last=last)))
+
+    def end(self) -> None:
+        self._call(self._collector.end)
+
+    def _call(self, action: Callable[[], bool | None]) -> bool | None:
+        try:
+            return self._worker.call(action, self._patience_s)
+        except TimeoutError as error:
+            self._gate.shut()
+            raise TimeoutError(f"the driver gave {error}") from error

@@ -1,0 +1,41 @@
+"""Calls into a library that may hang, in a thread of their own: who waits for them waits for so long and no longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """One thread that makes one call after the other. It ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def call(self, action: Callable[[], Result], limit_s: int) -> Result:
+        """What ``action`` returns or raises; TimeoutError where it takes longer than ``limit_s``: then call no more."""
+        self._calls.put(action)
+        for _ in range(limit_s):  # not in one go: a time in which this process was stopped must not count in full
+            try:
+                result, error = self._results.get(timeout=1)
+            except Empty:
+                continue
+            if error is not None:
+                raise error
+            returned: Result = result
+            return returned
+        raise TimeoutError(f"no answer within {limit_s} s")
+
+    def _work(self) -> None:
+        while True:
+            action = self._calls.get()
+            try:
+                self._results.put((action(), None))
+            except Exception as error:  # for the caller
+                self._results.put((None, error))
