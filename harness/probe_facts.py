@@ -6,45 +6,54 @@ Times are CLOCK_MONOTONIC in nanoseconds. Only what the analysis and the report 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
     ValidationError,
 )
 
 from harness.validation import first_fault
 from trainer.errors import InputError
 
+Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+def _ordered(range_: Sequence[int]) -> Sequence[int]:
+    if any(first > last for first, last in zip(range_[::2], range_[1::2], strict=True)):
+        raise ValueError("it ends before it begins")
+    return range_
+
 
 class _Facts(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class _TorchProfiler(_Facts):
-    windows: list[tuple[int, int, int, int]] = []  # start, end, first step, last step
-    realtime_minus_monotonic_ns: list[int] = []
-    clock_error_ns: NonNegativeInt = 0
-    flops: dict[str, NonNegativeFloat] = {}  # by operator
+    # start, end, first step, last step
+    windows: list[Annotated[tuple[Nanoseconds, Nanoseconds, Count, Count], AfterValidator(_ordered)]] = []
+    realtime_minus_monotonic_ns: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = []
+    clock_error_ns: Nanoseconds = 0
+    flops: dict[str, Annotated[float, Field(ge=0)]] = {}  # by operator
 
 
 class _PySpy(_Facts):
-    rate_hz: PositiveFloat
-    window: list[int] = Field(min_length=2, max_length=2)
+    rate_hz: float = Field(ge=0.1, le=1e6)
+    window: Annotated[list[Nanoseconds], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
 
 class _Probes(_Facts):
     problems: list[str] = []
     failed: list[str] = []
-    missed_samples: dict[str, NonNegativeInt] = {}  # by source: host, nvml
-    taken_samples: dict[str, NonNegativeInt] = {}
+    missed_samples: dict[str, Count] = {}  # by source: host, nvml
+    taken_samples: dict[str, Count] = {}
     torch_profiler: _TorchProfiler | None = None
     py_spy: Annotated[_PySpy | None, BeforeValidator(lambda told: told or None)] = None  # {}: it failed
 

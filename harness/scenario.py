@@ -45,7 +45,7 @@ class TorchProfilerConfig(Config):
     wait: int = Field(1, ge=0, le=10_000)
     warmup: int = Field(2, ge=0, le=1000)
     active: int = Field(3, ge=1, le=1000)
-    """Steps recorded, after `wait` steps at bare speed and `warmup` steps whose records are thrown away."""
+    """Steps recorded, after `wait` steps with no profiler in the main process and `warmup` ones that are not kept."""
     repeat: int = Field(1, ge=1, le=100)
     shapes: bool = False
     memory: bool = False
@@ -53,7 +53,8 @@ class TorchProfilerConfig(Config):
     stack: bool = False
     flops: bool = False
     workers: bool = True
-    """Also inside loader workers, where torch.profiler by itself sees nothing."""
+    """Also inside loader workers, where torch.profiler by itself sees nothing: they record from their start to the last
+    window's end, as batches are built ahead of it (2,000 batches or about 50,000 events each at most)."""
 
 
 class PySpyConfig(Config):
@@ -82,6 +83,12 @@ TorchProfiler = Annotated[
 PySpy = Annotated[PySpyConfig | None, BeforeValidator(_switched, json_schema_input_type=PySpyConfig | bool | None)]
 
 
+def _no_number(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):  # 1 equals true
+        raise ValueError(f"must be 'auto', true or false; got {value}")
+    return value
+
+
 def _single(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise ValueError(f"must be one value; got {value!r:.60}")
@@ -96,7 +103,7 @@ class ProbesConfig(Config):
 
     host: bool = True
     """CPU, memory, disk and limits of the run's processes, and the load by others."""
-    nvml: Literal["auto", True, False] = "auto"
+    nvml: Annotated[Literal["auto", True, False], BeforeValidator(_no_number)] = "auto"
     """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
     sample_hz: float = Field(10, ge=0.1, le=100)
     """Readings per second of host and nvml, by a process of their own."""

@@ -116,13 +116,13 @@ def _expand(document: Document, root: tuple[str, ...], mapping: Mapping[str, Any
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """``over`` on ``under``: base and each arm as configurations, other mappings key by key, anything else replaced."""
+    """``over`` on ``under``: base, probes and each arm as configurations, other mappings by key, the rest replaced."""
     data = dict(under.data)
     for key, value in over.data.items():
         below = data.get(key)
         if not isinstance(value, dict) or not isinstance(below, dict):
             data[key] = value
-        elif key == "base":
+        elif key in ("base", "probes"):
             data[key] = merge(below, value)
         elif key == "arms":
             data[key] = below | {

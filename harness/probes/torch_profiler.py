@@ -143,7 +143,9 @@ class TorchProfiler:
                 self._say(f"torch_profiler: the profile of {role} is not whole: {cut}" if cut else None)
         for leftover in sorted(self._folder.glob(".torch_profile.*.tmp")):
             leftover.unlink()
-            self._say(f"torch_profiler: {leftover.name.split('.')[2]} was ended before its profile was written")
+            role = leftover.name.split(".")[2]
+            if role.startswith("loader-"):  # what the main process could not write has been said
+                self._say(f"torch_profiler: {role} was ended before its profile was written")
         offsets = [offset for offset, _ in self._offsets]
         if offsets and max(offsets) - min(offsets) > _CLOCK_SET_NS:
             off_us = (max(offsets) - min(offsets)) / 1e3

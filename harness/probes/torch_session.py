@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -52,12 +53,24 @@ def export(profiler: profile, path: Path) -> bool:
     text, packed = (path.with_name(f".{path.name}.{os.getpid()}.{part}.tmp") for part in ("text", "gz"))
     try:
         profiler.export_chrome_trace(str(text))
+        if not _is_whole(text):  # torch says nothing where it could not write
+            raise OSError(errno.EIO, "torch could not write all of it: is the disk full, or the size of files limited?")
         cut = pack(text, packed, MOST_BYTES)
         packed.replace(path)
     finally:
-        for leftover in (text, packed):
+        for leftover in (text, packed, text.with_name(f"{text.name}.tmp")):  # the last: torch's own
             leftover.unlink(missing_ok=True)
     return cut
+
+
+def _is_whole(text: Path) -> bool:
+    """Whether torch wrote the trace to its end: after the events it gives its own name for the file."""
+    try:
+        with open(text, "rb") as file:
+            file.seek(max(text.stat().st_size - _PIECE_BYTES, 0))
+            return b'"traceName"' in file.read()
+    except FileNotFoundError:
+        return False
 
 
 def pack(text: Path, packed: Path, most_bytes: int) -> bool:

@@ -58,7 +58,7 @@ class WorkerProfile:
             self._most_batches = min(WORKER_BATCHES, 1 + max(1, self._most_events // max(1, events)))
             self._profiler = self._start()
         elif self._batches >= self._most_batches:
-            self._end(f"recorded until its batch {self._batches} only: about {self._most_events} events are kept")
+            self._end(f"it has its first {self._batches} batches only: those of later steps are not in it")
 
     def _end(self, cut: str | None = None) -> None:
         profiler, self._profiler = self._profiler, None

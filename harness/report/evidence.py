@@ -43,12 +43,13 @@ def gather(study: StudyFolder, runs: Sequence[RunData]) -> Evidence:
             continue
         sources = read_sources(run)
         arm, probes = run.record.of or run.record.arm, run.probes
-        if sources.operators is None and sources.stacks is None and not sources.problems:
+        facts = probes.get("torch_profiler") or {}
+        if sources.operators is None and sources.stacks is None and not sources.problems and not facts.get("windows"):
             continue
         evidence.sources[run.record.arm, run.record.block] = sources
         evidence.files[arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
         evidence.problems.extend(sources.problems)
-        profile = torch_profile(arm, sources.profiles, probes.get("torch_profiler") or {})
+        profile = torch_profile(arm, sources.profiles, facts)
         if profile is not None:
             profiles.append(profile)
         if sources.stacks is not None and run.spans is not None:

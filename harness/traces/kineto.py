@@ -26,7 +26,7 @@ _NUMBERS = (
     ("device_id", "Device Id"),  # of memory events; "device" of those on a device
 )
 _ON_DEVICE = ("kernel", "gpu_", "cuda_sync")  # how categories of events on a device begin
-_BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, ArithmeticError)
+_BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:

@@ -56,7 +56,7 @@ def read_profiles(folder: Path, facts: Mapping[str, Any]) -> tuple[list[pa.Table
     for path, role in files(folder):
         try:
             offsets = header(path).get(OFFSET) or facts.get(OFFSET)
-            if not offsets:
+            if not isinstance(offsets, list) or not offsets or not all(type(one) is int for one in offsets):
                 raise InputError(f"{path}: nobody knows its clock (no {OFFSET} in it or in probes.json)")
             tables.append(read_profile(path, round(sum(offsets) / len(offsets)), role))
         except InputError as error:

@@ -65,6 +65,11 @@ WRONG: dict[str, tuple[str, int, str]] = {
         5,
         "probes.nvml: must be 'auto', true or false; got 'yes please'\n",
     ),
+    "number as a switch": (
+        f"{HEAD}{ARMS}probes: {{nvml: 1}}\n",
+        5,
+        "probes.nvml: must be 'auto', true or false; got 1\n",
+    ),
     "wrong edit": (f"{HEAD}{ARMS}whatif: [{{ranks: [16]}}]\n", 5, "whatif[0].ranks: must be one value; got [16]\n"),
     "wrong type": (
         f"{HEAD}base: {{data.batch_size: '2'}}\n{ARMS}",
@@ -285,6 +290,20 @@ class TestSet:
         plan = make_plan(load_scenario(write(tmp_path, self.TEXT), [f"{key}=3"]), "x")
         assert [arm.config.data.batch_size for arm in plan.arms] == [3, 3]
         assert not any("data.batch_size" in arm.declared for arm in plan.arms)
+
+    def test_a_key_of_a_probe_leaves_its_others(self, tmp_path: Path) -> None:
+        text = f"{self.TEXT}probes: {{torch_profiler: {{repeat: 3, shapes: true}}, host: false}}\n"
+        sets = ["probes.torch_profiler.stack=true", "probes.py_spy.seconds=2", "probes.py_spy.gil=true"]
+        probes = load_scenario(write(tmp_path, text), sets).probes
+        assert probes.torch_profiler is not None
+        assert (probes.torch_profiler.repeat, probes.torch_profiler.shapes, probes.torch_profiler.stack) == (
+            3,
+            True,
+            True,
+        )
+        assert probes.py_spy is not None
+        assert (probes.py_spy.seconds, probes.py_spy.gil) == (2, True)
+        assert probes.host is False
 
     def test_settings_of_the_scenario_itself(self, tmp_path: Path) -> None:
         sets = ["repeats=2", "seed=3", "probes.timeline_steps=4", "controls=[a-a]", "base.seed=9"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from itertools import count
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from harness.analysis.torch_profile import torch_profile
 from harness.probes.clocks import realtime_minus_monotonic
 from harness.probes.steps import StepRecorder
 from harness.probes.torch_profiler import TorchProfiler
@@ -145,6 +148,9 @@ def test_no_warmup_and_no_wait(tmp_path: Path) -> None:
     assert [window[2:] for window in probe.facts()["windows"]] == [[5, 5], [6, 6]]
     tables, _ = read_profiles(tmp_path, probe.facts())
     assert [names(table).count("aten::mm") for table in tables] == [1, 1]
+    report = torch_profile("text", tables, probe.facts())
+    assert report is not None
+    assert (report.steps, report.problems) == (2, ())
 
 
 def test_what_was_asked_for_is_recorded(tmp_path: Path) -> None:
@@ -206,3 +212,30 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     probe.run(stepper())
     (problem,) = probe.problems
     assert "window 1 could not be written" in problem
+
+
+TOO_LARGE = """
+import json, resource, signal, sys
+from pathlib import Path
+from harness.probes.torch_profiler import TorchProfiler
+from tests.harness.probes.test_torch_profiler import settings, stepper
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+probe, next_step = TorchProfiler(settings(repeat=2), Path(sys.argv[1])), stepper()
+next_step()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+probe.run(next_step)
+print("said", json.dumps(probe.problems))
+"""
+
+
+def test_a_disk_that_is_full_is_named_as_the_cause_and_nothing_is_left_on_it(tmp_path: Path) -> None:
+    """Here: no file may be larger than 1000 bytes."""
+    command = [sys.executable, "-c", TOO_LARGE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("said ")] or [done.stderr]
+    problems = json.loads(said.removeprefix("said "))
+    assert len(problems) == 2
+    assert all("could not be written (" in problem for problem in problems)
+    assert all("is the disk full" in problem for problem in problems)
+    assert [path for path in tmp_path.iterdir() if path.stat().st_size] == []

@@ -56,6 +56,53 @@ def test_times_are_per_step_and_shares_of_the_steps() -> None:
     assert "| text\\|1 | main | CPU | 3.00 | 24 | forward | 3.00 | 2.00 |" in page
 
 
+WINDOWS = {"windows": [[0, 20 * MS, 23, 24], [50 * MS, 70 * MS, 33, 34]], "flops": {"aten::mm": 8e9}}
+SECOND = [
+    complete("ProfilerStep#0", 50 * MS, 10 * MS, "user_annotation"),
+    complete("ProfilerStep#1", 60 * MS, 10 * MS, "user_annotation"),
+    complete("aten::mm", 52 * MS, 4 * MS, External_id=1),
+]
+
+
+def of_windows(*files: list[str]) -> str:
+    return section([torch_profile("text", [read_profile(trace(file), 0) for file in files], WINDOWS)], [])
+
+
+def test_every_window_has_its_profile() -> None:
+    page = of_windows(MAIN, SECOND)
+    assert "**main**, steps 23 to 24, 33 to 34, 10.0 ms a step" in page
+    assert row(page, "aten::mm")[1:] == ["operator", "0.50", "2.00", "20 %", "2.00", "2.00"]
+    assert "left out" not in page
+
+
+@pytest.mark.parametrize("second", [[], [SECOND[:1]], [SECOND[2:]]])
+def test_a_window_without_a_whole_profile_is_said_and_counts_for_nothing(second) -> None:
+    page = of_windows(MAIN, *second)
+    assert "**main**, steps 23 to 24, 10.0 ms a step" in page
+    assert row(page, "aten::mm")[1:] == [
+        "operator",
+        "0.50",
+        "2.00",
+        "20 %",
+        "2.00",
+    ]  # and no FLOPs: whose would they be
+    assert "steps 33 to 34 were profiled, but no whole profile of them is here" in page
+
+
+def test_a_profile_of_no_window_is_left_out() -> None:
+    late = [complete("ProfilerStep#0", 90 * MS, 10 * MS, "user_annotation"), complete("aten::mm", 91 * MS, MS)]
+    page = of_windows(MAIN, SECOND, late)
+    assert "a profile of 1 step is of no window that was recorded whole: left out" in page
+    assert row(page, "aten::mm")[2] == "0.50"
+
+
+def test_windows_whose_profiles_are_all_gone_are_said() -> None:
+    found = torch_profile("text", [], WINDOWS)
+    assert found is not None
+    assert found.steps == 0
+    assert len(found.problems) == 2
+
+
 def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:
     page = section([profiled(KERNEL)], [])
     assert row(page, "aten::mm")[6] == "3.00"

@@ -132,6 +132,7 @@ def test_a_small_file_cut_anywhere_is_refused(at: int) -> None:
         b'{"traceEvents": []}',
         b'{"traceEvents": 3, "baseTimeNanoseconds": 1}',
         b'{"traceEvents": [4], "baseTimeNanoseconds": 1}',
+        trace([complete("aten::mm", 1, 1, a=1).replace('"args": {\n      "a": 1\n    }', '"args": [1]')]),
     ],
 )
 def test_other_files_are_refused(content: bytes) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import pytest
+
 from harness.traces.profiles import file_name, files, read_profiles
 from tests.harness.traces.kineto_text import complete, trace
 
@@ -45,6 +47,14 @@ def test_a_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     assert len(tables) == 1
     assert len(problems) == 1
     assert file_name("loader-0") in problems[0]
+    tables, problems = read_profiles(tmp_path, {})
+    assert tables == []
+    assert "nobody knows its clock" in problems[0]
+
+
+@pytest.mark.parametrize("offsets", ["x", 5, ["a"], [0.5], [], {"a": 1}])
+def test_offsets_that_are_no_numbers_are_told(tmp_path: Path, offsets: object) -> None:
+    write(tmp_path, file_name("main"), harness={"realtime_minus_monotonic_ns": offsets, "cut": None})
     tables, problems = read_profiles(tmp_path, {})
     assert tables == []
     assert "nobody knows its clock" in problems[0]
