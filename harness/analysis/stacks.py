@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 MAIN, WORKERS = "main thread", "loader workers"
 OUTSIDE = "none"  # neither phase nor stage: between steps; a worker that waits until it is asked for more
 TOP = 5  # functions and stacks kept of each place
+ROUGH = 1 / 3  # of a place's samples within the clock's doubt of a boundary: with more, it may show its neighbours
+# Files of the ledger's recorder. Its system calls are met by py-spy out of proportion to what they cost.
+RECORDER = ("harness/probes/", "trainer/telemetry.py")
 _LINE = re.compile(r":\d+\)$")
 
 
@@ -62,8 +65,15 @@ class Place:
     who: str
     name: str  # "forward"; an inline stage as "fetch: tokenize"; OUTSIDE
     whole: Share  # of the samples of all that ``who`` did
-    functions: tuple[Share, ...]  # by self time: the innermost frame, "function (file)"
+    functions: tuple[Share, ...]  # by self time: the innermost frame with a name, "function (file)"
+    python: Share  # the Python function met most, with what it called in other languages
     stacks: tuple[Share, ...]  # whole ones, frames from the outermost, joined by ";"
+    near: int  # samples so close to the end of a span that they may belong beyond it (clock.doubt_ns)
+
+    @property
+    def rough(self) -> bool:
+        """Whether so many samples may belong elsewhere that its shares say little."""
+        return self.near > ROUGH * self.whole.samples
 
 
 @dataclass(frozen=True)
@@ -75,12 +85,17 @@ class StackReport:
     readings: int  # how often the main thread was sampled
     expected_readings: int  # what the rate asks for in that window
     clock: Clock
-    near_edges: (
-        int  # samples of all places so close to the end of a span that they may belong beyond it (clock.doubt_ns)
-    )
+    near_edges: int  # of all places: see Place.near
     tokenization: tuple[str, ...]  # a sentence for each of MAIN and WORKERS where tokenizing takes the most samples
     period_ms: float  # between two samples: how far a single one may be from its true place
     lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
+
+
+class _Met(NamedTuple):
+    """A sample: the stack, outermost frame first, and whether it is near the end of a span."""
+
+    stack: tuple[str, ...]
+    near: bool
 
 
 def process_roles(spans: pa.Table) -> dict[int, str]:
@@ -92,12 +107,13 @@ def process_roles(spans: pa.Table) -> dict[int, str]:
 def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> StackReport:
     """Join the samples (see :func:`harness.traces.py_spy.read_stacks`) of a run with its spans table.
 
-    ``facts`` is the entry "py_spy" of probes.json.
+    ``facts`` is the entry "py_spy" of probes.json. What was met in the ledger's own recorder counts for its caller.
     """
     clock = clock_of(samples)
+    native = bool(facts.get("native"))
     rows = samples.to_pylist()
-    found: dict[str, dict[str, list[tuple[str, ...]]]] = {}
-    near = readings = 0
+    found: dict[str, dict[str, list[_Met]]] = {}
+    readings = 0
     by_role: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_role.setdefault(row["role"], []).append(row)
@@ -108,15 +124,16 @@ def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> Sta
         readings += len(own) if role == "main" else 0
         times = np.array([row["time_ns"] for row in own], dtype=np.int64)
         edges, names = segments(known[role])
-        near += int(np.count_nonzero(_distance(times, edges) <= clock.doubt_ns))
+        near = (_distance(times, edges) <= clock.doubt_ns).tolist()
         who = found.setdefault(MAIN if role == "main" else WORKERS, {})
-        for row, name in zip(own, names_at(times, edges, names), strict=True):
-            who.setdefault(name or OUTSIDE, []).append(tuple(row["stack"]))
+        for row, name, is_near in zip(own, names_at(times, edges, names), near, strict=True):
+            stack = _without_recorder(tuple(row["stack"]), native)
+            who.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
     placed = {who: sum(map(len, at.values())) for who, at in found.items()}
     places = tuple(
-        _place(who, name, stacks, placed[who])
+        _place(who, name, met, placed[who], native)
         for who in (MAIN, WORKERS)
-        for name, stacks in sorted(found.get(who, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
+        for name, met in sorted(found.get(who, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
     )
     start_ns, end_ns = facts["window"]
     return StackReport(
@@ -125,7 +142,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> Sta
         readings=readings,
         expected_readings=round((end_ns - start_ns) / 1e9 * facts["rate_hz"]),
         clock=clock,
-        near_edges=near,
+        near_edges=sum(place.near for place in places),
         tokenization=tuple(_tokenization(places)),
         period_ms=1000 / facts["rate_hz"],
         lower_bound=bool(facts.get("gil")),
@@ -192,10 +209,47 @@ def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.
     return nearest
 
 
-def _place(who: str, name: str, stacks: Sequence[tuple[str, ...]], total: int) -> Place:
-    functions = Counter(_LINE.sub(")", stack[-1]) if stack else "no Python frame" for stack in stacks)
-    whole = Counter(";".join(stack) for stack in stacks)
-    return Place(who, name, _share(name, len(stacks), total), _top(functions, len(stacks)), _top(whole, len(stacks)))
+def _place(who: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
+    functions = Counter(_function(_named(stack, native)) for stack, _ in met)
+    python = Counter(_function([frame for frame in stack if _is_python(frame, native)]) for stack, _ in met)
+    whole = Counter(";".join(stack) for stack, _ in met)
+    return Place(
+        who=who,
+        name=name,
+        whole=_share(name, len(met), total),
+        functions=_top(functions, len(met)),
+        python=_top(python, len(met))[0],
+        stacks=_top(whole, len(met)),
+        near=sum(near for _, near in met),
+    )
+
+
+def _function(frames: Sequence[str]) -> str:
+    return _LINE.sub(")", frames[-1]) if frames else "no Python frame"
+
+
+def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
+    """The stack up to the function that called the ledger's recorder; the whole one where it was not met there."""
+    python = [place for place, frame in enumerate(stack) if _is_python(frame, native)]
+    others = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
+    return stack[: others[-1] + 1] if others and others[-1] != python[-1] else stack
+
+
+def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
+    """The stack up to the last function with a name: which library it calls without one says nothing of why."""
+    named = [
+        place for place, frame in enumerate(stack) if _is_python(frame, native) or not frame.startswith("unnamed (")
+    ]
+    return stack[: named[-1] + 1] if named else stack
+
+
+def _is_python(frame: str, native: bool) -> bool:
+    """Whether a frame is of Python; without native stacks all are, whatever their file is called."""
+    return not native or (file := _file(frame)).endswith(".py") or file.startswith("<")
+
+
+def _file(frame: str) -> str:
+    return _LINE.sub(")", frame).rpartition(" (")[2].removesuffix(")")
 
 
 def _top(counts: Counter[str], total: int) -> tuple[Share, ...]:
@@ -212,8 +266,13 @@ def _tokenization(places: Sequence[Place]) -> Iterable[str]:
         own = [place for place in places if place.who == who and place.name != OUTSIDE]
         if not own or own[0].name.removeprefix("fetch: ") != "tokenize":
             continue
-        whole, top = own[0].whole, own[0].functions[0]
+        whole, top = own[0].whole, own[0].python
+        doubt = (
+            f" A rough share: {own[0].near} of its {whole.samples} samples may belong elsewhere."
+            if own[0].rough
+            else ""
+        )
         yield (
             f"Tokenizing took the most samples of the {who}: {whole.share:.0%} [{whole.low:.0%} to {whole.high:.0%}], "
-            f"{top.share:.0%} of those in {top.name}."
+            f"{top.share:.0%} of those in {top.name}.{doubt}"
         )

@@ -22,6 +22,9 @@ END_S = 60.0  # from SIGINT until its file is written
 _REFUSED = re.compile(
     r"permission denied|operation not permitted|EPERM|failed to get process executable", re.IGNORECASE
 )
+# What else it says of a process that it may not stop: with --subprocesses not why. Only of this very process is that a
+# refusal; a child may have ended meanwhile.
+_NOT_STOPPED = "failed to suspend process"
 _STARTED = b"Sampling process"
 _TOTALS = re.compile(r"Samples: (\d+) Errors: (\d+)")
 # Linux kills the program with this process, even one that was stopped (SIGSTOP) meanwhile. It stays so across execv.
@@ -153,7 +156,7 @@ class Recording:
 
 
 def _explain(reason: str) -> str:
-    if _REFUSED.search(reason):
+    if _REFUSED.search(reason) or _NOT_STOPPED in reason.lower():
         return f"py-spy: no permission to trace this process; fix: {remedy()}"
     return f"py-spy: {reason or 'ended by itself'}"
 

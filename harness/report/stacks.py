@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis.stacks import OUTSIDE, Place, Share, StackReport
 from harness.analysis.wording import count, ms, percent
+from harness.report.profile import _short
 from harness.report.tables import safe, table
 
 LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
@@ -41,11 +42,11 @@ def _functions(report: StackReport) -> str:
     rows = []
     for place in _shown(report):
         for line, function in enumerate(place.functions[:FUNCTIONS]):
-            first = [f"{place.who}: {_named(place)}", f"{place.whole.samples:,}", _share(place.whole)]
+            first = [_where(place, report), f"{place.whole.samples:,}", _share(place.whole)]
             rows.append(
                 [
                     *(first if line == 0 else ["", "", ""]),
-                    f"`{function.name}`",
+                    f"`{_frame(function.name)}`",
                     _share(function),
                     f"{function.samples:,}",
                 ]
@@ -59,10 +60,9 @@ def _deepest(report: StackReport) -> str:
     rows = []
     for place in _shown(report):
         frames = place.stacks[0].name.split(";")
-        shown = " → ".join(f"`{frame}`" for frame in frames[-FRAMES:])
-        rows.append(
-            [f"{place.who}: {_named(place)}", f"{'… → ' * (len(frames) > FRAMES)}{shown}", _share(place.stacks[0])]
-        )
+        shown = " → ".join(f"`{_frame(frame)}`" for frame in frames[-FRAMES:])
+        where = f"{place.who}: {_named(place)}{', rough' * place.rough}"
+        rows.append([where, f"{'… → ' * (len(frames) > FRAMES)}{shown}", _share(place.stacks[0])])
     return table(header, rows)
 
 
@@ -90,6 +90,20 @@ def _shown(report: StackReport) -> list[Place]:
     return [place for place in report.places if place.whole.share >= LEAST_SHARE]
 
 
+def _where(place: Place, report: StackReport) -> str:
+    where = f"{place.who}: {_named(place)}"
+    if not place.rough:
+        return where
+    doubt = ms(report.clock.doubt_ns / 1e6)
+    return f"{where}, rough: {place.near} of {place.whole.samples} samples within the clock's {doubt} of a boundary"
+
+
+def _frame(frame: str) -> str:
+    """``function (file)`` with a function that fits: Rust's mangled names have hundreds of letters."""
+    function, _, file = frame.rpartition(" (")
+    return f"{_short(function)} ({file}" if function else _short(frame)
+
+
 def _named(place: Place) -> str:
     return f"no {_kind(place.who)}" if place.name == OUTSIDE else place.name
 
@@ -105,6 +119,8 @@ def _share(share: Share) -> str:
 NOTE = (
     "py-spy's samples of the profiled run, whose steps are not measured, each put into the phase or stage of its own "
     "thread that the ledger has at that moment. Threads that wait are sampled too. Intervals are for independent "
-    "samples; neighbouring ones are not quite. C, C++ and Rust functions show as the Python function that called them, "
-    "unless `native: true`."
+    "samples; neighbouring ones are not quite. What was met in the ledger's own recorder counts for its caller, as "
+    "py-spy meets its system calls out of proportion to their cost. C, C++ and Rust functions show as the Python "
+    "function that called them, unless `native: true`; those without a name count for their caller. *rough*: more than "
+    "a third of the samples are so close to a boundary that they may belong beyond it, by the doubt of py-spy's clock."
 )

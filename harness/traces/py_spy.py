@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # The threads of one sample are written microseconds after one another; reading the next sample alone takes longer.
 _APART_US = 250
+MOST_HZ = 1e6  # more than py-spy can
 
 
 def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[int, str]) -> pa.Table:
@@ -25,18 +26,18 @@ def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[i
     id: "main", "loader-K". Columns: time_ns (CLOCK_MONOTONIC), duration_ns (until the next sample), pid, tid (the
     system's), role (of the main thread of a process in ``roles``, else "other"), stack (frames "function (file:line)",
     outermost first). Its metadata holds how well the times are known: :func:`clock_of`. InputError where it is not such
-    a trace.
+    a trace, or ``facts`` cannot be its own.
     """
     import pyarrow as pa
 
     where = f"{source}: " if isinstance(source, Path) else "py-spy's trace: "
     try:
+        start_ns, end_ns = _window(facts)
         changes, threads = decode(read_events(source), [str(root) for root in facts.get("roots", ())])
         skipped = {int(pid) for pid in facts.get("metronome", ())}
         rows = _samples(changes, skipped, held=bool(facts.get("gil")))
         main = {thread for thread, (number, name) in threads.items() if thread[0] == number or name == "MainThread"}
         clock = _clock([row for row, _ in rows if row.pid == facts["pid"] and (row.pid, row.tid) in main], facts)
-        start_ns, end_ns = facts["window"]
     except InputError as error:
         raise InputError(f"{where}{error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -52,6 +53,10 @@ def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[i
         cells = (time_ns, (until_us - row.time_us) * 1000, row.pid, tid, role, row.stack)
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
+    if rows and not columns["time_ns"]:
+        raise InputError(
+            f"{where}none of its samples is within the window that probes.json tells, or its marks are wrong"
+        )
     kinds = [pa.int64(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.list_(pa.string())]
     metadata = {name: str(value) for name, value in clock._asdict().items()}
     return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True)), metadata))
@@ -115,6 +120,20 @@ def _begins(changes: Sequence[Change], metronome: Set[int]) -> list[bool]:
                 met.clear()
             met.add(thread)
     return begins
+
+
+def _window(facts: Mapping[str, Any]) -> tuple[int, int]:
+    """The window, after a check of what else a clock is set by: what is out of order puts samples anywhere."""
+    start_ns, end_ns = facts["window"]
+    if not 0 <= start_ns < end_ns < 1 << 63:
+        raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is none")
+    if not 1 <= facts.get("rate_hz", 1) <= MOST_HZ:
+        raise InputError(f"its rate_hz in probes.json is impossible: {facts['rate_hz']}")
+    marks = [(start, end) for start, end in facts["marks"]]
+    times = [time for pair in sorted([*marks, (start_ns, end_ns)]) for time in pair]
+    if marks != sorted(marks) or times != sorted(times):
+        raise InputError("its clock marks in probes.json are out of order, or within its window")
+    return start_ns, end_ns
 
 
 def _clock(main: Sequence[Change], facts: Mapping[str, Any]) -> Clock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -135,6 +137,65 @@ def test_a_tokenization_heavy_run_names_the_tokenizer(tokenize, said):
     report = explain(samples_table(rows), spans_table(spans), FACTS)
     assert place(report, MAIN, "fetch: tokenize").whole.samples == tokenize
     assert [sentence[: len(said or "")] for sentence in report.tokenization] == ([said] if said else [])
+
+
+TRAIN, LEAVE = (
+    "train (trainer/loop.py:31)",
+    ["_Span.__exit__ (trainer/telemetry.py:9)", "Recorder.exit (harness/probes/s.py:7)"],
+)
+CLOCK_CALL = ["slot_tp_call (libpython3.so)", "clock_gettime (libc.so.6)", "unnamed ([vdso])"]
+
+
+@pytest.mark.parametrize(
+    ("native", "stack", "function", "kept"),
+    [
+        (False, [TRAIN, *LEAVE], TRAIN, 1),
+        (True, [TRAIN, CLOCK_CALL[0], *LEAVE, *CLOCK_CALL], TRAIN, 1),
+        (False, ["take (harness/probes/py_spy.py:3)", TRAIN], TRAIN, 2),  # only the innermost frames
+        (False, LEAVE, LEAVE[-1], 2),  # there is no caller
+        (False, [TRAIN, "exit (mine/harness/probes/s.py:7)"], "exit (mine/harness/probes/s.py)", 2),
+    ],
+)
+def test_what_was_met_in_the_recorder_counts_for_its_caller(native, stack, function, kept):
+    facts, spans = {**FACTS, "native": native}, spans_table([("main", "forward", 0, 99)])
+    found = place(explain(samples_table([(50, "main", stack)]), spans, facts), MAIN, "forward")
+    assert [share.name for share in found.functions] == [re.sub(r":\d+", "", function)]
+    assert found.stacks[0].name == ";".join(stack[:kept])
+
+
+def test_native_functions_without_a_name_count_for_their_caller_and_the_headline_is_pythons():
+    rust, unnamed = "merge (tokenizers/tokenizers.abi3.so)", "unnamed (libc.so.6)"
+    stacks = [[ENCODE, unnamed]] * 4 + [[ENCODE, rust]] * 2 + [[ENCODE, rust, unnamed, unnamed]] * 3
+    stacks += [[unnamed], ["<lambda> (<string>:1)", rust]]
+    rows = [(time, "loader-0", stack) for time, stack in enumerate(stacks)]
+    spans = spans_table([("loader-0", "tokenize", 0, 99)])
+    report = explain(samples_table(rows), spans, {**FACTS, "native": True})
+    assert [(share.name, share.samples) for share in place(report, WORKERS, "tokenize").functions] == [
+        (rust, 6),
+        ("encode_batch (trainer/data/tokenizers.py)", 4),
+        (unnamed, 1),  # nobody called it
+    ]
+    (said,) = report.tokenization
+    assert said.endswith(f"{9 / 11:.0%} of those in encode_batch (trainer/data/tokenizers.py).")
+
+
+def test_without_native_stacks_every_frame_is_of_python_whatever_its_file():
+    spans, rows = spans_table([("main", "fetch", 0, 99)]), [(50, "main", [LOOP, "unnamed (bin/program:3)"])]
+    found = place(explain(samples_table(rows), spans, FACTS), MAIN, "fetch")
+    assert found.functions[0].name == found.python.name == "unnamed (bin/program)"
+
+
+@pytest.mark.parametrize(("near", "rough"), [(1, False), (2, True)])
+def test_a_place_is_rough_where_more_than_a_third_may_be_its_neighbours(near, rough):
+    rows = [(0.1 * k, "main", [LOOP, ENCODE]) for k in range(near)] + [
+        (50 + k, "main", [LOOP]) for k in range(3 - near)
+    ]
+    spans = spans_table([("main", "fetch", 0, 100), ("main", "tokenize", 0, 99)])
+    report = explain(samples_table(rows), spans, FACTS)
+    found = place(report, MAIN, "fetch: tokenize")
+    assert (found.near, found.rough) == (near, rough)
+    (said,) = report.tokenization
+    assert said.endswith(f"A rough share: {near} of its 3 samples may belong elsewhere.") == rough
 
 
 def test_samples_near_a_boundary_are_counted():

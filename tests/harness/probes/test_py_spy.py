@@ -19,6 +19,7 @@ from harness.machine.ptrace import remedy
 from harness.traces.py_spy import clock_of, read_stacks
 
 PROGRAM = Path(__file__).with_name("spy_program.py")
+WITHOUT_PTRACE = Path(__file__).with_name("without_ptrace.py")
 SETTINGS = {"rate_hz": 100, "seconds": 2.5, "native": False, "gil": False, "nonblocking": False}
 SVG = "{http://www.w3.org/2000/svg}"
 slow = pytest.mark.slow
@@ -175,6 +176,20 @@ def test_without_permission_the_fix_is_told_and_the_run_goes_on(tmp_path):
     assert problem.startswith("py-spy: no permission to trace this process; fix: this process is not dumpable")
     assert "\n" not in problem
     assert ran.facts == {}
+    assert ran.children_left == []
+
+
+@slow
+def test_where_a_sandbox_forbids_ptrace_the_fix_is_told(tmp_path):
+    """py-spy is only told that it may not stop the process, and with --subprocesses not why."""
+    sandbox = [sys.executable, str(WITHOUT_PTRACE)]
+    if subprocess.run([*sandbox, "true"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("needs seccomp filters, on x86-64 or ARM64")
+    ran = run(tmp_path, workers=1, wrapper=sandbox, settings={"seconds": 0.5})
+    (problem,) = ran.problems
+    assert problem == f"py-spy: no permission to trace this process; fix: {remedy()}"
+    assert ran.facts == {}
+    assert ran.steps > 0
     assert ran.children_left == []
 
 

@@ -40,6 +40,30 @@ def test_every_row_of_a_table_has_its_columns():
     assert {line.replace("\\|", "").count("|") for line in lines} == {7, 4}
 
 
+def test_a_rough_place_says_so_in_its_rows_and_others_do_not():
+    late = Clock(0, 500_000, 150_000_000, 24, 22)
+    rows = section({"a": report(late)}, {}).splitlines()
+    said = [row.split(" | ")[0] for row in rows if row.startswith("| main thread: ")]
+    assert said == [
+        "| main thread: forward, rough: 30 of 50 samples within the clock's 150 ms of a boundary",
+        "| main thread: fetch, rough: 30 of 40 samples within the clock's 150 ms of a boundary",
+        "| main thread: no phase, rough: 10 of 10 samples within the clock's 150 ms of a boundary",
+        "| main thread: forward, rough",
+        "| main thread: fetch, rough",
+        "| main thread: no phase, rough",
+    ]
+    assert ", rough" not in section({"a": report()}, {})
+
+
+def test_a_long_name_is_cut_and_its_file_is_not():
+    mangled = f"_RINv{'tokenizer' * 40} (tokenizers/tokenizers.abi3.so)"
+    rows = [(10 * k + 5, "main", [LOOP, mangled]) for k in range(100)]
+    text = section({"a": explain(samples_table(rows), spans_table(SPANS), {**FACTS, "native": True})}, {})
+    shown = [cell for row in text.splitlines() for cell in row.split("`") if cell.startswith("_RINv")]
+    assert len(shown) == 6
+    assert all(cell.endswith("… (tokenizers/tokenizers.abi3.so)") and len(cell) < 110 for cell in shown)
+
+
 def test_late_samples_and_locks_are_told():
     late = Clock(0, 500_000, 20_000_000, 24, 22)
     text = section({"a": report(late, {**FACTS, "gil": True})}, {})

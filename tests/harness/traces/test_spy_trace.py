@@ -149,6 +149,32 @@ def test_a_trace_that_lost_an_event_is_read_or_refused_in_one_line(data):
         assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, from .* is none"),
+        ({"window": [1 << 70, 1 << 71]}, "its window in probes.json, from .* is none"),
+        ({"window": [0, 1]}, "none of its samples is within the window"),
+        ({"marks": [[1, 2]] * 2}, "its clock marks in probes.json are out of order"),
+        ({"marks": [[2, 1]]}, "its clock marks in probes.json are out of order"),
+        ({"marks": [[OFFSET_NS, OFFSET_NS + 3_000_000]]}, "its clock marks in probes.json are out of order, or within"),
+        ({"marks": [[1, 2]]}, "none of its samples is within the window"),
+        ({"marks": [[float("nan"), 2]]}, "probes.json"),
+        ({"marks": [[1]]}, "not a trace of py-spy"),
+        ({"rate_hz": float("inf")}, "its rate_hz in probes.json is impossible: inf"),
+        ({"rate_hz": 1e-320}, "its rate_hz in probes.json is impossible"),
+    ],
+)
+def test_a_clock_or_window_that_cannot_be_is_refused_in_one_line(tmp_path, told, said):
+    path = tmp_path / "trace"
+    path.write_bytes(write([{MAIN: [Frame("a")]}] * 3))
+    assert len(read_stacks(path, facts(10**6), ROLES))
+    with pytest.raises(InputError, match=said) as refused:
+        read_stacks(path, facts(10**6, **told), ROLES)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("content", [b"{}", b"[1]", b'[{"ph": "B"}]', b"[]"])
 def test_another_json_is_refused(content):
     with pytest.raises(InputError, match="py-spy's trace: "):
