@@ -8,12 +8,11 @@ from harness.analysis.memory_timeline import MemoryTimeline
 from harness.analysis.operators import Kernel, Operator, RoleOperators
 from harness.analysis.torch_profile import TorchProfile
 from harness.analysis.wording import count, ms, number, percent
-from harness.report.tables import number_cell, safe, table
+from harness.report.tables import number_cell, safe, short, table
 
 PICTURE = "memory.png"
 MOST_OPERATORS, MOST_OF_A_WORKER, MOST_KERNELS = 15, 8, 10
 MOST_WORKERS = 4
-_LONGEST_NAME = 70  # names of kernels are C++ signatures
 
 
 def section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
@@ -76,7 +75,7 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
     shown = _top(role.operators, device)[: MOST_OPERATORS if role.role == "main" else MOST_OF_A_WORKER]
     rows = []
     for one in shown:
-        row = [f"`{_short(one.name)}`", one.kind, number(one.calls / each), number(one.self_ms / each)]
+        row = [f"`{short(one.name)}`", one.kind, number(one.calls / each), number(one.self_ms / each)]
         row += [percent(one.self_ms / role.span_ms) if role.span_ms else "0 %", number(one.total_ms / each)]
         row += [number_cell(None if one.device_ms is None else one.device_ms / each)] * device
         known = profile.flops.get(one.name)
@@ -104,8 +103,8 @@ def _kernel_table(profile: TorchProfile) -> str:
 
     def row(kernel: Kernel) -> list[str]:
         share = percent(kernel.total_ms / whole) if whole else "0 %"
-        by = f"`{_short(kernel.launched_by)}`" if kernel.launched_by else "unknown"
-        return [f"`{_short(kernel.name)}`", number(kernel.calls / each), number(kernel.total_ms / each), share, by]
+        by = f"`{short(kernel.launched_by)}`" if kernel.launched_by else "unknown"
+        return [f"`{short(kernel.name)}`", number(kernel.calls / each), number(kernel.total_ms / each), share, by]
 
     header = ["kernel on the device", f"runs {per}", f"ms {per}", "share of device time", "mostly launched by"]
     return table(header, [row(kernel) for kernel in profile.operators.kernels[:MOST_KERNELS]])
@@ -143,8 +142,3 @@ MEMORY_NOTE = (
 
 def _mib(size: int) -> str:
     return number(size / 2**20)
-
-
-def _short(name: str) -> str:
-    name = " ".join(name.replace("`", "'").split())
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

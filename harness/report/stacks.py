@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis.stacks import OUTSIDE, Place, Share, StackReport
 from harness.analysis.wording import count, ms, percent
-from harness.report.profile import _short
-from harness.report.tables import safe, table
+from harness.report.tables import safe, short, table
 
 LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
 FUNCTIONS = 3  # of each place
@@ -101,7 +100,7 @@ def _where(place: Place, report: StackReport) -> str:
 def _frame(frame: str) -> str:
     """``function (file)`` with a function that fits: Rust's mangled names have hundreds of letters."""
     function, _, file = frame.rpartition(" (")
-    return f"{_short(function)} ({file}" if function else _short(frame)
+    return f"{short(function)} ({file}" if function else short(frame)
 
 
 def _named(place: Place) -> str:

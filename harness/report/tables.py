@@ -8,6 +8,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.wording import number, ratio
 
 NOT_MEASURED = "–"
+LONGEST_NAME = 70
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -46,3 +47,9 @@ def number_cell(value: float | None) -> str:
 def safe(text: str) -> str:
     """Free text as markdown that cannot turn into markup."""
     return "".join(f"\\{letter}" if letter in "*_<|`" else letter for letter in text)
+
+
+def short(name: str) -> str:
+    """A function's name on one line of a table: those of kernels are C++ signatures, Rust's are mangled."""
+    name = " ".join(name.replace("`", "'").split())
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
