@@ -1,0 +1,1 @@
+"""What needs a CUDA device, and the checks that are made there, which are tested everywhere."""
