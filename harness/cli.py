@@ -326,6 +326,8 @@ def _nearest(word: str, allowed: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Prints one line, no traceback, for what a user can mend."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed by the caller (>&-): what is printed goes nowhere, and the exit code is the answer
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         arguments = _parse(words)
         function: Command = arguments.function

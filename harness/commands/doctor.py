@@ -31,8 +31,7 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.machine.examine import Examination
     from trainer.data.cache import cache_root
 
-    if arguments.calibrate:  # before the examination, which would take the cores from it
-        _calibrate(arguments.threads)
+    calibrated = not arguments.calibrate or _calibrate(arguments.threads)  # first, as an examination takes cores
     examination = Examination(Path(arguments.out), cache_root(), os.environ)
     checks = examination.checks(arguments.threads)
     counts = Counter(check.status for check in checks)
@@ -46,18 +45,24 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
         print(json.dumps(content, indent=2, default=str))
     else:
         _print(checks)
-    return 1 if counts["fail"] else 0
+    return 1 if counts["fail"] or not calibrated else 0
 
 
-def _calibrate(threads: int | None) -> None:
-    import torch  # takes a second or two
+def _calibrate(threads: int | None) -> bool:
+    """False, and a line, where what it needs cannot be imported: the examination that follows says what to do."""
+    try:
+        import torch  # takes a second or two
 
-    from trainer.calibrate import calibrate
+        from trainer.calibrate import calibrate
 
-    threads = threads or torch.get_num_threads()
+        threads = threads or torch.get_num_threads()
+    except Exception as error:  # a broken package raises anything
+        print(f"harness: cannot calibrate: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return False
     what = f"{threads} thread{'s' if threads > 1 else ''}"
     print(f"measuring this CPU with {what}: 5 to 20 seconds", file=sys.stderr)
     calibrate(threads)
+    return True
 
 
 def worst(checks: Sequence[Check]) -> str:
@@ -87,15 +92,19 @@ def _wrapped(text: str, head: str) -> list[str]:
 
 
 def _print(checks: Sequence[Check]) -> None:
-    """In colour on a terminal, plain into a pipe."""
-    if not sys.stdout.isatty():
+    """In colour on a terminal, plain into a pipe and where colours are what is broken."""
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except Exception:  # a broken package raises anything; the line packages says so
+        coloured = False
+    else:
+        coloured = sys.stdout.isatty()
+    if not coloured:
         for check in checks:
             print(*lines_of(check), sep="\n")
         print(conclusion(checks))
         return
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(highlight=False, soft_wrap=True)
     for check in checks:
         text = Text("\n".join(lines_of(check)))

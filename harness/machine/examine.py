@@ -9,8 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.machine import cgroup, clock, cpu, gpu, load, memory, ptrace, storage, toolchain, torch_facts, tracing
-from harness.machine.checks import gpus, memories, processors, profiles, software, storages, traces
+from harness.machine import (
+    cgroup,
+    clock,
+    cpu,
+    gpu,
+    imports,
+    load,
+    memory,
+    ptrace,
+    storage,
+    toolchain,
+    torch_facts,
+    tracing,
+)
+from harness.machine.checks import gpus, memories, processors, software, storages, traces
 from harness.machine.checks.check import Check, judge
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
@@ -29,6 +42,7 @@ class Examination:
         self._before = load.read_counters(cpu.allowed_cpus(root), root)
         # Programs have a limit of their own, after which they are ended: it comes first, or they would outlive us.
         self.torch = Look(torch_facts.read_torch, torch_facts.LIMIT_S + READ_S)
+        self.imports = Look(imports.read_imports, imports.LIMIT_S + imports.KILL_S + READ_S)
         self.nvml = Look(gpu.read_nvml, gpu.LIMIT_S + READ_S)
         self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRY_S + READ_S)
         self.toolchain = Look(lambda: toolchain.read_toolchain(environ, read_mounts(root)), TOOLS_S)
@@ -50,6 +64,7 @@ class Examination:
         """All lines, in the order to read them. ``threads``: of the CPU's profile; None: torch's own choice."""
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
+            ("packages", self._imports),
             ("torch", self._torch),
             ("driver", lambda: gpus.check_driver(self.driver.result(), self.nvml.result())),
             ("nvml", lambda: gpus.check_nvml(self.driver.result(), self.nvml.result())),
@@ -73,7 +88,7 @@ class Examination:
             ("cache", lambda: storages.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
             ("load", self._load),
             ("profile", lambda: self._profiles(threads)),
-            ("profiles", profiles.check_shipped),
+            ("profiles", self._shipped),
         ]
         return [line for name, check in lines for line in judge(name, check)]
 
@@ -82,11 +97,19 @@ class Examination:
         found = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**found, "load": None if self._load_found is None else asdict(self._load_found)}
 
+    def _imports(self) -> Iterable[Check]:
+        return software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
+
     def _torch(self) -> Check:
+        problem = self._torch_problem()
+        return software.check_torch(self.torch.result()) if problem is None else software.no_torch(problem)
+
+    def _torch_problem(self) -> str | None:
         try:
-            return software.check_torch(self.torch.result())
-        except (RuntimeError, OSError, ValueError) as error:  # a timeout is an OSError
-            return software.no_torch(str(error))
+            self.torch.result()
+        except (ImportError, OSError, ValueError) as error:  # a timeout is an OSError
+            return str(error)
+        return None
 
     def _ptrace(self) -> Check:
         remedy = ptrace.remedy(self._root, self._environ)
@@ -111,9 +134,16 @@ class Examination:
         return processors.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:
+        from harness.machine.checks import profiles  # pydantic and yaml: what is broken may cost these lines only
+
         torch = self.torch.result()
         yield profiles.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)
         yield from profiles.check_cuda_profiles(torch.cuda_devices)
+
+    def _shipped(self) -> Check:
+        from harness.machine.checks import profiles
+
+        return profiles.check_shipped()
 
 
 def _plain(look: Look[Any]) -> Any:

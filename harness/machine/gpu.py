@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Device:
     """Whether it is cut into instances."""
     slowed_by: tuple[str, ...]
     """Reasons other than idleness why its clocks are held down now."""
+    problem: str | None = None
+    """Why it does not answer, though others may; None where it does."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,15 @@ class Nvml:
     library_missing: bool = False
     broken: bool = False
     """Whether it hung, or took its process down."""
+    driver_missing: bool = False
+    """By its own word, no driver is loaded."""
+    binding_broken: bool = False
+    """nvidia-ml-py cannot be imported, so nobody was asked."""
+
+    @property
+    def absent(self) -> bool:
+        """Whether its answer is that of a machine without NVIDIA devices; every other problem is one to be mended."""
+        return self.library_missing or self.driver_missing
 
 
 def driver_loaded(root: Path = ROOT) -> str | None:
@@ -69,14 +81,20 @@ def read_nvml() -> Nvml:
 def _look() -> Nvml:
     try:
         import pynvml
-    except ImportError as error:
-        return Nvml(None, None, (), str(error))
+    except Exception as error:  # a broken package raises anything
+        return Nvml(None, None, (), f"{type(error).__name__}: {error}", binding_broken=True)
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        missing = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        return Nvml(None, None, (), str(error), missing)
+        return Nvml(
+            None,
+            None,
+            (),
+            str(error),
+            library_missing=error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            driver_missing=error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        )
     try:
         cuda = _known(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
         devices = tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
@@ -85,14 +103,23 @@ def _look() -> Nvml:
     except nvml.NVMLError as error:
         return Nvml(_known(nvml, nvml.nvmlSystemGetDriverVersion), None, (), str(error))
     finally:
-        nvml.nvmlShutdown()
+        with contextlib.suppress(nvml.NVMLError):  # what was read counts
+            nvml.nvmlShutdown()
 
 
 def _device(nvml: Any, index: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    """One that does not answer is a device with a problem: the others are there all the same."""
+    try:
+        return _answering(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    except nvml.NVMLError as error:
+        return Device("unknown", None, None, None, None, None, None, None, (), str(error))
+
+
+def _answering(nvml: Any, handle: Any) -> Device:
+    lost = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
 
     def known(name: str) -> Any:
-        return _known(nvml, lambda: getattr(nvml, name)(handle))
+        return _known(nvml, lambda: getattr(nvml, name)(handle), lost)
 
     memory, mig = known("nvmlDeviceGetMemoryInfo"), known("nvmlDeviceGetMigMode")
     gpm, use = known("nvmlGpmQueryDeviceSupport"), known("nvmlDeviceGetUtilizationRates")
@@ -124,11 +151,15 @@ def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
     return tuple(words for name, words in _REASONS.items() if mask & getattr(nvml, name, 0))
 
 
-def _known(nvml: Any, read: Callable[[], Any]) -> Any:
-    """What this device or driver lacks is None."""
+def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> Any:
+    """What this device or driver lacks is None. ``raised``: errors that say more than that."""
     try:
         return read()
-    except (nvml.NVMLError, AttributeError):
+    except AttributeError:
+        return None
+    except nvml.NVMLError as error:
+        if error.value in raised:
+            raise
         return None
 
 

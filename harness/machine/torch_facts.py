@@ -33,8 +33,11 @@ class Torch:
 
 
 def read_torch() -> Torch:
-    """TimeoutError, or RuntimeError with the reason where it cannot be imported."""
-    facts = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
+    """TimeoutError, or ImportError with the reason where it cannot be imported."""
+    try:
+        facts = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
+    except RuntimeError as error:
+        raise ImportError(str(error)) from error
     return Torch(**{**facts, "cuda_devices": tuple(facts["cuda_devices"])})
 
 

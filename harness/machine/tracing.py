@@ -38,6 +38,8 @@ class PySpy:
     """None where it is not there."""
     problem: str | None
     """Why it could not look into this process; None where it could."""
+    broken: bool = False
+    """It is there, but did not answer, or could not be started."""
 
 
 def read_permissions(root: Path = ROOT) -> Permissions:
@@ -52,17 +54,23 @@ def read_permissions(root: Path = ROOT) -> Permissions:
     )
 
 
-def try_py_spy() -> PySpy:
-    """Look into this process with py-spy, as a run is looked into; some tenths of a second."""
+def try_py_spy(limit_s: float = TRY_S) -> PySpy:
+    """Look into this process with py-spy, as into a run; some tenths of a second. ``limit_s``: for each call."""
     program = find_py_spy()
     if program is None:
         return PySpy(None, "not installed")
-    status, output, errors = output_of([program, "--version"], TRY_S)
+    try:
+        status, output, errors = output_of([program, "--version"], limit_s)
+    except OSError as error:  # a timeout is one
+        return PySpy(None, f"py-spy --version: {error}", broken=True)
     version = output.split()[-1] if status == 0 and output.split() else None
     if version is None:
         return PySpy(None, _first_line(errors) or f"{program} --version ended with status {status}")
     allow_tracing()
-    status, _, errors = output_of([program, "dump", "--pid", str(os.getpid())], TRY_S)
+    try:
+        status, _, errors = output_of([program, "dump", "--pid", str(os.getpid())], limit_s)
+    except OSError as error:
+        return PySpy(version, f"py-spy dump: {error}", broken=True)
     return PySpy(version, None if status == 0 else _first_line(errors) or f"py-spy dump ended with status {status}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from harness.commands.doctor import COLUMNS, INDENT, conclusion, doctor, lines_of, worst
 from harness.machine.checks import Check, judge
+from harness.machine.checks.check import IMPORT_FIRST
 from harness.machine.checks.profiles import check_cpu_profile, check_cuda_profiles, figures
 from harness.machine.examine import Examination
 from trainer.calibrate import calibrate, cpu_identity, cpu_profile, not_calibrated
@@ -27,7 +29,21 @@ from trainer.errors import InputError
 ROOT = Path(__file__).parents[2]
 TINY = Effort(sizes=(16, 32), copy_bytes=2**16, rounds=3, patience_s=0)
 NAMES = [
-    *("python", "torch", "driver", "nvml", "cuda", "compile", "ptrace", "perf", "cores", "numa", "quota", "threads"),
+    *(
+        "python",
+        "packages",
+        "torch",
+        "driver",
+        "nvml",
+        "cuda",
+        "compile",
+        "ptrace",
+        "perf",
+        "cores",
+        "numa",
+        "quota",
+        "threads",
+    ),
     *("tokenizers", "clock", "frequency", "memory", "swap", "/dev/shm", "open files", "results", "cache", "load"),
     *("profile", "profiles"),
 ]
@@ -120,6 +136,57 @@ def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path)
     assert lines["threads"]["status"] == "warn"  # it needs torch's word
     assert reason in lines["threads"]["finding"]
     assert lines["cores"]["status"] in ("ok", "warn")  # and the rest is there
+
+
+@pytest.mark.parametrize("module", ["pydantic", "yaml"])
+def test_what_our_own_files_need_may_be_broken(tmp_path: Path, module: str) -> None:
+    """The line of the package fails, what needs it is told, and every other line is there."""
+    (tmp_path / f"{module}.py").write_text("raise ImportError('no core')")
+    done = harness("--json", PYTHONPATH=os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    assert (done.stderr, done.returncode) == ("", 1)
+    lines = named(json.loads(done.stdout))
+    package = {"yaml": "PyYAML"}.get(module, module)
+    assert lines["packages"]["status"] == "fail"
+    assert re.fullmatch(rf"{package} [\d.]+ cannot be imported: ImportError: no core", lines["packages"]["finding"])
+    assert lines["packages"]["fix"] == f"python -m pip install --force-reinstall {package}"
+    for name in ("profile", "profiles"):
+        assert (lines[name]["status"], lines[name]["fix"]) == ("warn", IMPORT_FIRST)
+    assert {*lines} >= {*NAMES} - {"nvml"}
+    assert lines["torch"]["status"] != "fail"
+
+
+def test_no_calibration_without_torch_but_the_examination(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = harness("--calibrate", PYTHONPATH=path)
+    assert done.stderr == "harness: cannot calibrate: OSError: libcudart.so.12: cannot open\n"
+    assert done.returncode == 1
+    assert "harness run cannot work here" in done.stdout
+
+
+def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise ImportError('no core')")
+    code = "from harness.commands.doctor import _print; from harness.machine.checks.check import ok; "
+    code += "_print([ok('clock', 'tsc')])"
+    terminal, its_end = pty.openpty()
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    try:
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, cwd=ROOT, stdout=its_end, check=True, env=os.environ | {"PYTHONPATH": path})
+        assert os.read(terminal, 1000).split(b"\r\n")[0] == b"ok    clock      tsc"
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+
+
+@pytest.mark.parametrize(("words", "fit"), [((), True), (("--json",), False)])
+def test_a_closed_output_leaves_the_exit_code(tmp_path: Path, words: tuple[str, ...], fit: bool) -> None:
+    (tmp_path / "file").write_text("")
+    cache = tmp_path / "cache" if fit else tmp_path / "file" / "cache"
+    command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "harness", "doctor", *words]
+    environ = os.environ | {"HARNESS_CACHE": str(cache)}
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
+    assert (done.returncode, done.stderr) == (0 if fit else 1, "")
 
 
 def test_a_container_that_shows_nothing_of_its_machine(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
 REPORT_IT = "none known; please report it, with the output of harness doctor --json"
+REINSTALL = "python -m pip install --force-reinstall"
+IMPORT_FIRST = "mend what python, packages and torch say first"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check
         return [found] if isinstance(found, Check) else list(found)
     except Exception as error:
         reason = " ".join(str(error).split())
+        if isinstance(error, ImportError):
+            return [warn(name, f"could not be looked at, as an import fails: {reason}", IMPORT_FIRST)]
         text = reason if isinstance(error, TimeoutError) else f"{type(error).__name__}: {reason}"
         return [warn(name, f"could not be looked at: {text}", REPORT_IT)]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from harness.machine.checks.check import Check, count, ok, size, span, warn
+from harness.machine.checks.check import REINSTALL, Check, count, ok, size, span, warn
 from harness.machine.gpu import Device, Nvml
 from harness.machine.torch_facts import Torch
 
 BUSY_PERCENT = 5
+LOST = "sudo dmesg | grep -i xid says why; sudo nvidia-smi --gpu-reset -i N, else reboot"
+NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container or job, if it is to be used"
 
 
 def check_driver(loaded: str | None, nvml: Nvml) -> Check:
@@ -16,19 +18,21 @@ def check_driver(loaded: str | None, nvml: Nvml) -> Check:
     if nvml.problem is None:
         upto = f", CUDA up to {nvml.cuda}" if nvml.cuda else ""
         return ok("driver", f"{nvml.driver or loaded or 'of unknown version'}{upto}")
-    if loaded is None and nvml.broken:
-        return ok("driver", "not told: see nvml")
-    if loaded is None:
+    if loaded is not None:
+        return ok("driver", f"{loaded} in the kernel")
+    if nvml.absent:
         return ok("driver", "no NVIDIA driver: the CPU computes, or an emulated device")
-    return ok("driver", f"{loaded} in the kernel")
+    return ok("driver", "not told: see nvml")
 
 
 def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
     """One line, or one per kind of device: equal devices share theirs."""
     if nvml.problem is None:
         return list(_devices(nvml.devices)) or [ok("nvml", "answers, but shows no device")]
-    if loaded is None and not nvml.broken:
+    if loaded is None and nvml.absent:
         return [ok("nvml", f"nothing to sample, GPM neither: {nvml.problem}")]
+    if nvml.binding_broken:
+        return [warn("nvml", f"nvidia-ml-py cannot be imported: {nvml.problem}", f"{REINSTALL} nvidia-ml-py")]
     if nvml.library_missing:
         fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility; apptainer --nv"
     elif "mismatch" in nvml.problem.lower():
@@ -50,6 +54,9 @@ def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
 
 def _device(device: Device) -> tuple[str, str]:
     """(finding, fix, "" where none is needed)"""
+    if device.problem is not None:
+        permission = "permission" in device.problem.lower()
+        return f"no answer: {device.problem}", NOT_YOURS if permission else LOST
     gpm = {True: "GPM", False: "no GPM", None: "GPM not told"}[device.gpm]
     parts = [device.name + (f" {size(device.memory_bytes)}" if device.memory_bytes else ""), gpm]
     if device.persistence is False:
@@ -72,24 +79,25 @@ def _device(device: Device) -> tuple[str, str]:
 
 def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
     """What torch is built for, and what it can use."""
-    here = len(nvml.devices)
+    here = sum(device.problem is None for device in nvml.devices)
+    upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "CUDA, no newer than nvidia-smi says that the driver runs"
     if torch.cuda_build is None:
         if not here:
             return ok("cuda", "torch is built without: the CPU computes")
-        fix = f"python -m pip install torch for CUDA {nvml.cuda or ''} or older (pytorch.org/get-started)"
+        fix = f"install a torch built for {upto}: pytorch.org/get-started has the command"
         return warn("cuda", f"torch is built without, {count(here, 'device')} unused", fix)
     built = f"torch is built for {torch.cuda_build}"
     if torch.cuda_devices:
         return ok("cuda", f"{built}, the driver runs up to {nvml.cuda or 'unknown'}; {_named(torch.cuda_devices)}")
     if not here:
-        return ok("cuda", f"{built}, no device here")
+        return ok("cuda", f"{built}, {'no device here answers' if nvml.devices else 'no device here'}")
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
     finding = f"{built}, but it can use none of {count(here, 'device')}"
     if hidden is not None:
         return warn("cuda", f"{finding}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, or name one")
     if torch.cuda_problem is not None:
         finding += f": {torch.cuda_problem}"
-    return warn("cuda", finding, f"a torch built for CUDA {nvml.cuda or 'of the driver'} or older, or a newer driver")
+    return warn("cuda", finding, f"install a torch built for {upto} (pytorch.org/get-started), or a newer driver")
 
 
 def _named(names: tuple[str, ...]) -> str:

@@ -6,9 +6,9 @@ import importlib.metadata
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from harness.machine.checks.check import Check, fail, ok, warn
+from harness.machine.checks.check import REINSTALL, Check, fail, ok, warn
 from harness.machine.toolchain import Toolchain
 from harness.machine.torch_facts import Torch
 
@@ -16,6 +16,7 @@ OURS = "llm-training-harness"
 LEAST_PYTHON = (3, 11)
 SLOW_IMPORT_S = 20.0
 INSTALL = "python -m pip install -e . (in the harness's folder)"
+SPARED = {"sentencepiece"}  # only scenarios with such a tokenizer need it
 
 
 def check_python() -> Check:
@@ -32,6 +33,20 @@ def check_python() -> Check:
     return ok("python", f"{finding}; {shown}")
 
 
+def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
+    """``problems``: why a package cannot be imported. Without torch, transformers' reason is torch's."""
+    blamed: dict[str, str] = {}  # reason -> package: what imports a broken package fails for the same reason
+    for package, reason in problems.items():
+        if torch_works or package != "transformers":
+            blamed.setdefault(reason, package)
+    for reason, package in blamed.items():
+        line = warn if package in SPARED else fail
+        if version := _version(package):  # else it is not installed, which check_python says
+            yield line("packages", f"{package} {version} cannot be imported: {reason}", f"{REINSTALL} {package}")
+    if not problems:
+        yield ok("packages", "what a run imports can be imported")
+
+
 def check_torch(torch: Torch) -> Check:
     finding = f"{torch.version}, {torch.cpu_capability} on the CPU, imported in {torch.import_s:.1f} s"
     if torch.import_s < SLOW_IMPORT_S:
@@ -40,7 +55,8 @@ def check_torch(torch: Torch) -> Check:
 
 
 def no_torch(reason: str) -> Check:
-    return fail("torch", f"cannot be imported: {reason}", INSTALL)
+    again = f"{REINSTALL} torch, as pytorch.org/get-started has it for this machine"
+    return fail("torch", f"cannot be imported: {reason}", INSTALL if _version("torch") is None else again)
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from harness.machine.checks.check import Check, ok, warn
+from harness.machine.checks.check import REINSTALL, Check, ok, warn
 from harness.machine.tracing import Permissions, PySpy
 
 INSTALL = "python -m pip install py-spy"
+BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
 _REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
 _SCOPES = {0: "0, own processes", 1: "1, what asks for it", 2: "2, CAP_SYS_PTRACE only", 3: "3, nobody"}
 _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
@@ -15,7 +16,10 @@ _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own pro
 
 def check_ptrace(permissions: Permissions, py_spy: PySpy, remedy: str) -> Check:
     """``remedy``: what lets it in, should it have been refused."""
-    finding = f"{describe(permissions)}; py-spy {py_spy.version or 'not found'}"
+    kernel = describe(permissions)
+    if py_spy.broken:
+        return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
+    finding = f"{kernel}; py-spy {py_spy.version or 'not found'}"
     if py_spy.problem is None:
         return ok("ptrace", f"{finding}, tried: it may look into our processes")
     if py_spy.version is None:

@@ -43,6 +43,13 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+def break_package(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the programs that are started: its metadata stays, as with a library that is missing."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text("raise ImportError('lib.so.1: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
+
+
 @pytest.mark.usefixtures("stub")
 def test_devices_with_what_each_lacks() -> None:
     nvml = read_nvml()
@@ -81,6 +88,57 @@ def test_a_driver_that_takes_its_caller_down(stub: pytest.MonkeyPatch) -> None:
     assert (line.status, line.fix.startswith("nvidia-smi must work first")) == ("warn", True)
     assert check_driver(None, nvml).finding == "not told: see nvml"
     assert check_cuda(torch("12.8"), nvml, {}).status == "ok"  # torch's own word counts
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "problem", "fix"),
+    [
+        ("STUB_SECOND", "15", "GPU is lost", "--gpu-reset"),
+        ("STUB_SECOND_MEMORY", "15", "GPU is lost", "--gpu-reset"),  # there, but its functions say so
+        ("STUB_SECOND", "4", "Insufficient Permissions", "access to its /dev/nvidia*"),
+    ],
+)
+def test_a_lost_card_leaves_the_others(stub: pytest.MonkeyPatch, where: str, code: str, problem: str, fix: str) -> None:
+    stub.setenv(where, code)
+    nvml = read_nvml()
+    assert (nvml.problem, nvml.devices[0], nvml.devices[1].problem) == (None, H100, problem)
+    healthy, lost = check_nvml("570.124.06", nvml)
+    assert (healthy.status, healthy.name) == ("ok", "gpu 0")
+    assert (lost.status, lost.name, lost.finding) == ("warn", "gpu 1", f"no answer: {problem}")
+    assert fix in lost.fix
+    assert "1 device unused" in check_cuda(torch(None), nvml, {}).finding
+    assert check_cuda(torch("12.8"), Nvml("570.1", "12.8", nvml.devices[1:], None), {}).finding.endswith("here answers")
+
+
+def test_a_library_that_fails_at_the_end_has_said_all(stub: pytest.MonkeyPatch) -> None:
+    stub.setenv("STUB_SHUTDOWN", "15")
+    assert read_nvml().devices == (H100, OLD)
+
+
+@pytest.mark.parametrize(("code", "status"), [("9", "ok"), ("15", "warn"), ("999", "warn")])
+def test_only_no_driver_means_nothing_there(stub: pytest.MonkeyPatch, code: str, status: str) -> None:
+    """Without /proc/driver/nvidia, as under WSL2."""
+    stub.setenv("STUB_INIT", code)
+    nvml = read_nvml()
+    (line,) = check_nvml(None, nvml)
+    assert (line.status, nvml.absent) == (status, status == "ok")
+    assert (check_driver(None, nvml).finding == "not told: see nvml") == (status == "warn")
+
+
+def test_no_nvidia_ml_py_is_not_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_package(tmp_path, "pynvml", monkeypatch)
+    nvml = read_nvml()
+    (line,) = check_nvml(None, nvml)
+    assert (line.status, line.fix) == ("warn", "python -m pip install --force-reinstall nvidia-ml-py")
+    assert line.finding.endswith("cannot be imported: ImportError: lib.so.1: cannot open shared object file")
+    assert check_driver(None, nvml).finding == "not told: see nvml"
+
+
+@pytest.mark.parametrize("build", [None, "13.0"])
+def test_a_driver_that_does_not_tell_its_cuda(build: str | None) -> None:
+    told, untold = (check_cuda(torch(build), Nvml("570.1", cuda, (H100,), None), {}).fix for cuda in ("12.8", None))
+    assert told.startswith("install a torch built for CUDA 12.8 or older")
+    assert untold.startswith("install a torch built for CUDA, no newer than nvidia-smi says")
 
 
 def test_equal_devices_share_a_line() -> None:

@@ -11,13 +11,16 @@ from time import monotonic
 import pytest
 
 from harness.machine.checks.software import (
+    _needed,
     check_compile,
+    check_imports,
     check_python,
     check_tokenizers,
     check_torch,
     no_torch,
 )
 from harness.machine.files import Mount
+from harness.machine.imports import MODULES, read_imports
 from harness.machine.limits import Look, facts_of_module, output_of
 from harness.machine.toolchain import Toolchain, read_toolchain
 from harness.machine.torch_facts import Torch
@@ -35,6 +38,50 @@ def test_this_python() -> None:
     line = check_python()
     assert line.status == "ok"
     assert line.finding.startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
+
+
+def test_the_packages_here_can_be_imported() -> None:
+    assert read_imports() == {}
+    assert [line.status for line in check_imports({}, torch_works=True)] == ["ok"]
+
+
+def test_packages_that_raise_or_crash_or_have_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their metadata is there all the same. transformers fails with tokenizers, which alone is to blame."""
+    for module, text in (
+        ("pyarrow", "raise ImportError('libarrow.so: cannot open shared object file')"),
+        ("sentencepiece", "import os; os.abort()"),
+        ("tokenizers", "raise OSError('too old a libc')"),
+    ):
+        (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    problems = read_imports()
+    assert list(problems) == ["sentencepiece", "tokenizers", "pyarrow", "transformers"]
+    lines = {line.finding.split()[0]: line for line in check_imports(problems, torch_works=True)}
+    assert {name: line.status for name, line in lines.items()} == {
+        "sentencepiece": "warn",  # a run with another tokenizer works
+        "tokenizers": "fail",
+        "pyarrow": "fail",
+    }
+    arrow = lines["pyarrow"]
+    assert arrow.finding.endswith("cannot be imported: ImportError: libarrow.so: cannot open shared object file")
+    assert arrow.fix == "python -m pip install --force-reinstall pyarrow"
+    assert "Python ended with status -6" in lines["sentencepiece"].finding
+
+
+def test_transformers_is_not_blamed_for_torch() -> None:
+    problems = {"transformers": "OSError: libcudart.so"}
+    assert list(check_imports(problems, torch_works=False)) == []
+    assert [line.status for line in check_imports(problems, torch_works=True)] == ["fail"]
+
+
+def test_a_package_that_is_not_installed_is_said_once() -> None:
+    reason = "ModuleNotFoundError: No module named 'x'"
+    assert list(check_imports({"no-such-package": reason, "transformers": reason}, torch_works=True)) == []
+
+
+def test_every_package_of_ours_is_tried() -> None:
+    """What is left has a look of its own: torch, NVML and py-spy."""
+    assert {*_needed()} - {*MODULES} == {"torch", "nvidia-ml-py", "py-spy"}
 
 
 def test_torch() -> None:

@@ -80,6 +80,31 @@ def test_no_py_spy() -> None:
     assert line.finding.endswith("py-spy not found (not installed): no stacks in reports")
 
 
+@pytest.mark.parametrize(
+    ("script", "limit_s", "words"),
+    [
+        ("#!/bin/sh\nexec sleep 600", 0.2, "py-spy --version: no answer within 0.2 s"),
+        (
+            '#!/bin/sh\n[ "$1" = --version ] && echo py-spy 0.4.3 && exit 0\nexec sleep 600',
+            3,
+            "py-spy dump: no answer within 3 s",
+        ),
+        ("#!/no/such/interpreter", 3, "py-spy --version: [Errno 2]"),
+    ],
+)
+def test_a_py_spy_that_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit_s: float, words: str
+) -> None:
+    (tmp_path / "py-spy").write_text(script)
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # the program beside it is taken
+    line = check_ptrace(Permissions(1, False, False, 2), try_py_spy(limit_s), "x")
+    assert line.status == "warn"
+    assert words in line.finding
+    fix = "python -m pip install --force-reinstall py-spy, or do without: probes.py_spy: false in the scenario"
+    assert line.fix == fix
+
+
 def test_a_py_spy_that_does_not_know_this_python() -> None:
     problem = PySpy("0.3.0", "Error: Failed to find python version from target process")
     assert check_ptrace(Permissions(None, True, False, 2), problem, "x").fix == "python -m pip install py-spy --upgrade"
