@@ -69,8 +69,9 @@ def online_link(trace: Path) -> str:
 class TraceServer(ThreadingHTTPServer):
     """Serves ``routes`` on ``port`` of loopback (0: one that is free) from its construction on, in threads.
 
-    Pages of ``origin`` may read the answers, besides those that come from here. ``served`` is set once a route that is
-    the last has been sent to its end. InputError where the port is taken.
+    ``routes`` may be set later: until then nothing is found. Pages of ``origin`` may read the answers, besides those
+    that come from here. ``served`` is set once a route that is the last has been sent to its end. InputError where the
+    port is taken.
     """
 
     daemon_threads = True
@@ -85,7 +86,8 @@ class TraceServer(ThreadingHTTPServer):
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             why = "is taken" if error.errno == errno.EADDRINUSE else "may not be used by this user"
-            raise InputError(f"trace: port {port} {why}; end what uses it, or choose another (--port)") from error
+            instead = "choose another (--port)" if origin is None else "do without --online: it fetches from no other"
+            raise InputError(f"trace: port {port} {why}; end what uses it, or {instead}") from error
         self._thread = threading.Thread(target=self.serve_forever, name="trace server", daemon=True)
         self._thread.start()
 

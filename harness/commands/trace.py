@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from harness.trace_server import TraceServer
 
 INSTALL = "pip install 'llm-training-harness[trace]'"
+LISTED = 10  # runs that a message names
 
 
 def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Serve the timeline to a browser, until Ctrl-C (offline) or until it was fetched (online)."""
     from harness.results import StudyFolder
-    from harness.trace_server import ONLINE_ORIGIN, ONLINE_PORT, TraceServer, offline_routes, online_link, online_routes
+    from harness.trace_server import (
+        LOOPBACK,
+        ONLINE_ORIGIN,
+        ONLINE_PORT,
+        TraceServer,
+        offline_routes,
+        online_link,
+        online_routes,
+    )
 
     if arguments.online and arguments.port not in (None, ONLINE_PORT):
         raise InputError(f"trace --online: port {ONLINE_PORT} only: {ONLINE_ORIGIN} fetches from no other")
@@ -30,22 +39,27 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"trace: --port {arguments.port}: 0 (any that is free) to 65535")
     interface = None if arguments.online else _interface()
     study = StudyFolder(Path(arguments.study))
-    path = _study_timeline(study) if arguments.run is None else _run_timeline(study, arguments.run)
-    print(f"timeline: {path}")
-    if interface is None:
-        server = TraceServer(online_routes(path), ONLINE_PORT, ONLINE_ORIGIN)
-        link = online_link(path)
-    else:
-        server = TraceServer(offline_routes(interface, path), arguments.port or 0)
-        link = f"http://127.0.0.1:{server.port}/"
+    study.read_study()  # says what is wrong where it is no study
+    # Before a timeline is built, which may take a minute: a port that is taken is known at once.
+    port, origin = (ONLINE_PORT, ONLINE_ORIGIN) if interface is None else (arguments.port or 0, None)
+    server = TraceServer({}, port, origin)
     try:
-        _invite(server, link, browser=not arguments.no_browser and has_browser(os.environ, sys.platform))
-        server.served.wait()  # never, offline: the UI loads more of itself as it is used
-    except KeyboardInterrupt:
-        print()
+        path = _study_timeline(study) if arguments.run is None else _run_timeline(study, arguments.run)
+        print(f"timeline: {path}")
+        server.routes = online_routes(path) if interface is None else offline_routes(interface, path)
+        link = online_link(path) if interface is None else f"http://{LOOPBACK}:{server.port}/"
+        _serve(server, link, browser=not arguments.no_browser and has_browser(os.environ, sys.platform))
     finally:
         server.close()
     return 0
+
+
+def _serve(server: TraceServer, link: str, *, browser: bool) -> None:
+    try:
+        _invite(server, link, browser=browser)
+        server.served.wait()  # never, offline: the UI loads more of itself as it is used
+    except KeyboardInterrupt:
+        print()
 
 
 def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
@@ -83,38 +97,52 @@ def _interface() -> Path:
 
 
 def _study_timeline(study: StudyFolder) -> Path:
-    from harness.report.timeline import CHROME_NAME, PROTOBUF_NAME
+    from harness.report.timeline import CHROME_NAME, PROTOBUF_NAME, damage
 
-    study.read_study()  # says what is wrong where it is no study
-    for name in (CHROME_NAME, PROTOBUF_NAME):
-        if (study.path / name).is_file():
-            return study.path / name
+    for path in (study.path / CHROME_NAME, study.path / PROTOBUF_NAME):
+        if path.is_file():
+            if (wrong := damage(path)) is not None:
+                raise InputError(f"{path}: damaged ({wrong}); rebuild it with: harness report {study.path}")
+            return path
     raise InputError(f"{study.path}: no timeline yet; build it with: harness report {study.path}")
 
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
-    from harness.report.timeline import run_timeline
+    from harness.report.timeline import CHROME_NAME, PROTOBUF_NAME, run_timeline
     from harness.report.timeline.sources import read_sources
     from harness.results import write_bytes
 
     record = study.read_study()
     run = _find(list(study.runs()), wanted)
+    assert run.folder is not None, "a run that has steps was read from a folder"
     sources = read_sources(run)
     made = run_timeline(record, run, sources)
-    for sentence in (*sources.problems, *made.cut):
+    for sentence in dict.fromkeys((*run.probes.get("problems", ()), *sources.problems, *made.cut)):
         print(f"note: {sentence}")
-    path = study.run(run.record.arm, run.record.block) / made.name
+    path = run.folder / made.name  # not by the names in run.json, which may lead elsewhere
     write_bytes(path, made.content)
+    for name in {CHROME_NAME, PROTOBUF_NAME} - {made.name}:
+        (run.folder / name).unlink(missing_ok=True)  # of an earlier call
     return path
 
 
 def _find(runs: list[RunData], wanted: str) -> RunData:
+    """The run ``wanted``; InputError where there is none, or nothing of it to show."""
     from harness.scenario_errors import did_you_mean
+    from harness.scenario_yaml import one_line
 
-    there = {f"{run.record.arm}/{run.record.block}": run for run in runs if run.steps is not None and len(run.steps)}
-    name = wanted if wanted in there else next((name for name in there if name.rpartition("/")[0] == wanted), None)
+    named = {f"{run.record.arm}/{run.record.block}": run for run in runs}
+    there = [name for name, run in named.items() if run.steps is not None and len(run.steps)]
+    of_arm = (name for name in (*there, *named) if name.rpartition("/")[0] == wanted)
+    name = wanted if wanted in named else next(of_arm, None)
     if name is None:
-        listed = ", ".join(there) or "none has finished"
-        raise InputError(f"trace --run {wanted}: no such run{did_you_mean(wanted, list(there)) or ';'} runs: {listed}")
-    return there[name]
+        listed = ", ".join(there[:LISTED]) or "none has finished"
+        more = f" and {len(there) - LISTED} more" if len(there) > LISTED else ""
+        guess = did_you_mean(wanted, there) or ";"
+        raise InputError(f"trace --run {wanted}: no such run{guess} runs: {listed}{more}")
+    if name not in there:
+        record = named[name].record
+        why = f": {one_line(record.error)}" if record.error else ""
+        raise InputError(f"trace --run {wanted}: {name} has no steps to show; it is {record.status}{why}")
+    return named[name]

@@ -55,9 +55,107 @@ def test_an_unknown_run_is_one_line_with_those_that_are_there(study):
         trace._run_timeline(study, "text/7")
 
 
+def test_of_many_runs_ten_are_listed(tmp_path):
+    folder = StudyFolder(tmp_path)
+    write(folder, *build([Arm("text"), Arm("tokens")], blocks=8))
+    with pytest.raises(InputError, match=r" runs: text/0, .*, tokens/0, tokens/1 and 6 more$") as error:
+        trace._run_timeline(folder, "x")
+    assert str(error.value).count(",") == 9
+
+
+def test_a_run_with_a_damaged_table_is_there_and_says_what_is_wrong(study):
+    table = study.run("text", 0) / "samples.parquet"
+    table.write_bytes(table.read_bytes()[:100])
+    with pytest.raises(InputError) as error:
+        trace._run_timeline(study, "text/0")
+    start = f"trace --run text/0: text/0 has no steps to show; it is failed: {table}: not a readable parquet file"
+    assert str(error.value).startswith(start)
+    assert "\n" not in str(error.value)
+    assert trace._run_timeline(study, "text") == study.run("text", 1) / "timeline.json.gz"  # the first with steps
+
+
+def test_probes_that_told_of_problems_are_noted_once(study, capsys):
+    study.write_probes("text", 0, {"problems": ["py-spy: gone"]})
+    (study.run("text", 1) / "probes.json").write_text("{")
+    for block in (0, 1):
+        trace._run_timeline(study, f"text/{block}")
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
+    assert first == "note: py-spy: gone"
+    assert second.startswith(f"note: {study.run('text', 1) / 'probes.json'}: not what a run's probes tell")
+
+
+def test_a_timeline_is_written_where_its_run_was_read_whatever_the_run_says(study):
+    record = study.run("text", 0) / "run.json"
+    record.write_text(record.read_text().replace('"text"', '"../../../evil"'))
+    before = {path for path in study.path.parent.rglob("*") if path.is_file()}
+    path = trace._run_timeline(study, "../../../evil/0")
+    assert path == record.with_name("timeline.json.gz")
+    assert {path for path in study.path.parent.rglob("*") if path.is_file()} - before == {path}
+
+
+def test_a_runs_timeline_of_the_other_format_goes(study):
+    stale = study.run("text", 0) / "timeline.perfetto-trace.gz"
+    stale.write_bytes(b"x")
+    trace._run_timeline(study, "text/0")
+    assert not stale.exists()
+
+
 def test_a_study_without_a_timeline_says_how_to_get_one(study):
     with pytest.raises(InputError, match="no timeline yet; build it with: harness report"):
         trace._study_timeline(study)
+
+
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "no gzip": lambda content: b"x" + content,
+    "changed": lambda content: content[:-300] + bytes([content[-300] ^ 1]) + content[-299:],
+    "gzip of nothing": lambda _: gzip.compress(b""),
+}
+ENDS_EARLY = {
+    "truncated before": lambda content: gzip.compress(gzip.decompress(content)[:-400]),
+    "tail cut": lambda content: gzip.compress(gzip.decompress(content)[:-20]),
+    "something else": lambda _: gzip.compress(b'{"traceEvents":[]}'),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in ("timeline.json.gz", "timeline.perfetto-trace.gz") for how in DAMAGES]
+    + [("timeline.json.gz", how) for how in ENDS_EARLY],
+)
+def test_a_damaged_timeline_is_not_served(study, name, how):
+    content = trace._run_timeline(study, "text/0").read_bytes()
+    path = study.path / name
+    path.write_bytes(content)
+    assert trace._study_timeline(study) == path
+    path.write_bytes({**DAMAGES, **ENDS_EARLY}[how](content))
+    with pytest.raises(InputError) as error:
+        trace._study_timeline(study)
+    assert str(error.value).startswith(f"{path}: damaged (")
+    assert str(error.value).endswith(f"; rebuild it with: harness report {study.path}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_long_timeline_is_found_whole(study):
+    content = gzip.decompress(trace._run_timeline(study, "text/0").read_bytes())
+    path = study.path / "timeline.json.gz"
+    for room in (2**20 - len(content) + 100, 2**20 - 10, 3 * 2**20):  # its end across and at the ends of what is read
+        path.write_bytes(gzip.compress(content.replace(b"[\n", b"[\n" + b" " * room, 1), 1))
+        assert trace._study_timeline(study) == path
+
+
+def test_a_taken_port_is_known_before_a_timeline_is_built(study):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", ONLINE_PORT))
+            taken.listen()
+        except OSError:
+            pass  # by somebody else: as good
+        with pytest.raises(InputError, match=f"port {ONLINE_PORT} is taken; .*without --online"):
+            trace.trace(arguments(study, run="text/0", online=True), [])
+    assert not (study.run("text", 0) / "timeline.json.gz").exists()
 
 
 def test_what_is_no_study_is_named(tmp_path):

@@ -141,3 +141,17 @@ def test_a_port_that_is_taken_is_one_line(serve):
     with pytest.raises(InputError, match=f"port {first.port} is taken") as error:
         TraceServer({}, first.port)
     assert "\n" not in str(error.value)
+
+
+def test_a_taken_port_of_an_origin_that_knows_no_other_is_no_reason_to_choose_one(serve):
+    first = serve({"/": Route(b"x")})
+    with pytest.raises(InputError, match="without --online") as error:
+        TraceServer({}, first.port, ONLINE_ORIGIN)
+    assert "--port" not in str(error.value)
+
+
+def test_what_is_to_be_served_may_come_later(serve, trace):
+    server = serve({})
+    assert ask(server, "/timeline.json.gz")[0] == 404
+    server.routes = online_routes(trace)
+    assert ask(server, "/timeline.json.gz")[:2] == (200, TRACE)

@@ -40,7 +40,7 @@ def test_perfetto_reads_its_own_format_as_it_reads_chromes(tmp_path):
     study, runs = build(ARMS)
     run, sources = profiled(study, runs)
     answers = []
-    for events in (10**6, 200):
+    for events in (10**6, 50):
         made = timeline(study, [*runs, run], {("worker+profiled", 0): sources}, limits=Limits(events, 10**6))
         (tmp_path / made.name).write_bytes(made.content)
         with perfetto.Perfetto(tmp_path / made.name) as opened:

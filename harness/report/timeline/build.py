@@ -1,7 +1,7 @@
 """Puts the one timeline together: chooses windows, keeps to a size that a browser can open, and says what it left out.
 
-The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by their duration:
-what is left out is shorter than everything that is shown, and the file and its caller are told how much it was.
+The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by their duration,
+launches and their kernels together: nothing that is left out is longer than the file and its caller are told.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_STEPS = 20
+Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 CHROME_NAME, PROTOBUF_NAME = "timeline.json.gz", "timeline.perfetto-trace.gz"
 
 
@@ -111,7 +112,7 @@ def _fitted(
         cut.append(f"only the last {now:,} of {wanted:,} steps of a run are shown: all would be over {budget:,} events")
     room = max(budget - fixed, 0)
     if details > room:
-        parts, sentence = _thinned(parts, 0.95 * room / details)  # their rows have names, which are events too
+        parts, sentence = _thinned(parts, 0.95 * room)  # their rows have names, which are events too
         cut.append(sentence)
     trace = _trace(study, parts)
     trace.facts["cut"] = cut
@@ -131,25 +132,37 @@ def _part(window: Window) -> Part:
     return Part(window, None if table is None else operators.shown(table), samples)
 
 
-def _thinned(parts: Sequence[Part], share: float) -> tuple[list[Part], str]:
-    """The longest ``share`` of all operators, kernels and samples, and a sentence on what is not among them."""
-    import pyarrow.compute as pc
+def _thinned(parts: Sequence[Part], room: float) -> tuple[list[Part], str]:
+    """The longest of all operators, kernels and samples, ``room`` events at most, and a sentence on all the others."""
+    import pyarrow as pa
 
-    tables = [table for part in parts for table in (part.operators, part.stacks) if table is not None]
-    durations = np.sort(np.concatenate([table["duration_ns"].to_numpy() for table in tables]))
-    count = len(durations)
-    least = int(durations[min(int(count * (1 - share)), count - 1)])
+    ranked = [_ranked(part) for part in parts]
+    ranks, costs = (np.concatenate([table[i] for part in ranked for table in part if table]) for i in (0, 1))
+    order = np.argsort(-ranks, kind="stable")
+    fitting = int(np.searchsorted(np.cumsum(costs[order]), room, side="right"))
+    least = int(ranks[order[min(fitting, len(order) - 1)]])
 
-    def kept(table: pa.Table | None) -> pa.Table | None:
-        return None if table is None else table.filter(pc.greater(table["duration_ns"], least))
+    def kept(table: pa.Table | None, ranked: Ranked | None) -> pa.Table | None:
+        return None if table is None or ranked is None else table.filter(pa.array(ranked[0] > least))
 
-    thinned = [Part(part.window, kept(part.operators), kept(part.stacks)) for part in parts]
-    left_out = int(np.searchsorted(durations, least, side="right"))
+    thinned = [
+        Part(part.window, kept(part.operators, calls), kept(part.stacks, samples))
+        for part, (calls, samples) in zip(parts, ranked, strict=True)
+    ]
     sentence = (
-        f"{left_out:,} of {count:,} operators, kernels and samples are left out, each of at most "
-        f"{least / 1000:,.3f} microseconds: all would be too many for a browser"
+        f"{int((ranks <= least).sum()):,} of {len(ranks):,} operators, kernels and samples are left out, each of at "
+        f"most {least / 1000:,.3f} microseconds: all would be too many for a browser"
     )
     return thinned, sentence
+
+
+def _ranked(part: Part) -> tuple[Ranked | None, Ranked | None]:
+    """By what the part's operators and samples rank, and the events that each of them comes to."""
+    samples = None if part.stacks is None else part.stacks["duration_ns"].to_numpy()
+    return (
+        None if part.operators is None else operators.ranked(part.operators),
+        None if samples is None else (samples, np.ones(len(samples), dtype=np.int64)),
+    )
 
 
 def _trace(study: StudyRecord, parts: Sequence[Part]) -> Trace:

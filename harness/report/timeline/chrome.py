@@ -19,6 +19,7 @@ from harness.report.timeline.model import Point, Resolved
 Event = dict[str, Any]
 _AT_ONCE = 2000  # events: one call of the encoder and of gzip for as many
 _LEVEL = 4  # of gzip: half the time of its default, a tenth more bytes
+BEGINNING, BEFORE_FACTS = b'{"displayTimeUnit":"ms","traceEvents":[', b'\n],"otherData":'
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
@@ -28,12 +29,12 @@ def write(trace: Resolved) -> bytes:
     count = 0
     following = events(trace)
     with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=_LEVEL, mtime=0) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        file.write(BEGINNING)
         while some := list(islice(following, _AT_ONCE)):
             file.write((",\n" if count else "\n").encode() + _encode(some)[1:-1].encode())  # without its brackets
             count += len(some)
         facts = {"events": count, "base_monotonic_ns": trace.base_ns, **trace.facts}
-        file.write(b'\n],"otherData":' + _encode(facts).encode() + b"}\n")
+        file.write(BEFORE_FACTS + _encode(facts).encode() + b"}\n")
     return target.getvalue()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from harness.report.timeline.model import Counter, Process
 from harness.report.timeline.windows import Range, Window
@@ -21,67 +23,124 @@ LEFT_OUT = {"interval_s", "cpu_s", "energy_j", "own_cpu_cores", "other_cpu_cores
 OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the reading before
 
 
+class Turn(NamedTuple):
+    """A turn of a run. Its first readings are taken from ``measured_ns`` on: what comes before are warmup steps."""
+
+    since_ns: int
+    measured_ns: int
+    until_ns: int
+
+
 def sampled(window: Window) -> Process:
     """What the probes sampled within the window, one counter a source and metric, in that order."""
     process = Process(f"{window.name}: machine")
-    samples = window.run.samples
-    if samples is None or not len(samples):
-        return process
-    import pyarrow as pa
-
-    times = samples["t_ns"].to_numpy()
-    since, until = window.extent
-    inside = (times >= since - MARGIN_NS) & (times <= until + MARGIN_NS)
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
-    for row in samples.filter(pa.array(inside)).to_pylist():
-        if row["value"] is not None and math.isfinite(row["value"]):
-            series = found.setdefault((row["source"], row["metric"], row["unit"] or "value"), {})
-            series[row["t_ns"]] = row["value"]
-    intervals_s = found.get(("host", "interval_s", "s"), {})
     turns = _turns(window.run)
-    for (source, metric, unit), series in sorted(found.items()):
+    found = _readings(window, turns)
+    intervals_s = found.get(("host", "interval_s", "s"), {})
+    for (source, metric, unit), readings in sorted(found.items()):
         if metric in LEFT_OUT:
             continue
         name = f"{source} {metric.removesuffix(f'_{unit}')}"  # the unit is shown beside it
+        series = sorted(readings.items())
+        over_time = metric in GROWTH or metric.endswith(OVER_TIME)
         if metric in GROWTH:
             points = [
                 (t_ns - round(1e9 * interval_s), value / interval_s)
-                for t_ns, value in sorted(series.items())
+                for t_ns, value in series
                 if (interval_s := intervals_s.get(t_ns, 0.0)) > 0
             ]
             unit = f"{unit}/s"
         else:
-            points = sorted(series.items())
-            if metric.endswith(OVER_TIME):  # a point is shown until the next one, so it must stand where it began
-                times = [t_ns for t_ns, _ in points]
-                points = [
-                    (_within_turn(before, until, turns), value)
-                    for before, (until, value) in zip(times, points[1:], strict=False)
-                ]
-        if points and (metric in GROWTH or metric.endswith(OVER_TIME)):
+            points = _means(series, turns) if over_time else _levels(series, turns)
+        if points and over_time:
             first, last = points[0][0], points[-1][0]
-            points += [(end, 0.0) for _, end in turns[:-1] if first < end < last]  # between turns it stands still
+            points += [(turn.until_ns, 0.0) for turn in turns[:-1] if first < turn.until_ns < last]  # it stands still
             points.sort()
+        points = _shown(points, window.extent)
         if points:
             process.counters.append(Counter(name, unit, points))
     return process
 
 
-def _turns(run: RunData) -> list[Range]:
-    """From the first to the last measured step of each turn, in order."""
+def _readings(window: Window, turns: Sequence[Turn]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """{(source, metric, unit): {t_ns: value}} from the beginning of the window's first turn on: a value may tell of
+    the time since the reading before it, however long before the window that was.
+    """
+    samples = window.run.samples
+    if samples is None or not len(samples):
+        return {}
+    import pyarrow as pa
+
+    since, until = window.extent
+    turn = _turn_of(since, turns)
+    times = samples["t_ns"].to_numpy()
+    inside = samples.filter(pa.array((times >= (turn.since_ns if turn else since)) & (times <= until + MARGIN_NS)))
+    columns = (inside.column(name).to_pylist() for name in ("t_ns", "source", "metric", "unit", "value"))
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for t_ns, source, metric, unit, value in zip(*columns, strict=True):
+        if value is not None and math.isfinite(value):
+            found.setdefault((source, metric, unit or "value"), {})[t_ns] = value
+    return found
+
+
+def _turns(run: RunData) -> list[Turn]:
+    """The turns of a run, in order."""
     if run.steps is None:
         return []
-    found: dict[int, Range] = {}
+    measured: dict[int, int] = {}
+    found: dict[int, Turn] = {}
     names = ("turn", "start_ns", "wall_ns", "warmup")
     for turn, start, wall, warmup in zip(*(run.steps.column(name).to_pylist() for name in names), strict=True):
+        since = found[turn].since_ns if turn in found else start
         if not warmup:
-            found[turn] = (found.get(turn, (start, 0))[0], start + wall)
+            measured.setdefault(turn, start)
+        found[turn] = Turn(since, measured.get(turn, since), start + wall)
     return sorted(found.values())
 
 
-def _within_turn(since: int, until: int, turns: Sequence[Range]) -> int:
-    """``since``, or the start of the turn that ``until`` lies in where that is later."""
-    return max([since, *(start for start, _ in turns if since < start <= until)])
+def _turn_of(t_ns: int, turns: Sequence[Turn]) -> Turn | None:
+    """The turn that a reading tells of: its last one is taken just after its last step."""
+    place = bisect_right(turns, t_ns, key=lambda turn: turn.since_ns)
+    return turns[place - 1] if place else None
+
+
+def _means(series: Sequence[tuple[int, float]], turns: Sequence[Turn]) -> list[tuple[int, float]]:
+    """Means since the reading before, or since their turn began to be measured, each where that time began."""
+    points = []
+    before: int | None = None
+    for t_ns, value in series:
+        if turn := _turn_of(t_ns, turns):
+            began = turn.measured_ns if turn.measured_ns < t_ns else turn.since_ns
+            before = began if before is None else max(before, began)
+        if before is not None and before < t_ns:
+            points.append((before, value))
+        before = t_ns
+    return points
+
+
+def _levels(series: Sequence[tuple[int, float]], turns: Sequence[Turn]) -> list[tuple[int, float]]:
+    """Each reading where it was taken, but within its turn, and the first one of a turn at its beginning.
+
+    What is read once in a turn, at its end, would be shown nowhere; what is not known before a reading was most likely
+    as it was then.
+    """
+    points: dict[int, float] = {}
+    known: set[Turn] = set()
+    for t_ns, value in series:
+        turn = _turn_of(t_ns, turns)
+        place = t_ns
+        if turn is not None:
+            place = min(t_ns, turn.until_ns) if turn in known else turn.since_ns
+            known.add(turn)
+        points[place] = value
+    return sorted(points.items())
+
+
+def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int, float]]:
+    """The points within ``extent``; what holds at its beginning begins there."""
+    since, until = extent
+    held = [(since, value) for t_ns, value in points if t_ns <= since]
+    return held[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:

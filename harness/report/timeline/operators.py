@@ -32,9 +32,37 @@ def shown(table: pa.Table) -> pa.Table:
     return table.filter(pc.and_(listed, pc.greater(table["duration_ns"], 0)))
 
 
+def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row (of :func:`shown`): the duration that it ranks by, and how many events it comes to.
+
+    A launch and what it started rank together, by the longest of them: without the other there would be no arrow. The
+    arrow's two events count for what was started.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ranks = table["duration_ns"].to_numpy().copy()
+    costs = np.ones(len(table), dtype=np.int64)
+    words = table["category"].cast(pa.string())
+    calls = table["correlation"].fill_null(0).to_numpy().astype(np.int64)
+    launches, started = (
+        pc.is_in(words, value_set=pa.array(list(kinds))).to_numpy(zero_copy_only=False) & (calls != 0)
+        for kinds in (RUNTIME_CALLS, DEVICE_WORK)
+    )
+    if FILE in table.column_names:  # each profile counts its calls anew
+        calls += table[FILE].to_numpy() * (calls.max(initial=0) + 1)
+    linked = launches | started
+    found, group = np.unique(calls[linked], return_inverse=True)
+    longest = np.zeros(len(found), dtype=ranks.dtype)
+    np.maximum.at(longest, group, ranks[linked])
+    ranks[linked] = longest[group]
+    costs[started & np.isin(calls, calls[launches])] += 2
+    return ranks, costs
+
+
 def events(table: pa.Table) -> int:
-    """How many events the rows (of :func:`shown`) come to at most: an arrow, between two of them, is two."""
-    return len(table) + len(table) - int(table["correlation"].null_count)
+    """How many events the rows (of :func:`shown`) and the arrows between them come to."""
+    return int(ranked(table)[1].sum())
 
 
 def has_kernels(table: pa.Table) -> bool:

@@ -61,8 +61,8 @@ def test_samples_become_counters_by_source_and_metric_with_their_unit():
     )
     process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
     assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
-        ("host page_cache", "bytes", [(start + 1, 1.5)]),
-        ("nvml:0 power", "W", [(start + 1, 300.0), (start + 2, 301.0)]),
+        ("host page_cache", "bytes", [(start, 1.5)]),  # what was first read in the turn is shown from its beginning
+        ("nvml:0 power", "W", [(start, 300.0), (start + 2, 301.0)]),
     ]
 
 
@@ -70,17 +70,17 @@ def test_what_tells_of_the_time_before_a_reading_is_drawn_over_that_time():
     """A point is drawn until the next one: a mean or a growth stands where its time began, per second."""
     one = run()
     start = one.steps["start_ns"][-1].as_py()
-    ms = 10**6
+    ms = 10**6  # the step takes more than ten
     table = tables.samples(
-        (start + 100 * ms, "host:main", "cpu_cores", 0.5, "cores"),
-        (start + 200 * ms, "host:main", "cpu_cores", 0.9, "cores"),
-        (start + 200 * ms, "host", "interval_s", 0.2, "s"),
-        (start + 200 * ms, "host:main", "major_faults", 8.0, "faults"),
+        (start + 5 * ms, "host:main", "cpu_cores", 0.5, "cores"),
+        (start + 10 * ms, "host:main", "cpu_cores", 0.9, "cores"),
+        (start + 10 * ms, "host", "interval_s", 0.01, "s"),
+        (start + 10 * ms, "host:main", "major_faults", 8.0, "faults"),
     )
     process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
     assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
-        ("host:main cpu", "cores", [(start + 100 * ms, 0.9)]),
-        ("host:main major", "faults/s", [(start, 40.0)]),
+        ("host:main cpu", "cores", [(start, 0.5), (start + 5 * ms, 0.9)]),
+        ("host:main major", "faults/s", [(start, 800.0)]),
     ]
 
 

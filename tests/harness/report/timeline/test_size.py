@@ -15,6 +15,7 @@ from tests.harness.synthetic import Arm, build
 from tests.timeline_check.check import check
 
 WITH_PROTOBUF = pytest.mark.skipif(find_spec("perfetto") is None, reason="perfetto is not installed (extra: trace)")
+LAUNCH = "cudaLaunchKernel"
 
 
 def study(count=400):
@@ -44,10 +45,34 @@ def test_the_shortest_operators_go_first():
     assert names(made) >= {name for name in names(whole) if not name.startswith(("op ", "thread_"))}
 
 
+def test_a_kernel_that_stays_keeps_the_short_launch_that_its_arrow_comes_from():
+    """Launches take microseconds, their kernels and the operators around them far longer."""
+    record, runs, _ = study()
+    since = runs[0].steps["start_ns"][-1].as_py()
+    rows = []
+    for i in range(200):
+        start, call = since + 20_000 * i, {"correlation": i + 1}
+        rows.append(("cpu_op", "op", 1000, start, 3000 + i, "main"))
+        rows.append(("cuda_runtime", "cudaLaunchKernel", 1000, start + 100, 50, "main", call))
+        rows.append(("kernel", f"kernel {i}", 7, start + 200, 2000 + 20 * i, "device", {**call, "device_id": 0}))
+    sources = {("a", 0): Sources(operators(*rows))}
+    whole = timeline(record, runs, sources)
+    made = timeline(record, runs, sources, limits=Limits(whole.events // 2, 0))
+    assert made.events <= whole.events // 2
+    assert check(made.content).problems == []
+    events = json.loads(gzip.decompress(made.content))["traceEvents"]
+    kernels = sum(event.get("cat") == "kernel" for event in events)
+    launches, arrows = (sum(e["name"] == name and e["ph"] in "Xs" for e in events) for name in (LAUNCH, "launch"))
+    assert kernels == launches == arrows
+    assert 50 < kernels < 200
+    cheapest = min(event["dur"] for event in events if event.get("cat") == "kernel")
+    assert cheapest > float(made.cut[0].split("at most ")[1].split()[0])
+
+
 def test_a_ledger_over_budget_shows_fewer_steps():
     record, runs, _ = study()
-    made = timeline(record, runs, limits=Limits(40, 0))
-    assert made.events <= 40
+    made = timeline(record, runs, limits=Limits(30, 0))
+    assert made.events <= 30
     assert check(made.content).problems == []
     (sentence,) = made.cut
     assert sentence.startswith("only the last 1 of 3 steps of a run are shown")
