@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.memory_timeline import MemoryTimeline, memory_timelines
 from harness.analysis.operators import ProfiledOperators, profiled_operators
 from harness.analysis.wording import count
+from harness.traces.kineto import is_cut
 from harness.traces.marks import STEP
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def torch_profile(
 def _whole(profiles: Sequence[pa.Table], windows: Sequence[Window]) -> tuple[list[pa.Table], list[Window], list[str]]:
     """The profiles and the windows that belong together, and a line for each that lacks the other.
 
-    A window's profile has a mark of torch's for each of its steps. Where nobody told the windows, all profiles count.
+    A window's profile has a mark of torch's for each of its steps, and was not cut. Where nobody told the windows, all
+    profiles count.
     """
     import pyarrow.compute as pc
 
@@ -75,11 +77,11 @@ def _whole(profiles: Sequence[pa.Table], windows: Sequence[Window]) -> tuple[lis
         starts = marks["start_ns"].to_pylist()
         places = {bisect_right(ends, start) for start in starts}
         place = places.pop() if len(places) == 1 else len(windows)
-        if place < len(windows) and len(starts) == windows[place][3] - windows[place][2] + 1:
+        if place < len(windows) and len(starts) == windows[place][3] - windows[place][2] + 1 and not is_cut(profile):
             kept.append(profile)
             found.add(place)
         else:
-            gaps.append(f"a profile of {count(len(starts), 'step')} is of no window that was recorded whole: left out")
+            gaps.append(f"a profile of {count(len(starts), 'step')} is not whole, or of no window: left out")
     missing = [window for place, window in enumerate(windows) if place not in found]
     gaps += [
         f"steps {first} to {last} were profiled, but no whole profile of them is here" for *_, first, last in missing

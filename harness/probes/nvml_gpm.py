@@ -53,7 +53,7 @@ class GpmReader(Reader):
         self._instance = None if card.slice is None else nvml.nvmlDeviceGetGpuInstanceId(card.slice)
         self._before, self._now = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         self._taken_ns = 0
-        self._answered = False
+        self._answered, self._snapped = False, False
         self._metrics = tuple(one for one in METRICS if hasattr(nvml, f"NVML_GPM_METRIC_{one[0]}"))
         self._query = nvml.c_nvmlGpmMetricsGet_t()
         self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
@@ -77,9 +77,12 @@ class GpmReader(Reader):
         return samples
 
     def silent(self) -> str:
-        if self._answered or not self._taken_ns:
+        if self._answered or not self._snapped:
             return ""
-        return "no turn was as long as the 100 ms that the card takes to refresh them; raise slice_steps"
+        return (
+            "no two readings of a turn were 100 ms apart, as the card takes to refresh them; "
+            "where turns are short, raise slice_steps"
+        )
 
     def _snapshot(self, into: Any) -> None:
         self._taken_ns = monotonic_ns()
@@ -87,6 +90,7 @@ class GpmReader(Reader):
             self._nvml.nvmlGpmSampleGet(self._card.handle, into)
         else:
             self._nvml.nvmlGpmMigSampleGet(self._card.handle, self._instance, into)
+        self._snapped = True
 
     def _ask(self, metrics: tuple[Metric, ...]) -> list[Sample]:
         query = self._query

@@ -10,22 +10,26 @@ from harness.probes.nvml import NvmlCollector, open_nvml
 from harness.probes.series import Gate, Series
 from harness.probes.worker import Worker
 
-PATIENCE_S = 30  # to wake a node's devices takes seconds each
+OPEN_S = 50  # to wake a node's devices takes seconds each; less than sampler.ANSWER_S
+READ_S = 20
 
 
 def open_patiently(
-    series: Series, wanted: Literal["auto", True], patience_s: int = PATIENCE_S
+    series: Series, wanted: Literal["auto", True], patience_s: int | None = None
 ) -> tuple[PatientNvml | None, list[str]]:
-    """As :func:`harness.probes.nvml.open_nvml`; a driver that hangs, and whatever it raises, is a problem to say."""
+    """As :func:`harness.probes.nvml.open_nvml`; a driver that hangs, and whatever it raises, is a problem to say.
+
+    ``patience_s``: how long it may take to open and for each reading of all cards; None: OPEN_S and READ_S.
+    """
     gate, worker = Gate(series), Worker("nvml")
     try:
-        collector, problems = worker.call(partial(open_nvml, gate, wanted), patience_s)
+        collector, problems = worker.call(partial(open_nvml, gate, wanted), patience_s or OPEN_S)
     except TimeoutError as error:
         gate.shut()
         return None, [f"nvml: the driver gave {error}: nvidia-smi must work first; probes.nvml: false does without"]
     except Exception as error:  # of the bindings: a name that is no UTF-8, a version they do not know
         return None, [f"nvml: cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"]
-    return None if collector is None else PatientNvml(collector, worker, gate, patience_s), problems
+    return None if collector is None else PatientNvml(collector, worker, gate, patience_s or READ_S), problems
 
 
 class PatientNvml:

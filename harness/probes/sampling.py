@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 from harness.probes.series import Series
 
+LATE_NS = 1_000_000_000  # after a turn: its last reading would be of other work
+
 
 class Collector(Protocol):
     """Reads one source. Each method adds samples to the series that the collector was made with."""
@@ -76,6 +78,7 @@ class Sampling:
         self._problems = problems
         self._taken = {collector.source: 0 for collector in collectors}
         self._missed = dict(self._taken)
+        self._given_up: list[str] = []  # sources of collectors that failed
         self._deadlines: Deadlines | None = None
         self._lines: list[bytes] = []
         self._rest = b""
@@ -108,8 +111,9 @@ class Sampling:
     def _stop(self, t_ns: int) -> None:
         if self._deadlines is None:
             return
-        if self._woken_ns > t_ns:
-            self._count(1)  # stopped before it could read: what others did meanwhile must not count as this run's
+        if self._woken_ns > t_ns or monotonic_ns() - t_ns > LATE_NS:
+            # Stopped before it could read, or held up: what others did meanwhile must not count as this run's.
+            self._count(1)
         else:
             self._read(last=True)
         self._deadlines = None
@@ -120,13 +124,15 @@ class Sampling:
     def _read(self, *, last: bool) -> None:
         assert self._deadlines is not None
         self._count(self._deadlines.reach(monotonic_ns()))
+        for source in self._given_up:
+            self._missed[source] += 1
         for collector in list(self._collectors):
             counts = self._taken if self._attempt(collector, partial(collector.read, last=last)) else self._missed
             counts[collector.source] += 1
 
     def _count(self, missed: int) -> None:
-        for collector in self._collectors:
-            self._missed[collector.source] += missed
+        for source in self._missed:
+            self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
         """What ``action``, of ``collector``, returns; where it fails, the others go on without that collector."""
@@ -134,6 +140,7 @@ class Sampling:
             return bool(action())
         except Exception as error:  # a file or a library that nobody foresaw
             self._collectors.remove(collector)
+            self._given_up.append(collector.source)
             self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; no samples from then on"]
             return False
 
@@ -192,9 +199,9 @@ def main(settings: dict[str, Any], parent: int) -> int:
 
         collectors.append(HostCollector(series))
     if settings["nvml"]:
-        from harness.probes.nvml_patience import PATIENCE_S, open_patiently
+        from harness.probes.nvml_patience import open_patiently
 
-        nvml, problems = open_patiently(series, settings["nvml"], settings.get("patience_s", PATIENCE_S))
+        nvml, problems = open_patiently(series, settings["nvml"], settings.get("patience_s"))
         collectors += [nvml] if nvml is not None else []
     gc.collect()
     gc.freeze()

@@ -25,8 +25,13 @@ class Series:
     def take(self) -> tuple[list[list[Any]], bytes]:
         """What came since the last call: [source, metric, unit, count] of each series, and all times and values."""
         packed, self._packed = self._packed, {}
-        header = [[*key, len(times)] for key, (times, _) in packed.items()]
-        return header, b"".join(times.tobytes() + values.tobytes() for times, values in packed.values())
+        # Values are added after their times: a thread in between the two has given no sample yet.
+        counts = {key: len(values) for key, (_, values) in packed.items()}
+        header = [[*key, count] for key, count in counts.items()]
+        payload = (
+            times[: counts[key]].tobytes() + values[: counts[key]].tobytes() for key, (times, values) in packed.items()
+        )
+        return header, b"".join(payload)
 
 
 class Gate(Series):

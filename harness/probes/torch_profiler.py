@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.probes.clocks import realtime_minus_monotonic
 from harness.probes.torch_session import MOST_BYTES, Settings, describe, export, make_profiler
 from harness.probes.torch_spans import TorchSpans
-from harness.probes.torch_worker import OVER, attach_in_worker
+from harness.probes.torch_worker import FAILED, OVER, attach_in_worker
 from harness.traces.profiles import CUT, OFFSET, file_name, files, header
 from trainer import telemetry
 from trainer.errors import InputError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchProfiler", "attach_in_worker"]
 
+_FAILURES = f".torch_profile.*{FAILED}"
 _CLOCK_SET_NS = 50_000  # the realtime clock was set in between: the files' times are off by as much
 
 
@@ -51,7 +52,10 @@ class TorchProfiler:
         self._flops: Counter[str] = Counter()
         self._offsets: list[tuple[int, int]] = []
         self._running: profile | None = None  # between begin() and end()
-        for path, _ in files(folder):  # of an earlier try at the same run
+        for path in (
+            *(path for path, _ in files(folder)),
+            *folder.glob(_FAILURES),
+        ):  # of an earlier try at the same run
             path.unlink()
         (folder / OVER).unlink(missing_ok=True)
 
@@ -116,8 +120,8 @@ class TorchProfiler:
             return
         if cut:
             self._say(
-                f"torch_profiler: window {number} is cut after {MOST_BYTES / 1e6:.0f} MB of text: the operators of its "
-                "last steps are missing; profile fewer steps (probes.torch_profiler.active)"
+                f"torch_profiler: window {number} is cut after {MOST_BYTES / 1e6:.0f} MB of text and in no table of "
+                "operators; profile fewer steps (probes.torch_profiler.active)"
             )
 
     def begin(self) -> None:
@@ -146,6 +150,10 @@ class TorchProfiler:
             role = leftover.name.split(".")[2]
             if role.startswith("loader-"):  # what the main process could not write has been said
                 self._say(f"torch_profiler: {role} was ended before its profile was written")
+        for mark in sorted(self._folder.glob(_FAILURES)):
+            mark.unlink()
+            role = mark.name.split(".")[2]
+            self._say(f"torch_profiler: the profile of {role} could not be written; the run's log says why")
         offsets = [offset for offset, _ in self._offsets]
         if offsets and max(offsets) - min(offsets) > _CLOCK_SET_NS:
             off_us = (max(offsets) - min(offsets)) / 1e3

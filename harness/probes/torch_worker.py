@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 OVER = ".torch_profile.over"  # lies in the folder once the main process's last window is over
+FAILED = ".failed"  # ends the name of an empty file: instead of a worker's profile, which could not be written
 # A worker must have written its profile 5 s after it was told to end: then the DataLoader kills it.
 WORKER_EVENTS = 50_000
 WORKER_BATCHES = 2_000
@@ -71,6 +73,8 @@ class WorkerProfile:
             export(profiler, self._path)
         except OSError as error:  # a full disk must not end the training
             print(f"torch_profiler: {self._path.name} could not be written: {error}", flush=True)
+            with suppress(OSError):
+                self._path.with_name(f".{self._path.name}{FAILED}").touch()
 
 
 def attach_in_worker(settings: Settings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS) -> None:

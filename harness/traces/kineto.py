@@ -26,6 +26,7 @@ _NUMBERS = (
     ("device_id", "Device Id"),  # of memory events; "device" of those on a device
 )
 _ON_DEVICE = ("kernel", "gpu_", "cuda_sync")  # how categories of events on a device begin
+CUT = "cut"  # instead of torch's name for the file
 _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -33,18 +34,25 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
     """The complete and memory events of a trace, plain or gzipped, as a table (columns: :func:`table_schema`).
 
     ``start_ns`` is CLOCK_MONOTONIC nanoseconds: the trace's process must have told how far the realtime clock was
-    ahead. ``role`` is that of the process; what ran on a device has the role ``device``. InputError where the file is
-    missing, cut short or something else.
+    ahead. ``role`` is that of the process; what ran on a device has the role ``device``. A trace that we cut ourselves
+    (``harness.probes.torch_session``) says so: :func:`is_cut`. InputError where the file is missing, cut short or
+    something else.
     """
     name = "profile" if isinstance(source, bytes) else str(source)
     try:
         with open_trace(source) as file:
             raw, rest = parse(file)
-        return _table(raw, int(rest["baseTimeNanoseconds"]) - realtime_minus_monotonic_ns, role)
+        table = _table(raw, int(rest["baseTimeNanoseconds"]) - realtime_minus_monotonic_ns, role)
+        return table.replace_schema_metadata({CUT: "yes"}) if rest.get("traceName") == CUT else table
     except KeyError as error:
         raise InputError(f"{name}: not a trace of torch.profiler (no {error})") from error
     except _BAD as error:
         raise InputError(f"{name}: not a whole trace of torch.profiler ({_line(error)})") from error
+
+
+def is_cut(profile: pa.Table) -> bool:
+    """Whether a table of :func:`read_profile` is of a trace that ends before what was recorded."""
+    return CUT.encode() in (profile.schema.metadata or {})
 
 
 def read_header(path: Path) -> dict[str, Any]:

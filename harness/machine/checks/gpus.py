@@ -9,7 +9,10 @@ from harness.machine.gpu import Device, Nvml
 from harness.machine.torch_facts import Torch
 
 BUSY_PERCENT = 5
-LOST = "sudo dmesg | grep -i xid says why; sudo nvidia-smi --gpu-reset -i N, else reboot"
+LOST = (
+    "sudo dmesg | grep -i xid says why; a reset ends what runs on it: sudo nvidia-smi --gpu-reset -i NUMBER, or reboot"
+)
+SILENT = "nvidia-smi must show it first: sudo dmesg | grep -i nvrm"
 NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container or job, if it is to be used"
 
 
@@ -55,8 +58,9 @@ def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
 def _device(device: Device) -> tuple[str, str]:
     """(finding, fix, "" where none is needed)"""
     if device.problem is not None:
-        permission = "permission" in device.problem.lower()
-        return f"no answer: {device.problem}", NOT_YOURS if permission else LOST
+        said = device.problem.lower()
+        gone = "lost" in said or "reset" in said
+        return f"no answer: {device.problem}", NOT_YOURS if "permission" in said else LOST if gone else SILENT
     gpm = {True: "GPM", False: "no GPM", None: "GPM not told"}[device.gpm]
     parts = [device.name + (f" {size(device.memory_bytes)}" if device.memory_bytes else ""), gpm]
     if device.persistence is False:

@@ -16,6 +16,7 @@ OURS = "llm-training-harness"
 LEAST_PYTHON = (3, 11)
 SLOW_IMPORT_S = 20.0
 INSTALL = "python -m pip install -e . (in the harness's folder)"
+SLOW = "no answer within"  # how harness.machine.limits begins what it says of a time limit
 SPARED = {"sentencepiece"}  # only scenarios with such a tokenizer need it
 
 
@@ -35,9 +36,13 @@ def check_python() -> Check:
 
 def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
     """``problems``: why a package cannot be imported. Without torch, transformers' reason is torch's."""
+    slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
+    if slow:
+        fix = "the virtual environment on a local disk, or wait until this machine has less to do"
+        yield warn("packages", f"{', '.join(slow)}: {problems[slow[0]]} to import", fix)
     blamed: dict[str, str] = {}  # reason -> package: what imports a broken package fails for the same reason
     for package, reason in problems.items():
-        if torch_works or package != "transformers":
+        if package not in slow and (torch_works or package != "transformers"):
             blamed.setdefault(reason, package)
     for reason, package in blamed.items():
         line = warn if package in SPARED else fail
@@ -55,6 +60,10 @@ def check_torch(torch: Torch) -> Check:
 
 
 def no_torch(reason: str) -> Check:
+    if reason.startswith(SLOW):
+        return fail(
+            "torch", f"{reason} to import", "the virtual environment on a local disk; a second import is faster"
+        )
     again = f"{REINSTALL} torch, as pytorch.org/get-started has it for this machine"
     return fail("torch", f"cannot be imported: {reason}", INSTALL if _version("torch") is None else again)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter as Counts
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -119,19 +120,17 @@ def _means(series: Sequence[tuple[int, float]], turns: Sequence[Turn]) -> list[t
 
 
 def _levels(series: Sequence[tuple[int, float]], turns: Sequence[Turn]) -> list[tuple[int, float]]:
-    """Each reading where it was taken, but within its turn, and the first one of a turn at its beginning.
+    """Each reading where it was taken, but within its turn; a turn's only one at its beginning.
 
-    What is read once in a turn, at its end, would be shown nowhere; what is not known before a reading was most likely
-    as it was then.
+    What is read once in a turn, at its end, would be shown nowhere; with more than one, when it changed is to be seen.
     """
     points: dict[int, float] = {}
-    known: set[Turn] = set()
+    read = Counts(_turn_of(t_ns, turns) for t_ns, _ in series)
     for t_ns, value in series:
         turn = _turn_of(t_ns, turns)
         place = t_ns
         if turn is not None:
-            place = min(t_ns, turn.until_ns) if turn in known else turn.since_ns
-            known.add(turn)
+            place = min(t_ns, turn.until_ns) if read[turn] > 1 else turn.since_ns
         points[place] = value
     return sorted(points.items())
 

@@ -35,8 +35,8 @@ def shown(table: pa.Table) -> pa.Table:
 def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Of each row (of :func:`shown`): the duration that it ranks by, and how many events it comes to.
 
-    A launch and what it started rank together, by the longest of them: without the other there would be no arrow. The
-    arrow's two events count for what was started.
+    A launch ranks by the longest of what it started, where that is longer: what is kept keeps its launch, and the arrow
+    from there. The arrow's two events count for what was started.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -51,11 +51,12 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     )
     if FILE in table.column_names:  # each profile counts its calls anew
         calls += table[FILE].to_numpy() * (calls.max(initial=0) + 1)
-    linked = launches | started
-    found, group = np.unique(calls[linked], return_inverse=True)
-    longest = np.zeros(len(found), dtype=ranks.dtype)
-    np.maximum.at(longest, group, ranks[linked])
-    ranks[linked] = longest[group]
+    found, group = np.unique(calls[started], return_inverse=True)
+    longest = np.zeros(len(found) + 1, dtype=ranks.dtype)  # the last: of a launch that started nothing
+    np.maximum.at(longest, group, ranks[started])
+    place = np.searchsorted(found, calls[launches])
+    is_there = np.append(found, 0)[place] == calls[launches]
+    ranks[launches] = np.maximum(ranks[launches], longest[np.where(is_there, place, len(found))])
     costs[started & np.isin(calls, calls[launches])] += 2
     return ranks, costs
 

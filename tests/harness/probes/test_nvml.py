@@ -191,7 +191,8 @@ def test_what_the_bindings_cannot_read_is_said_and_the_host_goes_on(stub) -> Non
 def test_turns_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
     stub()
     sampler = sample(turns=3, turn_ms=40)
-    reason = "no turn was as long as the 100 ms that the card takes to refresh them; raise slice_steps"
+    reason = "no two readings of a turn were 100 ms apart, as the card takes to refresh them; where turns are short, "
+    reason += "raise slice_steps"
     assert f"nvml:0 (Stub A): no SM, tensor and DRAM activity, link traffic (GPM): {reason}" in sampler.problems
     assert "sm_active_percent" not in by_metric(sampler)
     assert sum(reason in problem for problem in sample(turns=2).problems) == 0

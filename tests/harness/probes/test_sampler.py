@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
+from time import monotonic_ns
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.probes.host import HostCollector
 from harness.probes.sampler import Sampler
-from harness.probes.sampling import Deadlines
+from harness.probes.sampling import LATE_NS, Deadlines, Sampling
+from harness.probes.series import Series
 from trainer.inject import spend
 
 HOST = {"host": True, "nvml": False, "rate_hz": 50}
@@ -68,6 +72,64 @@ def test_a_turn_too_short_to_say_whose_cpu_it_was_says_nothing_of_it() -> None:
     sampler.close()
     assert values(sampler, "host", "own_cpu_cores") == []
     assert len(values(sampler, "host", "interval_s")) == 1
+
+
+class Fails:
+    """A collector whose second reading fails."""
+
+    source = "odd"
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.readings = 0
+
+    def begin(self, pids: dict[int, str]) -> None:
+        pass
+
+    def read(self, *, last: bool) -> bool:
+        self.readings += 1
+        if self.readings == 2:
+            self.problems.append("odd: said before")
+            raise ValueError("not a\nnumber")
+        return True
+
+    def end(self) -> None:
+        pass
+
+
+def orders(*given: dict[str, object]) -> dict[str, object]:
+    """The last answer of a loop with the host's collector and Fails to these orders."""
+    series, failing = Series(), Fails()
+    (read, write), (answered, answer) = os.pipe(), os.pipe()
+    for order in given:
+        os.write(write, json.dumps(order).encode() + b"\n")
+    Sampling([failing, HostCollector(series)], series, 1.0, [], read, answer).run()
+    os.close(answer)
+    with open(answered, "rb") as file:
+        content = file.read()
+    for descriptor in (read, write):
+        os.close(descriptor)
+    found = {}
+    while content:
+        line, _, content = content.partition(b"\n")
+        found = {**json.loads(line), "problems": [*found.get("problems", []), *json.loads(line)["problems"]]}
+        content = content[found["bytes"] :]
+    return found
+
+
+def test_a_collector_that_fails_is_given_up_and_the_others_go_on() -> None:
+    turn = [{"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}]
+    last = orders(*turn, *turn, *turn, {"do": "close"})
+    assert last["problems"] == ["odd: said before", "odd: ValueError: not a number; no samples from then on"]
+    assert last["taken"] == {"odd": 1, "host": 3}
+    assert last["missed"] == {"odd": 2, "host": 0}
+
+
+def test_a_last_reading_that_comes_late_is_none_of_the_turn() -> None:
+    late = {"do": "stop", "t_ns": monotonic_ns() - 2 * LATE_NS}
+    last = orders({"do": "start", "pids": {}}, late, {"do": "close"})
+    assert last["taken"] == {"odd": 0, "host": 0}
+    assert last["missed"] == {"odd": 1, "host": 1}
 
 
 def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -139,3 +141,28 @@ def test_a_worker_that_was_killed_while_writing_is_told(tmp_path: Path) -> None:
     assert probe.problems == [problem]
     assert list(tmp_path.iterdir()) == []
     assert files(tmp_path) == []
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from harness.probes.torch_worker import attach_in_worker
+from tests.harness.probes.test_torch_worker import SETTINGS
+from trainer import telemetry
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+attach_in_worker(SETTINGS, Path(sys.argv[1]), 3)
+with telemetry.span("tokenize"):
+    torch.ones(3) + 1
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+"""
+
+
+def test_a_worker_whose_profile_could_not_be_written_is_told(tmp_path: Path) -> None:
+    """Here: no file may be larger than 1000 bytes when it ends."""
+    probe = TorchProfiler(SETTINGS, tmp_path)
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "torch_profile.loader-3.json.gz could not be written" in done.stdout
+    assert probe.problems == ["torch_profiler: the profile of loader-3 could not be written; the run's log says why"]
+    assert list(tmp_path.iterdir()) == []

@@ -89,10 +89,22 @@ def test_a_window_without_a_whole_profile_is_said_and_counts_for_nothing(second)
     assert "steps 33 to 34 were profiled, but no whole profile of them is here" in page
 
 
+def test_a_profile_that_was_cut_is_in_no_table() -> None:
+    """All marks of its steps may be there: they come before the steps' events, and those on a device come last."""
+    cut = read_profile(trace(SECOND).replace(b'"traceName": "torch_profile.json"', b'"traceName": "cut"'), 0)
+    found = torch_profile("text", [read_profile(trace(MAIN), 0), cut], WINDOWS)
+    assert found is not None
+    assert found.steps == 2
+    assert found.problems == (
+        "a profile of 2 steps is not whole, or of no window: left out",
+        "steps 33 to 34 were profiled, but no whole profile of them is here",
+    )
+
+
 def test_a_profile_of_no_window_is_left_out() -> None:
     late = [complete("ProfilerStep#0", 90 * MS, 10 * MS, "user_annotation"), complete("aten::mm", 91 * MS, MS)]
     page = of_windows(MAIN, SECOND, late)
-    assert "a profile of 1 step is of no window that was recorded whole: left out" in page
+    assert "a profile of 1 step is not whole, or of no window: left out" in page
     assert row(page, "aten::mm")[2] == "0.50"
 
 
