@@ -64,7 +64,7 @@ def _trace(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _schema(_arguments: argparse.Namespace, _command: list[str]) -> int:
-    from harness.scenario_schema import schema_text
+    from harness.scenario.schema import schema_text
 
     sys.stdout.write(schema_text())
     return 0

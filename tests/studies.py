@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from harness.results import StudyFolder
+from harness.study.store import StudyFolder
 
 ROOT = Path(__file__).parents[1]
 

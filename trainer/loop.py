@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from trainer import telemetry
-from trainer.compute import Compute, Loss
+from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 

@@ -12,28 +12,30 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.analysis.dose import Dose
-from harness.analysis.ledger import Bound, RunLedger, Turn, mean_over
+from harness.analysis.ledger import Bound, RepetitionTotals, RunLedger, mean_over
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_blocks, paired_ratio
 
 Verdict = Literal["gain", "loss", "none"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
-Rate = Callable[[Turn], tuple[float, float] | None]  # what a turn did, and the time or steps it took for that
+Rate = Callable[
+    [RepetitionTotals], tuple[float, float] | None
+]  # what a turn did, and the time or steps it took for that
 
 
-def per_second(amount: float | None, turn: Turn) -> tuple[float, float] | None:
+def per_second(amount: float | None, turn: RepetitionTotals) -> tuple[float, float] | None:
     """``amount`` of ``turn`` as a rate; None where it was not counted."""
     return None if amount is None else (amount, turn.wall_ns / 1e9)
 
 
-def trained_tokens_per_s(turn: Turn) -> tuple[float, float] | None:
+def trained_tokens_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
     return per_second(turn.trained_tokens, turn)
 
 
-def tokens_per_s(turn: Turn) -> tuple[float, float] | None:
+def tokens_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
     return per_second(turn.tokens, turn)
 
 
-def steps_per_s(turn: Turn) -> tuple[float, float] | None:
+def steps_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
     return per_second(turn.steps, turn)
 
 
@@ -46,7 +48,7 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 
 
 @dataclass(frozen=True)
-class Outlook:
+class WhatIf:
     """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's."""
 
     edits: str  # as they are written: "ranks=16"; empty: unedited
@@ -58,7 +60,7 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLink:
     """One step of the way from the gain in isolation to the gain in training."""
 
     name: str
@@ -105,11 +107,11 @@ class Comparison:
     ideal: Estimate | None = None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
     predicted: Estimate | None = None  # of what measured is, by replay of the baseline with the candidate's data path
     predicted_step: Estimate | None = None  # the same of the step time: baseline's / the replay's
-    licence: float | None = None  # fraction: how far unedited replays of the baseline typically are off
-    licensed: bool = True  # whether that is little enough to believe the prediction
+    validation: float | None = None  # fraction: how far unedited replays of the baseline typically are off
+    within_tolerance: bool = True  # whether that is little enough to believe the prediction
     doses: list[Dose] = field(default_factory=list)  # of the baseline
-    chain: list[Link] = field(default_factory=list)
-    outlooks: list[Outlook] = field(default_factory=list)  # as it is, then under each of the scenario's whatif edits
+    chain: list[ChainLink] = field(default_factory=list)
+    whatifs: list[WhatIf] = field(default_factory=list)  # as it is, then under each of the scenario's whatif edits
     noise_floor: float | None = None  # fraction: how far from 1 an arm's ratio to its own twin reaches
     noise_floor_of: str | None = None
     positions_per_step: float | None = None  # candidate / baseline

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.comparisons import Blocks
-from harness.analysis.wording import count, percent
-from harness.environment import OWN_PACKAGE
-from harness.overrides import flatten
-from harness.results import RunRecord
+from harness.machine.environment import OWN_PACKAGE
+from harness.report.words import count, percent
+from harness.scenario.overrides import flatten
+from harness.study.store import RunRecord
 
 LOAD = 0.1  # cores: less load by other processes is not worth a warning
 USEFUL = 0.01  # relative difference of the useful-token fraction

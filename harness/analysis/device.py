@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from harness.analysis.exposure import Span, disjoint
-from harness.results import CAUSES, STAGES
+from harness.study.store import CAUSES, STAGES
 
 # What a span of the host's main thread means to a device that has nothing to do; any other: python.
 CAUSE_OF = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}

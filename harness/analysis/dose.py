@@ -25,9 +25,9 @@ import numpy as np
 
 from harness.analysis.dose_curves import Blocks, Curve, What, curves_of, segment
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_block_values, student_t
-from harness.analysis.wording import count, listing, ms, number
+from harness.report.words import count, listing, ms, number
 
-Kind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]
+DoseKind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]
 HIDDEN, EXPOSED = 0.2, 0.8  # a slope is hidden below the one and exposed above the other, with all of its interval
 AWAY = 0.1  # so far must the interval of a slope between keep from 0 and from 1
 BEND = 0.2  # the last slope exceeds the first by more than this, with all of its interval: the curve bends up
@@ -52,7 +52,7 @@ class Dose:
 
     arm: str
     what: What
-    kind: Kind
+    kind: DoseKind
     words: str
     reason: str | None = None  # why nothing was decided
     points: tuple[DosePoint, ...] = ()
@@ -113,7 +113,7 @@ def _judge(name: str, what: What, curves: Sequence[Curve]) -> Dose:
     return replace(found, words=_words(found, local, segment(curves, len(points) - 2)))
 
 
-def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate | None) -> Kind:
+def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate | None) -> DoseKind:
     low, high = slope.ci_low, slope.ci_high
     if low is None or high is None:
         return "undecided"

@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
-from harness.analysis.wording import listing, ms
+from harness.report.words import listing, ms
 
 What = Literal["tokenize", "read", "device"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block

@@ -11,17 +11,17 @@ import numpy as np
 from harness.analysis.comparisons import SAME, Blocks, Comparison, Controls, speed, steps_per_s
 from harness.analysis.dose import dose, parse_control
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
-from harness.analysis.replay.edits import parse_edits
 from harness.analysis.replay.predict import predict, replace_data
-from harness.analysis.replay.prediction import Licence, Prediction
+from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.statistics import Estimate, from_blocks
-from harness.analysis.why import chain
-from harness.overrides import flatten
-from harness.results import RunData
+from harness.report.chain import chain
+from harness.scenario.edits import parse_edits
+from harness.scenario.overrides import flatten
+from harness.study.store import RunData
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.analysis.study import ArmReport
+    from harness.analysis.report_types import ArmReport
 
 Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm
 # What may differ between two arms for one's data path to be replayed under the other's steps: nothing that computes.
@@ -38,8 +38,8 @@ def explain_arm(report: ArmReport, runs: Runs, ledgers: Blocks, controls: Contro
         without = predict(own, parse_edits([f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]))
     except InputError:
         return  # tables of another trainer, without the spans that a replay needs
-    report.replay_error = without.licence.median
-    report.resampled_error = without.licence.resampled_median
+    report.replay_error = without.validation.median
+    report.resampled_error = without.validation.resampled_median
     report.ideal_predicted = without.speedup
     report.ideal_measured = speed(ledgers, controls.get("ideal-data", report.name), steps_per_s)
 
@@ -89,7 +89,7 @@ def _add_prediction(c: Comparison, runs: Runs, arms: Mapping[str, Blocks]) -> No
         else:
             c.predicted_step = found.speedup
             c.predicted = _in_measure(c, found, arms)
-            c.licence, c.licensed = _off_by(found.licence), found.licence.granted
+            c.validation, c.within_tolerance = _off_by(found.validation), found.validation.granted
             del c.reasons["predicted"]
             return
     c.reasons["predicted"] = reason
@@ -123,9 +123,9 @@ def _in_measure(c: Comparison, found: Prediction, arms: Mapping[str, Blocks]) ->
     return from_blocks(logs)
 
 
-def _off_by(licence: Licence) -> float:
+def _off_by(validation: ReplayValidation) -> float:
     """How far unedited replays typically are off: in the order recorded or resampled, whichever is further."""
-    return max(float(np.median(np.abs(list(errors.values())))) for errors in (licence.errors, licence.resampled))
+    return max(float(np.median(np.abs(list(errors.values())))) for errors in (validation.errors, validation.resampled))
 
 
 def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from harness.results import STAGES
+from harness.study.store import STAGES
 
 
 class Span(Protocol):

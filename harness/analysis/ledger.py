@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.overrides import lookup
-from harness.results import CAUSES, PHASES, STAGES, RunData, RunRecord
+from harness.scenario.overrides import lookup
+from harness.study.store import CAUSES, PHASES, STAGES, RunData, RunRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,7 @@ LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured 
 
 
 @dataclass(frozen=True)
-class Turn:
+class RepetitionTotals:
     """Totals over the measured steps of one turn; token counts are None where the trainer did not tell."""
 
     steps: int
@@ -40,7 +40,7 @@ class RunLedger:
     """One finished run with at least one measured step; ``*_ms`` are means per measured step, in milliseconds."""
 
     record: RunRecord
-    turns: dict[int, Turn]
+    turns: dict[int, RepetitionTotals]
     step_ms: Array  # (measured steps,)
     phase_ms: dict[str, float]  # phases that were measured; they sum to the mean step time
     exposed_ms: dict[str, float]  # stages that were measured
@@ -106,7 +106,7 @@ def measure(run: RunData) -> RunLedger | None:
     wall, turn = values("wall_ns"), np.nan_to_num(values("turn"))
     tokens, trained = values("tokens"), values("trained_tokens")
     turns = {
-        int(k): Turn(
+        int(k): RepetitionTotals(
             int((turn == k).sum()), float(wall[turn == k].sum()), _sum(tokens[turn == k]), _sum(trained[turn == k])
         )
         for k in np.unique(turn)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.intervals import Stretch, clip, difference, intersection, total, union
-from harness.results import STAGES, RunData
+from harness.study.store import STAGES, RunData
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,9 +1,9 @@
 """Medians and ratios with intervals, from few blocks of repeated measurements.
 
-The unit of repetition is the block: a fresh process of every arm, and another order of the documents. Turns within a
-block repeat too, but share their block's luck (memory layout, cache, neighbours), so they are first reduced to one
-value per block, by their totals: the cost of data comes in bursts (one long document feeds a hundred rows), and a
-median over turns would throw away the bursts that training pays for. Only blocks are resampled: resampling turns as
+The unit of resampling is the block: a fresh process of every arm, and another order of the documents. Repetitions
+within a block share their block's luck (memory layout, cache, neighbours), so they are first reduced to one value per
+block, by their totals: the cost of data comes in bursts (one long document feeds a hundred rows), and a median over
+repetitions would throw away the bursts that training pays for. Only blocks are resampled: resampling repetitions as
 well would count their scatter twice, since the block values carry it already (Davison and Hinkley 1997, section 3.8).
 
 The interval is a percentile bootstrap with two corrections that few blocks make necessary; without them it covers the

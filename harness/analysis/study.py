@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from harness.analysis.comparisons import (
     Blocks,
-    Comparison,
     Controls,
     Rate,
     commonest,
@@ -22,75 +20,16 @@ from harness.analysis.comparisons import (
     trained_tokens_per_s,
 )
 from harness.analysis.confounds import confounds, useful_fraction
-from harness.analysis.device_health import device_health, differences
 from harness.analysis.explain import explain, explain_arm
-from harness.analysis.ledger import Bound, RunLedger, mean_over, measure
-from harness.analysis.outlook import outlooks
-from harness.analysis.overlap import SyncCall
-from harness.analysis.probe_cost import ProbeCost, probe_costs
-from harness.analysis.sentences import ASK_FOR, sentence
+from harness.analysis.ledger import RunLedger, mean_over, measure
+from harness.analysis.probes.device_health import device_health, differences
+from harness.analysis.probes.probe_cost import probe_costs
+from harness.analysis.report_types import ArmReport, StudyReport
 from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
-from harness.analysis.wording import count
-from harness.results import PHASES, PROFILED, RunData, RunRecord, StudyRecord
-
-
-@dataclass
-class ArmReport:
-    """One arm or control: medians over blocks with intervals, and means per step. None: not measured."""
-
-    name: str
-    control: str | None
-    of: str | None
-    declared: dict[str, Any]
-    blocks: int  # finished, with measured steps
-    steps: int = 0  # measured steps over all blocks
-    tokens_per_s: Estimate | None = None
-    trained_tokens_per_s: Estimate | None = None
-    step_ms: Estimate | None = None
-    p50_ms: float | None = None  # of single steps, over all blocks
-    p95_ms: float | None = None
-    useful_fraction: float | None = None
-    tokens_per_step: float | None = None
-    ledger: dict[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
-    phase_ms: dict[str, float] = field(default_factory=dict)
-    exposed_ms: dict[str, float] = field(default_factory=dict)
-    hidden_ms: dict[str, float] = field(default_factory=dict)
-    contended_ms: float | None = None
-    device_busy_ms: float | None = None
-    device_starved_ms: float | None = None
-    slack_ms: float | None = None
-    starved_ms: dict[str, float] = field(default_factory=dict)
-    bound: Bound | None = None
-    syncs: list[SyncCall] = field(default_factory=list)
-    replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
-    resampled_error: float | None = None  # the same from resampled durations, as predictions are made
-    ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
-    ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
-    emulation: str | None = None  # the assumptions an emulated device's times rest on
-    loss: float | None = None
-    model_flops_per_s: float | None = None
-    mfu: float | None = None
-    mfu_reason: str = ""
-    mfu_of: str = ""  # the peak that MFU is a share of
-    device: str | None = None
-    against_arm: Estimate | None = None  # of a control: its arm's step time / its own, paired
-
-
-@dataclass
-class StudyReport:
-    """What a study found. ``problems`` says, most important first, what is missing or went wrong."""
-
-    study: StudyRecord
-    arms: list[ArmReport]
-    comparisons: list[Comparison]
-    problems: list[str]
-    emulated: bool
-    environment: dict[str, Any]
-    probe_costs: list[ProbeCost] = field(default_factory=list)
-    probe_problems: list[str] = field(default_factory=list)  # what a probe could not do, said once
-
-    def arm(self, name: str) -> ArmReport | None:
-        return next((arm for arm in self.arms if arm.name == name), None)
+from harness.analysis.whatif import whatifs
+from harness.report.sentences import ASK_FOR, sentence
+from harness.report.words import count
+from harness.study.store import PHASES, PROFILED, RunData, RunRecord, StudyRecord
 
 
 def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
@@ -131,7 +70,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
             cards = device_health({name: finished.get(name, ()) for name in names})
             comparison.confounds += differences(cards, *names)
             explain(comparison, finished, by_name, controls)
-            comparison.outlooks = outlooks(study, comparison, finished)
+            comparison.whatifs = whatifs(study, comparison, finished)
         comparison.sentence = sentence(comparison)
         comparisons.append(comparison)
     everyone = [record for group in records.values() for record in group]

@@ -6,14 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.analysis.audit.table import Peak
+from harness.audit.table import Peak
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Print what the table says of itself, as text or (--json) as data; 0 whatever it says."""
-    from harness.analysis.audit.checkup import audit as check
-    from harness.published import load_published
-    from harness.report.audit_text import as_json, as_text
+    from harness.audit.checkup import audit as check
+    from harness.audit.load import load_published
+    from harness.audit.report import as_json, as_text
 
     table = load_published(Path(arguments.file))
     result = check(table, known_peaks())
@@ -23,7 +23,7 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def known_peaks() -> list[Peak]:
     """Every dense peak that a device profile states; empty where no profiles are shipped."""
-    from trainer.device_profiles import load_profile, profile_names
+    from trainer.devices.profiles import load_profile, profile_names
 
     return [
         Peak(profile.name, str(dtype), figure.value)

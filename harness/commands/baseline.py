@@ -20,8 +20,8 @@ def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _save(arguments: argparse.Namespace, folder: Path) -> int:
-    from harness import baselines
     from harness.analysis.statistics import MIN_BLOCKS
+    from harness.regression import baselines
 
     found = read_series(Path(arguments.study))
     names = select(found, arguments.arm, arguments.study)
@@ -37,9 +37,9 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
-    from harness import baselines
-    from harness.analysis.regression.across import Across, compare_series
-    from harness.analysis.regression.gate import nothing
+    from harness.regression import baselines
+    from harness.regression.across import Across, compare_series
+    from harness.regression.gate import nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))
@@ -59,7 +59,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def _list(folder: Path) -> int:
-    from harness import baselines
+    from harness.regression import baselines
 
     listed = list(baselines.every(folder))
     if not listed:

@@ -13,8 +13,8 @@ from harness.commands.regress import exit_code, limits_of, read_exit_code
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.analysis.regression.across import Across
-    from harness.analysis.regression.series import Series
+    from harness.regression.across import Across
+    from harness.regression.series import BlockSeries
 
 WARNING = (
     "These were measured at different times: what the machine did in between looks like a change of the code, and no "
@@ -24,7 +24,7 @@ WARNING = (
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Every arm that both studies have; refused where what differs forbids it."""
-    from harness.analysis.regression.across import compare_series
+    from harness.regression.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     ours, theirs = (read_series(Path(path)) for path in (arguments.baseline, arguments.candidate))
@@ -38,10 +38,10 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
     return show(found, arguments.json, undecided)
 
 
-def read_series(path: Path) -> dict[str, Series]:
+def read_series(path: Path) -> dict[str, BlockSeries]:
     """The arms of the study at ``path``. InputError where it is none, or has no finished run."""
-    from harness.analysis.regression.series import series_of
-    from harness.results import StudyFolder
+    from harness.regression.series import series_of
+    from harness.study.store import StudyFolder
 
     folder = StudyFolder(path)
     found = series_of(folder.read_study(), list(folder.runs()))
@@ -50,7 +50,7 @@ def read_series(path: Path) -> dict[str, Series]:
     return found
 
 
-def select(found: Mapping[str, Series], patterns: Sequence[str], where: str) -> list[str]:
+def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str) -> list[str]:
     """The arms that ``patterns`` name, all without one. InputError for one that names none."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in found):
@@ -60,18 +60,18 @@ def select(found: Mapping[str, Series], patterns: Sequence[str], where: str) -> 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     """Print what was found; the exit code."""
-    from harness.analysis.regression.across import common_move
-    from harness.report import regression
+    from harness.regression import report as regression
+    from harness.regression.across import common_move
 
-    contests = [one.contest for one in found]
-    notes = [WARNING, *(note for note in (common_move(contests),) if note)]
+    comparisons = [one.comparison for one in found]
+    notes = [WARNING, *(note for note in (common_move(comparisons),) if note)]
     if as_json:
-        print(json.dumps(regression.as_json(contests, notes), indent=1, default=str))
+        print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
     else:
-        print(regression.markdown(contests, notes, alternated=False), end="")
+        print(regression.markdown(comparisons, notes, alternated=False), end="")
         for line in dict.fromkeys(allow_lines(found)):
             print(line)
-    return exit_code(regression.overall(contests), undecided)
+    return exit_code(regression.overall(comparisons), undecided)
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:

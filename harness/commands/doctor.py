@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import InputError
+from trainer.errors import InputError, in_words
 
 if TYPE_CHECKING:
     from harness.machine.checks import Check
@@ -53,11 +53,11 @@ def _calibrate(threads: int | None) -> bool:
     try:
         import torch  # takes a second or two
 
-        from trainer.calibrate import calibrate
+        from trainer.devices.calibrate import calibrate
 
         threads = threads or torch.get_num_threads()
     except Exception as error:  # a broken package raises anything
-        print(f"harness: cannot calibrate: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"harness: cannot calibrate: {in_words(error)}", file=sys.stderr)
         return False
     what = f"{threads} thread{'s' if threads > 1 else ''}"
     print(f"measuring this CPU with {what}: 5 to 20 seconds", file=sys.stderr)

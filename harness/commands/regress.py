@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.studies import INTERRUPTED
-from harness.quantities import read_limit, read_seconds, read_share
+from harness.regression.quantities import read_limit, read_seconds, read_share
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.analysis.regression.gate import Limits
+    from harness.regression.gate import Limits
 
 REGRESSION = 3
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
-    from harness.contest import between_states
-    from harness.launch.contest import blocks_note, run_contests, with_codes
-    from harness.report import regression
-    from harness.results import StudyFolder
-    from harness.scenario import load_scenario
+    from harness.regression import report as regression
+    from harness.regression.plan import between_states
+    from harness.regression.run import blocks_note, run_comparisons, with_codes
+    from harness.scenario.load import load_scenario
+    from harness.study.store import StudyFolder
 
     limits = limits_of(arguments)
     budget_s = read_seconds(arguments.budget, "--budget")
@@ -40,12 +40,12 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
     asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
     asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
-    found = run_contests(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
-    contests = found.contests
+    found = run_comparisons(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
+    comparisons = found.comparisons
     notes = [note for note in (blocks_note(found, budget_s),) if note]
-    page = regression.write(StudyFolder(found.folder), contests, notes)
-    for contest in contests:
-        print(regression.sentence(contest))
+    page = regression.write(StudyFolder(found.folder), comparisons, notes)
+    for comparison in comparisons:
+        print(regression.sentence(comparison))
     for note in notes:
         print(f"note: {note}")
     print(f"evidence: {found.folder / regression.MARKDOWN}")
@@ -57,7 +57,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
     if found.status == "interrupted":
         return INTERRUPTED
-    verdict = regression.overall(contests)
+    verdict = regression.overall(comparisons)
     if found.status == "failed":
         print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
         if verdict != "slower":
@@ -76,7 +76,7 @@ def _evidence_is_kept(where: str) -> Iterator[None]:
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
     """What counts as the same, from the options; InputError where one is not a share."""
-    from harness.analysis.regression.gate import Limits
+    from harness.regression.gate import Limits
 
     return Limits(
         read_share(arguments.within, "--within"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.plan import Plan
+    from harness.scenario.plan import Plan
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_CODES = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
@@ -18,8 +18,8 @@ EXIT_CODES = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
 
 def load_plan(arguments: argparse.Namespace) -> Plan:
     """The plan of the scenario that ``arguments`` name, with their overrides."""
-    from harness.plan import make_plan
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
+    from harness.scenario.plan import make_plan
 
     scenario = load_scenario(
         arguments.scenario, arguments.set, repeats=arguments.repeats, interleave=arguments.interleave
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
     plan = load_plan(arguments)
     if arguments.plan:
-        from harness.plan import describe
+        from harness.scenario.plan import describe
 
         print(describe(plan))
         return 0
@@ -85,7 +85,7 @@ def _finish(folder: Path, status: str) -> int:
 
 def _print_verdicts(folder: Path) -> None:
     from harness.report.build import build_report
-    from harness.results import StudyFolder
+    from harness.study.store import StudyFolder
 
     for sentence in build_report(folder):
         print(sentence)

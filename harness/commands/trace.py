@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import InputError
+from trainer.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from harness.results import RunData, StudyFolder
-    from harness.trace_server import TraceServer
+    from harness.study.store import RunData, StudyFolder
+    from harness.timeline.server import TraceServer
 
 INSTALL = "pip install 'llm-training-harness[trace]'"
 LISTED = 10  # runs that a message names
@@ -22,8 +22,8 @@ LISTED = 10  # runs that a message names
 
 def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Serve the timeline to a browser, until Ctrl-C (offline) or until it was fetched (online)."""
-    from harness.results import StudyFolder
-    from harness.trace_server import (
+    from harness.study.store import StudyFolder
+    from harness.timeline.server import (
         LOOPBACK,
         ONLINE_ORIGIN,
         ONLINE_PORT,
@@ -63,7 +63,7 @@ def _serve(server: TraceServer, link: str, *, browser: bool) -> None:
 
 
 def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
-    from harness.trace_server import tunnel
+    from harness.timeline.server import tunnel
 
     print(f"open: {link}")
     print(f"from another machine, first: {tunnel(server.port)}")
@@ -97,7 +97,7 @@ def _interface() -> Path:
 
 
 def _study_timeline(study: StudyFolder) -> Path:
-    from harness.report.timeline import CHROME_NAME, PROTOBUF_NAME, damage
+    from harness.timeline import CHROME_NAME, PROTOBUF_NAME, damage
 
     for path in (study.path / CHROME_NAME, study.path / PROTOBUF_NAME):
         if path.is_file():
@@ -109,9 +109,9 @@ def _study_timeline(study: StudyFolder) -> Path:
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
-    from harness.report.timeline import CHROME_NAME, PROTOBUF_NAME, run_timeline
-    from harness.report.timeline.sources import read_sources
-    from harness.results import write_bytes
+    from harness.study.store import write_bytes
+    from harness.timeline import CHROME_NAME, PROTOBUF_NAME, run_timeline
+    from harness.timeline.sources import read_sources
 
     record = study.read_study()
     run = _find(list(study.runs()), wanted)
@@ -129,8 +129,7 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
 
 def _find(runs: list[RunData], wanted: str) -> RunData:
     """The run ``wanted``; InputError where there is none, or nothing of it to show."""
-    from harness.scenario_errors import did_you_mean
-    from harness.scenario_yaml import one_line
+    from harness.scenario.errors import did_you_mean
 
     named = {f"{run.record.arm}/{run.record.block}": run for run in runs}
     there = [name for name, run in named.items() if run.steps is not None and len(run.steps)]

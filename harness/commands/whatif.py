@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.replay.prediction import TOLERANCE
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.analysis.replay import Edits, Prediction
     from harness.analysis.replay.sweep import Sweep
     from harness.analysis.statistics import Estimate
-    from harness.results import RunData, StudyFolder
+    from harness.study.store import RunData, StudyFolder
 
     Twins = list[tuple[str, Estimate]]  # arms of the study that are what the edits ask for, and their step time in ms
 
@@ -23,7 +24,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
     from harness.analysis.replay import Replays, parse_edits
     from harness.analysis.replay.sweep import parse_sweep, sweep
-    from harness.results import StudyFolder
+    from harness.study.store import StudyFolder
 
     edits = parse_edits(arguments.set)
     swept = parse_sweep(arguments.sweep, edits) if arguments.sweep else None
@@ -50,7 +51,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
     """The arm to replay; InputError where it is not one of the study's, or not clear."""
-    from harness.scenario_errors import did_you_mean
+    from harness.scenario.errors import did_you_mean
 
     names = list(dict.fromkeys(run.record.arm for run in runs))
     plain = list(dict.fromkeys(run.record.arm for run in runs if run.record.control is None))
@@ -66,11 +67,11 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 def _twins(runs: Sequence[RunData], arm: str, edits: Edits) -> Twins:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
     from harness.analysis.ledger import measure
-    from harness.analysis.replay.beside import measured_twins
+    from harness.analysis.replay.validation_arms import validation_arms
     from harness.analysis.statistics import estimate
 
     found = []
-    for name in measured_twins([run.record for run in runs], arm, edits):
+    for name in validation_arms([run.record for run in runs], arm, edits):
         ledgers = [ledger for run in runs if run.record.arm == name and (ledger := measure(run)) is not None]
         value = estimate({one.record.block: {0: (one.mean_step_ms, 1.0)} for one in ledgers})
         if value is not None:
@@ -80,16 +81,16 @@ def _twins(runs: Sequence[RunData], arm: str, edits: Edits) -> Twins:
 
 def _lines(scenario: str, arm: str, prediction: Prediction, twins: Twins) -> list[str]:
     """The answer as text, one line a fact."""
-    from harness.analysis.wording import count, ms, number, percent, ratio
+    from harness.report.words import count, ms, number, percent, ratio
 
     p = prediction
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     lines.append(f"measured   {_ms(p.measured_ms)} per step, {count(p.measured_ms.n, 'run')}")
-    lines.append(f"licence    {licence(p)}")
+    lines.append(f"validation {validation(p)}")
     if not p.edits:
         return lines
-    said = "predicted" if p.licence.granted else "NOT LICENSED"
+    said = "predicted" if p.validation.granted else "NOT LICENSED"
     how = "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
     lines.append(
         f"{said:<10} {_ms(p.step_ms)} per step{how}: {ratio(p.ratio.median)} the measured step, "
@@ -113,24 +114,23 @@ def _lines(scenario: str, arm: str, prediction: Prediction, twins: Twins) -> lis
     return lines
 
 
-def licence(prediction: Prediction) -> str:
+def validation(prediction: Prediction) -> str:
     """What the errors of the unedited replay allow, in words."""
-    from harness.analysis.replay.prediction import LICENSED
-    from harness.analysis.wording import count, percent
+    from harness.report.words import count, percent
 
-    given = prediction.licence
+    given = prediction.validation
     text = (
         f"the unedited replay is {_signed(given.median)} off (worst {_signed(given.worst)} of "
         f"{count(len(given.errors), 'run')}; resampled {_signed(given.resampled_median)})"
     )
     if given.granted:
         return text
-    return f"{text}: more than {percent(LICENSED)}, so this prediction is not licensed"
+    return f"{text}: more than {percent(TOLERANCE)}, so this prediction is not licensed"
 
 
 def _table(ranged: Sweep, checks: Sequence[Twins]) -> list[str]:
     """The sweep as aligned lines; what other arms measured stands beside."""
-    from harness.analysis.wording import number, percent
+    from harness.report.words import number, percent
 
     rows = [[ranged.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]]
     points = zip(ranged.texts, ranged.recorded, ranged.without, ranged.shares, checks, strict=True)
@@ -151,7 +151,7 @@ def _table(ranged: Sweep, checks: Sequence[Twins]) -> list[str]:
 
 def _draw(folder: StudyFolder, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[Twins]) -> Path:
     from harness.report.sweeps import picture  # matplotlib costs a second of import
-    from harness.results import write_bytes
+    from harness.study.store import write_bytes
 
     path = folder.plots / f"whatif-{arm}-{ranged.key}.png"
     measured = [(at, value) for at, twins in zip(ranged.values, checks, strict=True) for _, value in twins]
@@ -199,11 +199,11 @@ def _prediction_json(p: Prediction) -> dict[str, Any]:
         "speedup": _estimate_json(p.speedup),
         "interval_from": p.interval_from,
         "licence": {
-            "granted": p.licence.granted,
-            "median": p.licence.median,
-            "worst": p.licence.worst,
-            "resampled_median": p.licence.resampled_median,
-            "by_block": {str(block): error for block, error in p.licence.errors.items()},
+            "granted": p.validation.granted,
+            "median": p.validation.median,
+            "worst": p.validation.worst,
+            "resampled_median": p.validation.resampled_median,
+            "by_block": {str(block): error for block, error in p.validation.errors.items()},
         },
         "waits_ms": dict(p.waits_ms),
         "unedited_waits_ms": dict(p.was_waits_ms),
@@ -220,7 +220,7 @@ def _estimate_json(value: Estimate | None) -> dict[str, Any] | None:
 
 
 def _span(value: Estimate) -> str:
-    from harness.analysis.wording import number
+    from harness.report.words import number
 
     if value.ci_low is None or value.ci_high is None:
         return number(value.median)
@@ -228,7 +228,7 @@ def _span(value: Estimate) -> str:
 
 
 def _ms(value: Estimate) -> str:
-    from harness.analysis.wording import number
+    from harness.report.words import number
 
     if value.ci_low is None or value.ci_high is None:
         return f"{number(value.median)} ms"
@@ -236,6 +236,6 @@ def _ms(value: Estimate) -> str:
 
 
 def _signed(fraction: float) -> str:
-    from harness.analysis.wording import percent
+    from harness.report.words import percent
 
     return f"{'+' if fraction >= 0 else '-'}{percent(fraction)}".replace("+under", "under").replace("-under", "under")

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from harness.launch.code import Code
+from harness.launch.fork_server import ForkServer
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
-from harness.launch.template import Template
 from trainer.config import PRESETS, TrainerConfig
 
 
 @dataclass(frozen=True)
-class Turns:
+class Repetitions:
     """How a run's measured steps are cut: ``count`` turns of ``settle`` unmeasured and ``steps`` measured steps."""
 
     count: int
@@ -28,10 +28,10 @@ class Turns:
         return self.count * (self.settle + self.steps)
 
 
-NO_TURNS = Turns(0, 0, 0)  # of a run that is there to be looked into
+NO_REPETITIONS = Repetitions(0, 0, 0)  # of a run that is there to be looked into
 
 
-def plan_turns(config: TrainerConfig, interleave: str, slice_steps: int) -> Turns:
+def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
     """At least ``config.steps`` measured steps.
 
     A turn settles for as many steps as batches can wait ready-made (workers x prefetch: those were cheap, or their
@@ -39,12 +39,12 @@ def plan_turns(config: TrainerConfig, interleave: str, slice_steps: int) -> Turn
     """
     settle = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
-        return Turns(1, settle, config.steps)
-    return Turns(math.ceil(config.steps / slice_steps), settle, slice_steps)
+        return Repetitions(1, settle, config.steps)
+    return Repetitions(math.ceil(config.steps / slice_steps), settle, slice_steps)
 
 
 def run_block(
-    processes: list[RunProcess], turns: dict[str, Turns], interleave: str, progress: Progress, most_starting: int
+    processes: list[RunProcess], turns: dict[str, Repetitions], interleave: str, progress: Progress, most_starting: int
 ) -> None:
     """Run ``processes`` in the order given. A run that fails is reported and left out, the others go on.
 
@@ -54,37 +54,37 @@ def run_block(
     together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
     together += [[process] for process in processes if process.profiled]
     for group in together:
-        templates = _Templates(_modules(group))
+        servers = _ForkServers(_modules(group))
         try:
-            _take_turns(group, templates, turns, progress, most_starting)
+            _take_repetitions(group, servers, turns, progress, most_starting)
         finally:
             for process in group:
                 process.kill()
-            templates.close()
+            servers.close()
 
 
-class _Templates:
-    """One template, or one for each side where sides run states of the code; started when its first run is."""
+class _ForkServers:
+    """One fork server, or one for each side where sides run states of the code; started when its first run is."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
-        self._started: dict[tuple[Code, bool] | None, Template] = {}
+        self._started: dict[tuple[Code, bool] | None, ForkServer] = {}
 
-    def of(self, process: RunProcess) -> Template:
-        # Two states differ by the luck of their templates, too (memory layout): so must a baseline and its twin.
+    def of(self, process: RunProcess) -> ForkServer:
+        # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A twin.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
         if key not in self._started:
-            self._started[key] = Template(self._modules, process.code)
+            self._started[key] = ForkServer(self._modules, process.code)
         return self._started[key]
 
     def close(self) -> None:
-        for template in self._started.values():
-            template.close()
+        for server in self._started.values():
+            server.close()
 
 
 def _modules(processes: list[RunProcess]) -> list[str]:
-    """What the runs will import anyway."""
-    modules = ["harness.launch.child", "trainer.loop", "trainer.compute", "trainer.data.loader", "pyarrow.parquet"]
+    """What these runs will import besides what every run does (see launch.protocol)."""
+    modules = ["pyarrow.parquet"]
     computing = [process.record.config for process in processes if _computes(process.record.config)]
     if computing:
         modules += ["torch.optim", "trainer.model"]
@@ -102,8 +102,12 @@ def _family(model: dict[str, Any]) -> str:
     return str(model["family"] or PRESETS[model["preset"]]["family"])
 
 
-def _take_turns(
-    processes: list[RunProcess], templates: _Templates, turns: dict[str, Turns], progress: Progress, most_starting: int
+def _take_repetitions(
+    processes: list[RunProcess],
+    servers: _ForkServers,
+    turns: dict[str, Repetitions],
+    progress: Progress,
+    most_starting: int,
 ) -> None:
     alive: list[RunProcess] = []
 
@@ -122,14 +126,14 @@ def _take_turns(
         while waiting and len(starting) < most_starting:
             starting.append(waiting.pop(0))
             progress.starting(starting[-1].record.arm, starting[-1].record.block)
-            if not survives(starting[-1], partial(starting[-1].start, templates.of(starting[-1]))):
+            if not survives(starting[-1], partial(starting[-1].start, servers.of(starting[-1]))):
                 starting.pop()
         process = starting.pop(0) if starting else None
         if process is not None and survives(process, process.wait_ready):
-            process.stop()
+            process.suspend()
             alive.append(process)
     for process in [one for one in alive if one.profiled]:
-        process.go_on()
+        process.resume()
         if not survives(process, process.profile):
             alive.remove(process)
     for turn in range(max(turns[process.record.arm].count for process in processes)):
@@ -139,13 +143,13 @@ def _take_turns(
             if turn >= plan.count:
                 continue
             progress.turn(process.record.arm, process.record.block, turn, plan.count)
-            process.go_on()
+            process.resume()
             if survives(process, partial(process.turn, turn, plan.settle, plan.steps)):
-                process.stop()
+                process.suspend()
                 progress.stepped(plan.settle + plan.steps)
             else:
                 alive.remove(process)
     for process in alive:
-        process.go_on()
+        process.resume()
         if survives(process, process.finish):
             progress.finished(process.record.arm, process.record.block)

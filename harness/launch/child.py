@@ -1,12 +1,11 @@
 """One run in its own process: builds the trainer, takes turns when told to, writes its tables.
 
 The parent speaks JSON lines over an inherited socket: first the run's order, then turns, then ``finish``. Standard
-output and error are the run's log. Forked from ``launch.template``.
+output and error are the run's log. Forked from ``launch.fork_server``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -18,35 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.launch.channel import Channel
 from harness.launch.tables import spans_table, steps_table
-from harness.probes.attached import Attached
-from harness.probes.bare import BareRecorder
-from harness.probes.clocks import realtime_minus_monotonic
-from harness.probes.loader import attach_in_worker, die_with_parent
-from harness.probes.run_queue import RunQueue
-from harness.probes.steps import StepRecorder
-from harness.results import RunRecord, StudyFolder
+from harness.machine.lifetime import die_with_parent
+from harness.probes.ledger.bare import BareRecorder
+from harness.probes.ledger.loader import attach_in_worker
+from harness.probes.ledger.run_queue import RunQueue
+from harness.probes.ledger.steps import StepRecorder
+from harness.probes.probe_set import ProbeSet
+from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.study.store import RunRecord, StudyFolder
 from trainer import telemetry
-from trainer.compute import Compute
+from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-
-
-class Channel:
-    """JSON objects, one a line, over a connected socket."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._file = connection.makefile("rw", encoding="utf-8", buffering=1)
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._file.write(json.dumps(message) + "\n")
-
-    def receive(self) -> dict[str, Any]:
-        """The next message; EOFError where the other side is gone."""
-        line = self._file.readline()
-        if not line:
-            raise EOFError("the other side closed the channel")
-        return json.loads(line)  # type: ignore[no-any-return]
 
 
 def main(descriptor: int, parent: int) -> int:
@@ -85,7 +69,7 @@ class Run:
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
         self.probes = probes
-        self.attached = Attached(probes, folder.run(record.arm, record.block))
+        self.attached = ProbeSet(probes, folder.run(record.arm, record.block))
         self.run_queue: RunQueue | None = None
         self.recorder: StepRecorder | BareRecorder | None = None
         self.compute: Compute | None = None
@@ -95,7 +79,7 @@ class Run:
         steps, close = self._build()
         try:
             self._take(steps, self.config.warmup_steps, warmup=True)
-            self._stand_still()
+            self._synchronize()
             self.attached.wait()  # NVML may take seconds to wake
             channel.send({"event": "ready"})
             while (message := channel.receive())["do"] != "finish":
@@ -110,7 +94,7 @@ class Run:
             self.attached.close()
 
     def _build(self) -> tuple[Iterator[int], Any]:
-        from trainer.compute import build_compute
+        from trainer.compute.build import build_compute
         from trainer.data.loader import open_batches
         from trainer.data.prepare import prepare
         from trainer.loop import train
@@ -151,7 +135,7 @@ class Run:
         self._take(steps, count, warmup=False)
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.attached.stop()
-        self._stand_still()
+        self._synchronize()
         sys.stdout.flush()
 
     def _profile(self, steps: Iterator[int]) -> None:
@@ -159,7 +143,7 @@ class Run:
         assert self.recorder is not None
         self.recorder.warmup = True
         self.attached.run_windows(lambda: next(steps), self.recorder)
-        self._stand_still()
+        self._synchronize()
         sys.stdout.flush()
 
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
@@ -171,9 +155,9 @@ class Run:
         # Timing a host that runs ahead would time its launches. So steps that count begin, and end, when the device is
         # no more than one step behind: that is where it is anyway where the host waits for it in each step, and neither
         # more nor less than a step's worth is left to hide the next fetch behind.
-        self.compute.catch_up()
+        self.compute.drain_to_one_step()
 
-    def _stand_still(self) -> None:
+    def _synchronize(self) -> None:
         """End the open step, and leave nothing on the device: the next arm must find it idle."""
         assert self.recorder is not None
         assert self.compute is not None
@@ -211,7 +195,8 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
     """What the device's profile says of its peak and price, or why there is none."""
     import torch
 
-    from trainer.device_profiles import facts_of, load_profile, profile_facts
+    from trainer.devices.facts import facts_of, profile_facts
+    from trainer.devices.profiles import load_profile
 
     precision = config.compute.precision
     if config.compute.work == "none":
@@ -229,8 +214,8 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
 def _facts(config: TrainerConfig, compute: Compute, prepared: Any) -> dict[str, Any]:
     import torch
 
-    from trainer.emulated import assumptions
-    from trainer.flops import flops_per_token, parameters
+    from trainer.compute.emulated import assumptions
+    from trainer.devices.flops import flops_per_token, parameters
     from trainer.model import resolve_shape
 
     shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)

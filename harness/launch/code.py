@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.environment import has_nvidia_driver
+from harness.launch.protocol import PATHS, Paths, protocol_of
+from harness.machine.environment import has_nvidia_driver
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 
@@ -31,7 +32,7 @@ _PIP_S = 3600
 _PROBE = """
 import json, sys
 import harness, trainer
-from harness.environment import record_environment
+from {environment} import record_environment
 from pydantic import ValidationError
 from trainer.config import TrainerConfig
 unknown = []
@@ -53,6 +54,12 @@ class Code:
     folder: str
     python: str
     label: str
+    protocol: int = 1  # see launch.protocol; studies recorded before it existed do not say
+
+    @property
+    def paths(self) -> Paths:
+        """Its module paths."""
+        return PATHS[self.protocol]
 
     def environment(self) -> dict[str, str]:
         """Variables for a process that runs this code: found before any installed one."""
@@ -79,9 +86,11 @@ def find_code(where: str, repository: Path) -> Code:
         commit = _commit(where, repository)
         with _alone(cache_root() / "code"):
             folder, label = _worktree(commit, repository), commit[:12]
-    if not (folder / "harness" / "launch" / "template.py").is_file() or not (folder / "trainer").is_dir():
-        raise InputError(f"{where}: holds no harness/launch/template.py and trainer/: not a state of this project")
-    return Code(str(folder), _python(folder), label)
+    try:
+        protocol = protocol_of(folder)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    return Code(str(folder), _python(folder), label, protocol)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,11 @@ def examine(code: Code, configs: list[dict[str, Any]]) -> Examined:
     Raises InputError where it cannot even be imported, or where another installation answers in its place.
     """
     done = subprocess.run(
-        code.command("-c", _PROBE), input=json.dumps(configs), env=code.environment(), capture_output=True, text=True
+        code.command("-c", _PROBE.replace("{environment}", code.paths.environment)),
+        input=json.dumps(configs),
+        env=code.environment(),
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]

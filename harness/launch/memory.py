@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from harness.environment import available_memory_bytes
+from harness.machine.environment import available_memory_bytes
+from harness.machine.gpu_memory import gpu_memory
 from trainer.config import TrainerConfig
-from trainer.flops import parameters
+from trainer.devices.flops import parameters
 from trainer.model import resolve_shape
 
-# What a run forked from the template has for itself, the model left out (measured with tiny models: 50 to 260 MB
+# What a run forked from the fork server has for itself, the model left out (measured with tiny models: 50 to 260 MB
 # private; the 270 MB of torch and transformers are shared).
 PROCESS_BYTES = 300 * 2**20
 WORKER_BYTES = 200 * 2**20  # a forked loader worker's own pages
@@ -44,18 +43,3 @@ def choose_interleave(asked: str, needs: list[int], uses_gpu: bool) -> tuple[str
     total = sum(needs)
     text = f"{len(needs)} arms need about {total / 2**30:.1f} GiB together, {available / 2**30:.1f} GiB {where} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
-
-
-def gpu_memory() -> int | None:
-    """Free bytes on the first GPU by NVML; None without a driver."""
-    try:
-        import pynvml
-
-        nvml: Any = pynvml
-        nvml.nvmlInit()
-        try:
-            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).free)
-        finally:
-            nvml.nvmlShutdown()
-    except Exception:  # no library, no driver, no permission: NVML has an exception class for each
-        return None

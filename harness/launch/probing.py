@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.results import ALONE, BARE, LEDGER, PROFILED
+from harness.study.store import ALONE, BARE, LEDGER, PROFILED
 
 
 def probes_of(declared: Mapping[str, Any], control: str | None) -> dict[str, Any]:

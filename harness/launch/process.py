@@ -12,14 +12,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from harness.launch.child import Channel
+from harness.launch.channel import Channel
 from harness.launch.code import Code
-from harness.launch.template import Template, TemplateGone
-from harness.machine.peaks import session_peak_bytes
-from harness.results import RUN_FILES, RunRecord, StudyFolder
-
-# What the child does not fill in: it may run an older state of the code, whose record has no such fields.
-_ADDED_FIELDS = ("startup_ns", "peak_memory_bytes", "peak_device_bytes")
+from harness.launch.fork_server import ForkServer, ForkServerGone
+from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER
+from harness.machine.memory import session_peak_bytes
+from harness.study.store import RUN_FILES, RunRecord, StudyFolder
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
@@ -38,12 +36,12 @@ class RunProcess:
         self._begun_ns = 0
         self._folder = folder
         self._probes = probes
-        self._template: Template | None = None
+        self._server: ForkServer | None = None
         self._pid = 0
         self._exit_code: int | None = None
         self._channel: Channel | None = None
 
-    def start(self, template: Template) -> None:
+    def start(self, server: ForkServer) -> None:
         """Start building, :meth:`wait_ready` waits for it; RunFailed where it cannot even start."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,25 +50,25 @@ class RunProcess:
         for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled
             shutil.rmtree(left, ignore_errors=True)
         self._begun_ns = time.monotonic_ns()
-        imported = template.import_ns is not None
+        imported = server.import_ns is not None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         with theirs:
             try:
-                self._pid = template.fork(theirs, folder / "log.txt")
-            except TemplateGone as gone:
+                self._pid = server.fork(theirs, folder / "log.txt")
+            except ForkServerGone as gone:
                 self._fail(str(gone))
-        self._template = template
+        self._server = server
         if not imported:
             self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
-        record = {key: value for key, value in asdict(self.record).items() if key not in _ADDED_FIELDS}
+        record = {key: value for key, value in asdict(self.record).items() if key not in RECORD_FIELDS_OF_LAUNCHER}
         self._send({"record": record, "study": str(self._folder.path), "probes": self._probes})
 
     def wait_ready(self) -> None:
         """Block until the run is warm; RunFailed where it ended instead."""
         self._expect("ready")
-        assert self._template is not None
-        self.record.startup_ns = (self._template.import_ns or 0) + time.monotonic_ns() - self._begun_ns
+        assert self._server is not None
+        self.record.startup_ns = (self._server.import_ns or 0) + time.monotonic_ns() - self._begun_ns
 
     def turn(self, turn: int, settle: int, steps: int) -> None:
         """Run ``settle`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
@@ -103,11 +101,11 @@ class RunProcess:
             self.record = written
             self._folder.write_run(written)
 
-    def stop(self) -> None:
-        """Stop the run and its workers where they stand (SIGSTOP): they use no core until :meth:`go_on`."""
+    def suspend(self) -> None:
+        """Stop the run and its workers where they stand (SIGSTOP): they use no core until :meth:`resume`."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -117,7 +115,7 @@ class RunProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         """Signal the run and its workers; nothing where it was never started or has been waited for."""
-        if self._template is not None and self._exit_code is None:
+        if self._server is not None and self._exit_code is None:
             try:
                 os.killpg(self._pid, number)
             except ProcessLookupError:  # it has not come to make its own process group yet, or is gone
@@ -125,10 +123,10 @@ class RunProcess:
                     os.kill(self._pid, number)
 
     def _wait(self) -> int | None:
-        """Block until the run has ended; its exit status, None where the template that knew it is gone."""
-        if self._template is not None and self._exit_code is None:
-            with suppress(TemplateGone):
-                self._exit_code = self._template.wait(self._pid)
+        """Block until the run has ended; its exit status, None where the fork server that knew it is gone."""
+        if self._server is not None and self._exit_code is None:
+            with suppress(ForkServerGone):
+                self._exit_code = self._server.wait(self._pid)
         return self._exit_code
 
     def _send(self, message: dict[str, object]) -> None:
@@ -166,7 +164,7 @@ class RunProcess:
 
 def _reason(code: int | None) -> str:
     if code is None:
-        return "the template process that started the runs of this block was killed (out of memory?)"
+        return "the fork server that started the runs of this block was killed (out of memory?)"
     if code >= 0:
         return f"the process ended with status {code} and no word; see log.txt"
     name = signal.Signals(-code).name

@@ -16,19 +16,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.environment import has_nvidia_driver, record_environment
-from harness.launch.block import NO_TURNS, Turns, plan_turns, run_block
+from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
 from harness.launch.memory import choose_interleave, estimate_run_bytes
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
-from harness.results import PROFILED, RunRecord, StudyFolder, StudyRecord
+from harness.machine.environment import has_nvidia_driver, record_environment
+from harness.study.store import PROFILED, RunRecord, StudyFolder, StudyRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.plan import Plan
+    from harness.scenario.plan import Plan
 
 
 class Outcome(NamedTuple):
@@ -120,7 +120,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
     slice_steps = int(record.scenario_text["slice_steps"])
     profiled = {arm["name"] for arm in record.arms if arm["control"] == PROFILED}
     turns = {
-        name: NO_TURNS if name in profiled else plan_turns(config, record.interleave, slice_steps)
+        name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
         for name, config in configs.items()
     }
     missing = [
@@ -172,7 +172,7 @@ def _run_block(
     record: StudyRecord,
     block: int,
     names: list[str],
-    turns: dict[str, Turns],
+    turns: dict[str, Repetitions],
     environment: dict[str, Any],
     progress: Progress,
 ) -> None:
@@ -217,8 +217,8 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
     Returns the estimated memory of each run in bytes, and what each corpus and tokenizer holds. Raises InputError
     where an arm cannot work.
     """
+    from trainer.compute.emulated import build_emulated
     from trainer.data.prepare import check_workers, prepare
-    from trainer.emulated import build_emulated
     from trainer.model import resolve_shape
 
     prepared: dict[str, Any] = {}

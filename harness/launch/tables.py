@@ -7,10 +7,10 @@ from typing import Any
 
 from harness.analysis.device import Fetch, device_columns
 from harness.analysis.exposure import attribute
-from harness.probes.bare import BareRecorder
-from harness.probes.rows import PhaseSpan, Received, Rows
-from harness.probes.steps import StepRecorder
-from harness.results import PHASES, Columns
+from harness.probes.ledger.bare import BareRecorder
+from harness.probes.ledger.rows import PhaseSpan, Received, Rows
+from harness.probes.ledger.steps import StepRecorder
+from harness.study.store import PHASES, Columns
 from trainer.telemetry import StageSpan
 
 

@@ -18,17 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from harness.machine.files import (
-    ROOT,
-    Mount,
-    below,
-    parse_list,
-    read_fields,
-    read_int,
-    read_mounts,
-    read_text,
-    to_int,
-)
+from harness.machine.files import ROOT, Mount, below, parse_list, read_fields, read_int, read_mounts, read_text, to_int
 
 Controller = Literal["cpu", "cpuset", "memory"]
 UNLIMITED_BYTES = 2**62  # version 1 writes "no limit" as the largest multiple of a page below 2^63

@@ -23,7 +23,7 @@ from harness.machine import (
     torch_facts,
     tracing,
 )
-from harness.machine.checks import gpus, memories, processors, software, storages, traces
+from harness.machine.checks import gpus, memory_and_disk, processors, software, traces
 from harness.machine.checks.check import Check, judge
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
@@ -80,12 +80,12 @@ class Examination:
             ("tokenizers", lambda: software.check_tokenizers(self._environ)),
             ("clock", lambda: processors.check_clock(self.clock.result())),
             ("frequency", lambda: processors.check_frequency(self.frequency.result(), self.processor.result())),
-            ("memory", lambda: memories.check_memory(self.memory.result(), self.memory_limit.result())),
-            ("swap", lambda: memories.check_swap(self.memory.result())),
-            ("/dev/shm", lambda: memories.check_shared_memory(self.shared_memory.result())),
-            ("open files", lambda: memories.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
-            ("results", lambda: storages.check_storage("results", self.results.result(), "--out DIR")),
-            ("cache", lambda: storages.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
+            ("memory", lambda: memory_and_disk.check_memory(self.memory.result(), self.memory_limit.result())),
+            ("swap", lambda: memory_and_disk.check_swap(self.memory.result())),
+            ("/dev/shm", lambda: memory_and_disk.check_shared_memory(self.shared_memory.result())),
+            ("open files", lambda: memory_and_disk.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+            ("results", lambda: memory_and_disk.check_storage("results", self.results.result(), "--out DIR")),
+            ("cache", lambda: memory_and_disk.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
             ("load", self._load),
             ("profile", lambda: self._profiles(threads)),
             ("profiles", self._shipped),

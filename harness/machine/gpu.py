@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.machine.files import ROOT, read_text
 from harness.machine.limits import facts_of_module
+from trainer.errors import in_words
 
 LIMIT_S = 20.0
 
@@ -82,7 +83,7 @@ def _look() -> Nvml:
     try:
         import pynvml
     except Exception as error:  # a broken package raises anything
-        return Nvml(None, None, (), f"{type(error).__name__}: {error}", binding_broken=True)
+        return Nvml(None, None, (), in_words(error), binding_broken=True)
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()

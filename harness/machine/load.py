@@ -21,7 +21,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoadReading:
     """Counters since boot, in seconds."""
 
     t_s: float
@@ -51,7 +51,7 @@ class Load:
     """Names of the processes that took most, on whichever CPUs, and their cores together."""
 
 
-def read_counters(allowed: Collection[int], root: Path = ROOT) -> Reading | None:
+def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:
     """None where /proc/stat does not tell."""
     busy = stolen = 0
     found = False
@@ -63,7 +63,7 @@ def read_counters(allowed: Collection[int], root: Path = ROOT) -> Reading | None
     if not found:
         return None
     times = os.times()
-    return Reading(
+    return LoadReading(
         t_s=monotonic_ns() / 1e9,
         busy_s=busy / _TICKS_PER_S,
         stolen_s=stolen / _TICKS_PER_S,
@@ -72,7 +72,7 @@ def read_counters(allowed: Collection[int], root: Path = ROOT) -> Reading | None
     )
 
 
-def load_between(before: Reading, after: Reading) -> Load:
+def load_between(before: LoadReading, after: LoadReading) -> Load:
     elapsed_s = after.t_s - before.t_s
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     taken: dict[str, float] = {}  # cores by name: workers share one

@@ -33,7 +33,7 @@ class Permissions:
 
 
 @dataclass(frozen=True)
-class PySpy:
+class PySpyTool:
     version: str | None
     """None where it is not there."""
     problem: str | None
@@ -54,24 +54,24 @@ def read_permissions(root: Path = ROOT) -> Permissions:
     )
 
 
-def try_py_spy(limit_s: float = TRY_S) -> PySpy:
+def try_py_spy(limit_s: float = TRY_S) -> PySpyTool:
     """Look into this process with py-spy, as into a run; some tenths of a second. ``limit_s``: for each call."""
     program = find_py_spy()
     if program is None:
-        return PySpy(None, "not installed")
+        return PySpyTool(None, "not installed")
     try:
         status, output, errors = output_of([program, "--version"], limit_s)
     except OSError as error:  # a timeout is one
-        return PySpy(None, f"py-spy --version: {error}", broken=True)
+        return PySpyTool(None, f"py-spy --version: {error}", broken=True)
     version = output.split()[-1] if status == 0 and output.split() else None
     if version is None:
-        return PySpy(None, _first_line(errors) or f"{program} --version ended with status {status}")
+        return PySpyTool(None, _first_line(errors) or f"{program} --version ended with status {status}")
     allow_tracing()
     try:
         status, _, errors = output_of([program, "dump", "--pid", str(os.getpid())], limit_s)
     except OSError as error:
-        return PySpy(version, f"py-spy dump: {error}", broken=True)
-    return PySpy(version, None if status == 0 else _first_line(errors) or f"py-spy dump ended with status {status}")
+        return PySpyTool(version, f"py-spy dump: {error}", broken=True)
+    return PySpyTool(version, None if status == 0 else _first_line(errors) or f"py-spy dump ended with status {status}")
 
 
 def _has_capability(mask: str | None) -> bool | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.analysis.study import StudyReport, analyse
-from harness.report import evidence, markdown, profile, timeline
+from harness import timeline
+from harness.analysis.report_types import StudyReport
+from harness.analysis.study import analyse
+from harness.report import evidence, markdown, profile
 from harness.report.summary import summary
-from harness.results import StudyFolder, write_bytes, write_json, write_text
+from harness.study.store import StudyFolder, write_bytes, write_json, write_text
 
 
 def build_report(folder: Path) -> list[str]:
@@ -33,7 +35,7 @@ def build_report(folder: Path) -> list[str]:
     return [comparison.sentence for comparison in report.comparisons]
 
 
-def draw(report: StudyReport, study: StudyFolder, found: evidence.Evidence) -> list[str]:
+def draw(report: StudyReport, study: StudyFolder, found: evidence.ProbeResults) -> list[str]:
     """Write the pictures that have something to show; returns their names. Pictures of an earlier report go."""
     from harness.report import memory_plot, plots  # matplotlib costs a second of import
     from harness.report.drawing import png

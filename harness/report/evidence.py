@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.analysis.device_health import DeviceHealth, device_health
-from harness.analysis.host_load import HostLoad, host_load
-from harness.analysis.probe_cost import is_probe_control
-from harness.analysis.stacks import StackReport, explain
-from harness.analysis.torch_profile import TorchProfile, torch_profile
-from harness.report.timeline.sources import Sources, read_sources
-from harness.results import RunData, StudyFolder
+from harness.analysis.probes.device_health import DeviceHealth, device_health
+from harness.analysis.probes.host_load import HostLoad, host_load
+from harness.analysis.probes.probe_cost import is_probe_control
+from harness.analysis.probes.stacks import StackReport, explain
+from harness.analysis.probes.torch_profile import TorchProfile, torch_profile
+from harness.study.store import RunData, StudyFolder
+from harness.timeline.sources import Sources, read_sources
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ProbeResults:
     """Of arms by name; ``files``: what a profiled run left, as paths relative to the report."""
 
     loads: Sequence[HostLoad] = ()
@@ -27,17 +27,17 @@ class Evidence:
     problems: list[str] = field(default_factory=list)  # files that could not be read, a line each
 
 
-NONE = Evidence()
+NONE = ProbeResults()
 
 
-def gather(study: StudyFolder, runs: Sequence[RunData]) -> Evidence:
+def gather(study: StudyFolder, runs: Sequence[RunData]) -> ProbeResults:
     """Everything that the runs' probes left in ``study``; a file that cannot be read is a problem that is said."""
     measured: dict[str, list[RunData]] = {}
     for run in runs:
         if run.record.status == "done" and run.record.control is None:
             measured.setdefault(run.record.arm, []).append(run)
     profiles: list[TorchProfile] = []
-    evidence = Evidence(host_load(measured), device_health(measured), profiles)
+    evidence = ProbeResults(host_load(measured), device_health(measured), profiles)
     for run in runs:
         if run.folder is None or not is_probe_control(run.record.control):
             continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import RESAMPLES
-from harness.analysis.study import StudyReport
 
 HOW_TO_READ = f"""## How to read this
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.analysis.device_health import DeviceHealth
-from harness.analysis.host_load import HostLoad, RoleLoad
-from harness.analysis.wording import number, percent
+from harness.analysis.probes.device_health import DeviceHealth
+from harness.analysis.probes.host_load import HostLoad, RoleLoad
 from harness.report.tables import NOT_MEASURED, number_cell, safe, table
+from harness.report.words import number, percent
 
 LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 

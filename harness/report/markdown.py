@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.comparisons import Comparison
-from harness.analysis.probe_cost import is_probe_control
-from harness.analysis.study import ArmReport, StudyReport
-from harness.analysis.wording import number, percent
+from harness.analysis.probes.probe_cost import is_probe_control
+from harness.analysis.report_types import ArmReport, StudyReport
 from harness.report import guide, machine, probe_cost, profile, stacks, why
-from harness.report.evidence import NONE, Evidence
+from harness.report.evidence import NONE, ProbeResults
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
-from harness.results import STAGES
+from harness.report.words import number, percent
+from harness.study.store import STAGES
 
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",
@@ -21,7 +21,7 @@ PICTURES = {
 
 
 def summary(
-    report: StudyReport, pictures: Sequence[str], found: Evidence = NONE, timeline_cut: Sequence[str] = ()
+    report: StudyReport, pictures: Sequence[str], found: ProbeResults = NONE, timeline_cut: Sequence[str] = ()
 ) -> str:
     """The whole page; ``pictures`` are the file names that exist under plots/.
 

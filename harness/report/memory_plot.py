@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.memory_timeline import MemoryTimeline
-from harness.analysis.torch_profile import TorchProfile
-from harness.analysis.wording import number
+from harness.analysis.probes.memory_timeline import MemoryTimeline
+from harness.analysis.probes.torch_profile import TorchProfile
 from harness.report.drawing import short, title
+from harness.report.words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.comparisons import SAME, Comparison
-from harness.analysis.probe_cost import is_probe_control
-from harness.analysis.study import ArmReport, StudyReport
-from harness.analysis.wording import interval, number, percent, ratio
+from harness.analysis.probes.probe_cost import is_probe_control
+from harness.analysis.report_types import ArmReport, StudyReport
 from harness.report.drawing import (
     beside,
     bounds,
@@ -23,7 +22,8 @@ from harness.report.drawing import (
     title,
 )
 from harness.report.why_plot import why
-from harness.results import CAUSES, PHASES, STAGES
+from harness.report.words import interval, number, percent, ratio
+from harness.study.store import CAUSES, PHASES, STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

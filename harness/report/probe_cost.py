@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.probe_cost import ProbeCost
+from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.statistics import Estimate
 from harness.report.tables import NOT_MEASURED, number_cell, safe, table
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.memory_timeline import MemoryTimeline
-from harness.analysis.operators import Kernel, Operator, RoleOperators
-from harness.analysis.torch_profile import TorchProfile
-from harness.analysis.wording import count, ms, number, percent
+from harness.analysis.probes.memory_timeline import MemoryTimeline
+from harness.analysis.probes.operators import KernelUse, Operator, RoleOperators
+from harness.analysis.probes.torch_profile import TorchProfile
 from harness.report.tables import number_cell, safe, short, table
+from harness.report.words import count, ms, number, percent
 
 PICTURE = "memory.png"
 MOST_OPERATORS, MOST_OF_A_WORKER, MOST_KERNELS = 15, 8, 10
@@ -101,7 +101,7 @@ def _kernel_table(profile: TorchProfile) -> str:
     per = "a step" if profile.steps else "in all"
     whole = profile.operators.device_ms or 0.0
 
-    def row(kernel: Kernel) -> list[str]:
+    def row(kernel: KernelUse) -> list[str]:
         share = percent(kernel.total_ms / whole) if whole else "0 %"
         by = f"`{short(kernel.launched_by)}`" if kernel.launched_by else "unknown"
         return [f"`{short(kernel.name)}`", number(kernel.calls / each), number(kernel.total_ms / each), share, by]

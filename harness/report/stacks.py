@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.stacks import OUTSIDE, Place, Share, StackReport
-from harness.analysis.wording import count, ms, percent
+from harness.analysis.probes.stacks import OUTSIDE, Place, Share, StackReport
 from harness.report.tables import safe, short, table
+from harness.report.words import count, ms, percent
 
 LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
 FUNCTIONS = 3  # of each place

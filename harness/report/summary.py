@@ -8,15 +8,15 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from harness.analysis.comparisons import Comparison
+from harness.analysis.report_types import ArmReport, StudyReport
 from harness.analysis.statistics import Estimate
-from harness.analysis.study import ArmReport, StudyReport
-from harness.report.evidence import NONE, Evidence
-from harness.results import SCHEMA
+from harness.report.evidence import NONE, ProbeResults
+from harness.study.store import SCHEMA
 
 TOP = 30  # operators of each role
 
 
-def summary(report: StudyReport, found: Evidence = NONE) -> dict[str, Any]:
+def summary(report: StudyReport, found: ProbeResults = NONE) -> dict[str, Any]:
     """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it."""
     return {
         "schema": SCHEMA,
@@ -101,12 +101,12 @@ def _comparison(c: Comparison) -> dict[str, Any]:
         "step_time_ratio": _estimate(c.step_time),
         "trained_tokens_per_step_ratio": _finite(c.trained_per_step),
         "predicted_ratio": _estimate(c.predicted),
-        "replay_error": _finite(c.licence),
-        "replay_licensed": c.licensed,
+        "replay_error": _finite(c.validation),
+        "replay_licensed": c.within_tolerance,
         "predicted_step_time_ratio": _estimate(c.predicted_step),
         "doses": [asdict(dose) for dose in c.doses],
         "chain": [asdict(link) for link in c.chain],
-        "whatif": [asdict(outlook) for outlook in c.outlooks],
+        "whatif": [asdict(whatif) for whatif in c.whatifs],
         "hidden_behind_ms": c.baseline_waits.hidden_behind if c.baseline_waits is not None else {},
         "emulated": c.emulated,
         "noise_floor": _finite(c.noise_floor),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from harness.analysis.replay.prediction import Prediction
 from harness.analysis.replay.sweep import Sweep
 from harness.analysis.statistics import Estimate
-from harness.analysis.wording import ms, number, percent
 from harness.report.drawing import legend_below, png, short, title
+from harness.report.words import ms, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.analysis.statistics import Estimate
-from harness.analysis.wording import number, ratio
+from harness.report.words import number, ratio
 
 NOT_MEASURED = "–"
 LONGEST_NAME = 70

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.comparisons import Comparison, Link
+from harness.analysis.comparisons import ChainLink, Comparison
 from harness.analysis.overlap import SyncCall
-from harness.analysis.study import ArmReport, StudyReport
-from harness.analysis.wording import listing, number, ratio
+from harness.analysis.report_types import ArmReport, StudyReport
 from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
-from harness.results import CAUSES
+from harness.report.words import listing, number, ratio
+from harness.study.store import CAUSES
 
 PICTURE = "why.png"
 
@@ -29,16 +29,16 @@ def section(report: StudyReport, pictures: Sequence[str]) -> str:
     audited = [arm for arm in report.arms if arm.syncs and not arm.control]
     if audited:
         parts += ["### Blocking calls", _sync_table(audited), SYNC_NOTE]
-    looked = [c for c in report.comparisons if c.outlooks]
+    looked = [c for c in report.comparisons if c.whatifs]
     if looked:
-        parts += ["### What if", _outlook_table(looked), OUTLOOK_NOTE]
+        parts += ["### What if", _whatif_table(looked), WHATIF_NOTE]
     replayed = [arm for arm in report.arms if arm.replay_error is not None and not arm.control]
     if replayed:
         parts += ["### Replay against measurement", _replay_table(replayed), REPLAY_NOTE]
     return "\n\n".join(parts)
 
 
-def _outlook_table(comparisons: Sequence[Comparison]) -> str:
+def _whatif_table(comparisons: Sequence[Comparison]) -> str:
     header = [
         "candidate / baseline",
         "under",
@@ -57,12 +57,12 @@ def _outlook_table(comparisons: Sequence[Comparison]) -> str:
             ratio_cell(one.ratio),
         ]
         for c in comparisons
-        for one in c.outlooks
+        for one in c.whatifs
     ]
     return table(header, rows)
 
 
-OUTLOOK_NOTE = (
+WHATIF_NOTE = (
     "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, none "
     "of them run here. *waits for data* is a rank's own; what it waits for the slowest is in the "
     "step time. Ranks: every step waits for the slowest rank's data; their communication is left out."
@@ -75,7 +75,7 @@ def _chain(c: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _link(link: Link) -> str:
+def _link(link: ChainLink) -> str:
     figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
     return f"*{link.name}*{figure}: {safe(link.words)}"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.analysis.comparisons import Comparison
-from harness.analysis.wording import ratio
 from harness.report.drawing import TICKS, short, title
+from harness.report.words import ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -35,7 +35,7 @@ Threads = dict[tuple[int, int], tuple[int, str]]
 MOST_BYTES = 512_000_000
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """One thread's stack as a sample found it, outermost frame first; None where the trace ends."""
 
     time_us: int  # since py-spy's own start
@@ -63,11 +63,11 @@ def read_events(source: Path | bytes) -> list[dict[str, Any]]:
     return events
 
 
-def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[list[Change], Threads]:
+def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
     """Every change of a stack, in order, and what is known of the threads."""
     threads: Threads = {}
     open_frames: dict[int, list[tuple[str, str | None]]] = {}
-    changes: list[Change] = []
+    changes: list[MemoryChange] = []
     texts: dict[tuple[str, str, int | None], str | None] = {}
     key: tuple[int, int, int] | None = None
 
@@ -76,7 +76,7 @@ def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[l
             time_us, pid, tid = key
             frames = open_frames[tid]
             stack = tuple(text for _, text in frames if text is not None) if frames else None
-            changes.append(Change(time_us, pid, tid, stack))
+            changes.append(MemoryChange(time_us, pid, tid, stack))
 
     for event in events:
         if event["ph"] == "M":

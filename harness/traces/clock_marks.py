@@ -25,7 +25,7 @@ MARK = "harness_clock_mark_"
 _NUMBER = re.compile(rf"{MARK}(\d+)\b")
 
 
-class Clock(NamedTuple):
+class FittedClock(NamedTuple):
     """CLOCK_MONOTONIC = the other clock + ``offset_ns``.
 
     ``agreeing`` of ``edges`` are consistent with every offset within ``error_ns`` of that: the error where all agree.
@@ -51,7 +51,7 @@ def mark_number(frame: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> Clock:
+def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
     """The other clock's offset from samples (its time in ns, mark in the stack or None), in order of time.
 
     ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. InputError where no mark was sampled.
@@ -63,7 +63,7 @@ def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, 
     offset = (low + high) // 2
     away = sorted(max(lowest - offset, offset - highest, 0) for lowest, highest in intervals)
     late = away[math.ceil(0.9 * len(away)) - 1]
-    return Clock(offset, (high - low + 1) // 2, late, len(intervals), agreeing)
+    return FittedClock(offset, (high - low + 1) // 2, late, len(intervals), agreeing)
 
 
 def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ _NUMBERS = (
     ("device_id", "Device Id"),  # of memory events; "device" of those on a device
 )
 _ON_DEVICE = ("kernel", "gpu_", "cuda_sync")  # how categories of events on a device begin
-CUT = "cut"  # instead of torch's name for the file
+CUT_NAME = "cut"  # the name that a trace gives itself where we cut it
 _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -35,7 +35,7 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
 
     ``start_ns`` is CLOCK_MONOTONIC nanoseconds: the trace's process must have told how far the realtime clock was
     ahead. ``role`` is that of the process; what ran on a device has the role ``device``. A trace that we cut ourselves
-    (``harness.probes.torch_session``) says so: :func:`is_cut`. InputError where the file is missing, cut short or
+    (``probes.profilers.torch_session``) says so: :func:`is_cut`. InputError where the file is missing, cut short or
     something else.
     """
     name = "profile" if isinstance(source, bytes) else str(source)
@@ -43,7 +43,7 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
         with open_trace(source) as file:
             raw, rest = parse(file)
         table = _table(raw, int(rest["baseTimeNanoseconds"]) - realtime_minus_monotonic_ns, role)
-        return table.replace_schema_metadata({CUT: "yes"}) if rest.get("traceName") == CUT else table
+        return table.replace_schema_metadata({CUT_NAME: "yes"}) if rest.get("traceName") == CUT_NAME else table
     except KeyError as error:
         raise InputError(f"{name}: not a trace of torch.profiler (no {error})") from error
     except _BAD as error:
@@ -52,7 +52,7 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
 
 def is_cut(profile: pa.Table) -> bool:
     """Whether a table of :func:`read_profile` is of a trace that ends before what was recorded."""
-    return CUT.encode() in (profile.schema.metadata or {})
+    return CUT_NAME.encode() in (profile.schema.metadata or {})
 
 
 def read_header(path: Path) -> dict[str, Any]:

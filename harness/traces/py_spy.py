@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.traces.chrometrace import Change, decode, read_events
-from harness.traces.clock_marks import Clock, align, mark_number
+from harness.traces.chrometrace import MemoryChange, decode, read_events
+from harness.traces.clock_marks import FittedClock, align, mark_number
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[i
     return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True)), metadata))
 
 
-def clock_of(samples: pa.Table) -> Clock:
+def clock_of(samples: pa.Table) -> FittedClock:
     """How well the times of :func:`read_stacks`' table are known."""
     metadata = samples.schema.metadata
-    return Clock(*(int(metadata[name.encode()]) for name in Clock._fields))
+    return FittedClock(*(int(metadata[name.encode()]) for name in FittedClock._fields))
 
 
-def _samples(changes: Sequence[Change], metronome: Set[int], *, held: bool) -> list[tuple[Change, int]]:
+def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
     """One row per thread and sample, and when the thread's next sample was; by thread, in order of time.
 
     A sample shows where any thread changed; a thread that did not has the stack that it had. Under --gil (``held``) a
@@ -77,14 +77,14 @@ def _samples(changes: Sequence[Change], metronome: Set[int], *, held: bool) -> l
     end_us = changes[-1].time_us if changes else 0
     shown = [change for change in changes if change.stack is not None]  # the others are of the end
     times: list[int] = []  # when each sample began to be written
-    by_thread: dict[tuple[int, int], list[tuple[int, Change]]] = {}
+    by_thread: dict[tuple[int, int], list[tuple[int, MemoryChange]]] = {}
     for change, begins in zip(shown, _begins(shown, metronome), strict=True):
         if begins:
             times.append(change.time_us)
         by_thread.setdefault((change.pid, change.tid), []).append((len(times) - 1, change))
-    rows: list[tuple[Change, int]] = []
+    rows: list[tuple[MemoryChange, int]] = []
     for found in by_thread.values():
-        own: list[Change] = []
+        own: list[MemoryChange] = []
         ends: list[int] = []
         for (number, change), (following, _) in zip(found, [*found[1:], (len(times), None)], strict=True):
             unchanged = [change._replace(time_us=time) for time in times[number + 1 : following]]
@@ -96,7 +96,7 @@ def _samples(changes: Sequence[Change], metronome: Set[int], *, held: bool) -> l
     return rows
 
 
-def _begins(changes: Sequence[Change], metronome: Set[int]) -> list[bool]:
+def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
     """Of each change, whether it is the first of its sample.
 
     The metronome's processes are in every sample, once: between two samples' the next one begins, where the time
@@ -136,7 +136,7 @@ def _window(facts: Mapping[str, Any]) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def _clock(main: Sequence[Change], facts: Mapping[str, Any]) -> Clock:
+def _clock(main: Sequence[MemoryChange], facts: Mapping[str, Any]) -> FittedClock:
     seen = [
         (
             row.time_us * 1000,

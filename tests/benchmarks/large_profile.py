@@ -29,7 +29,7 @@ OURS = """
 import json, sys, time
 begin = time.perf_counter()
 from pathlib import Path
-from harness.analysis.torch_profile import torch_profile
+from harness.analysis.probes.torch_profile import torch_profile
 from harness.traces.kineto import read_profile
 import numpy, pyarrow.compute, pyarrow.json
 imported, spent = time.perf_counter(), time.process_time()

@@ -7,7 +7,7 @@ import statistics
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from trainer import telemetry
-from trainer.emulated import DeviceQueue
+from trainer.compute.emulated import DeviceQueue
 from trainer.telemetry import Blocked, Kernel
 
 SYNCS, AS_A_TEST = 500, 20

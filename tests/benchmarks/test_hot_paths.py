@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from harness.analysis.ledger import measure
-from harness.analysis.regression.decision import decide
-from harness.analysis.regression.gate import Limits, contests
-from harness.analysis.regression.rounds import rounds
-from harness.probes.steps import StepRecorder
-from tests.harness.analysis.regression.tables import study
+from harness.probes.ledger.steps import StepRecorder
+from harness.regression.decision import decide
+from harness.regression.gate import Limits, comparisons
+from harness.regression.rounds import rounds
+from tests.harness.regression.tables import study
 from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data.dataset import make_source
@@ -68,5 +68,5 @@ def test_one_decision(benchmark) -> None:
 
 def test_one_contest(benchmark) -> None:
     record, runs = study(0.05, blocks=14)
-    (found,) = benchmark(contests, record, runs, Limits())
+    (found,) = benchmark(comparisons, record, runs, Limits())
     assert found.verdict == "slower"

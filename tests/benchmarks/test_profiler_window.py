@@ -19,8 +19,8 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.analysis.statistics import from_block_values
-from harness.probes.steps import StepRecorder
-from harness.probes.torch_profiler import TorchProfiler
+from harness.probes.ledger.steps import StepRecorder
+from harness.probes.profilers.torch_profiler import TorchProfiler
 from trainer import telemetry
 
 STEPS, WARMUP, ACTIVE = 10, 2, 4

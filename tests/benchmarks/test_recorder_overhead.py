@@ -14,11 +14,11 @@ from time import perf_counter_ns
 import pytest
 import torch
 
-from harness.probes.run_queue import RunQueue
-from harness.probes.sampler import Sampler
-from harness.probes.steps import StepRecorder
+from harness.probes.ledger.run_queue import RunQueue
+from harness.probes.ledger.steps import StepRecorder
+from harness.probes.sampler.sampler import Sampler
 from trainer import telemetry
-from trainer.compute import InjectedCompute, NoCompute
+from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.config import ComputeInject, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train

@@ -1,8 +1,8 @@
 """What the sampling process costs a step: turns of 10 steps of about 10 ms with it and without, in turns, as one ratio.
 
-Once with all cores busy, where it takes its time from the step, and once with the trainer on one core. Turns as short
-as `slice_steps` makes them by default are the dearest: each begins and ends with a full reading. `make bench` prints
-the ratio and the sampler's own CPU; nothing is asserted about a time.
+Once with all cores busy, where it takes its time from the step, and once with the trainer on one core. Repetitions as
+short as `slice_steps` makes them by default are the dearest: each begins and ends with a full reading. `make bench`
+prints the ratio and the sampler's own CPU; nothing is asserted about a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from time import perf_counter_ns
 import pytest
 import torch
 
-from harness.analysis.samples import split, total
-from harness.probes.sampler import Sampler
-from harness.results import SAMPLE_COLUMNS, arrow_schema
+from harness.analysis.probes.samples import split, total
+from harness.probes.sampler.sampler import Sampler
+from harness.study.store import SAMPLE_COLUMNS, arrow_schema
 from trainer.inject import spend
 
 STEPS_PER_TURN = 10

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from harness.analysis.regression.rounds import rounds
 from harness.launch.study import run_study
-from harness.plan import make_plan
-from harness.results import StudyFolder
-from harness.scenario import load_scenario
+from harness.regression.rounds import rounds
+from harness.scenario.load import load_scenario
+from harness.scenario.plan import make_plan
+from harness.study.store import StudyFolder
 from tests.detection_power.load import busy
 from tests.detection_power.trials import (
     BASE,
@@ -184,7 +184,7 @@ def table(
             "",
             *_rows(found),
             "",
-            "The arms are forked from one template; two states of the code have one each, whose luck comes on top.",
+            "The arms are forked from one fork server; two states of the code have one each, whose luck comes on top.",
             f"No false alarm in {nulls} trials says that the rate is below {1 - 0.05 ** (1 / nulls):.0%} "
             "(95 % confidence), not that it is 0.",
             "",

@@ -16,10 +16,10 @@ from itertools import pairwise
 from pytest_benchmark.utils import parse_compare_fail
 
 from harness.analysis.ledger import measure
-from harness.analysis.regression.decision import decide, is_look
-from harness.analysis.regression.gate import Contest
-from harness.analysis.regression.rounds import rounds, total_log, typical_log
-from harness.results import RunData
+from harness.regression.decision import decide, is_look
+from harness.regression.gate import StateComparison
+from harness.regression.rounds import rounds, total_log, typical_log
+from harness.study.store import RunData
 
 LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer
 BASE, TWIN = "base", "base+a-a"
@@ -103,7 +103,7 @@ def successive(blocks: Sequence[Block], most: int) -> list[Trial]:
 
 def _trial(level: int, blocks: Sequence[Block]) -> Trial:
     """As `harness regress` stops and decides, of one arm without its other limits."""
-    contest: Contest | None = None
+    comparison: StateComparison | None = None
     for count in range(1, len(blocks) + 1):
         if is_look(count) or count == len(blocks):
             logs, totals = ([one.logs for one in blocks[:count]], [one.totals for one in blocks[:count]])
@@ -111,12 +111,12 @@ def _trial(level: int, blocks: Sequence[Block]) -> Trial:
                 decide([one[arm_of(level)] for one in values], WITHIN, [one[TWIN] for one in values])
                 for values in (logs, totals)
             )
-            contest = Contest(arm_of(level), BASE, arm_of(level), count, step, total=total)
-            if contest.settled:
+            comparison = StateComparison(arm_of(level), BASE, arm_of(level), count, step, total=total)
+            if comparison.settled:
                 break
-    assert contest is not None
-    change = None if contest.step.change is None else contest.step.change.median
-    return Trial(level, any(block.loaded for block in blocks[:count]), contest.verdict, count, change)
+    assert comparison is not None
+    change = None if comparison.step.change is None else comparison.step.change.median
+    return Trial(level, any(block.loaded for block in blocks[:count]), comparison.verdict, count, change)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from harness.launch.tables import steps_table
-from harness.probes.steps import StepRecorder
-from harness.results import PHASES
+from harness.probes.ledger.steps import StepRecorder
+from harness.study.store import PHASES
 from trainer import telemetry
-from trainer.compute import build_compute
+from trainer.compute.build import build_compute
 from trainer.config import TrainerConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare

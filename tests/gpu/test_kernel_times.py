@@ -9,12 +9,12 @@ from gzip import decompress
 import pyarrow as pa
 import pytest
 
-from harness.report.timeline.chrome import write
-from harness.report.timeline.model import Process, Trace, resolve
-from harness.report.timeline.operators import add_operators, shown
-from harness.results import SPAN_COLUMNS, arrow_schema
+from harness.study.store import SPAN_COLUMNS, arrow_schema
+from harness.timeline.chrome import write
+from harness.timeline.model import Process, Trace, resolve
+from harness.timeline.operators import add_operators, shown
 from tests.gpu.kernel_times import PHASE_OF, compare, covered_ns, launched, stray_arrows
-from tests.harness.report.timeline import tables
+from tests.harness.timeline import tables
 
 US, MS = 1_000, 1_000_000
 STEPS = 5

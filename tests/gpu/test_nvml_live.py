@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from harness.analysis.device_health import device_health
-from harness.analysis.samples import split
-from harness.probes.sampler import Sampler
-from harness.results import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.analysis.probes.device_health import device_health
+from harness.analysis.probes.samples import split
+from harness.probes.sampler.sampler import Sampler
+from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 
 pytestmark = [
     pytest.mark.gpu,

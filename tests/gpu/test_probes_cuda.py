@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.report.timeline.sources import Sources, read_sources
-from harness.results import RunData, StudyFolder
+from harness.study.store import RunData, StudyFolder
+from harness.timeline.sources import Sources, read_sources
 from tests.gpu.kernel_times import EDGE_NS, compare, stray_arrows
 
 pytestmark = [

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis.exposure import attribute
-from harness.results import (
+from harness.study.store import (
     PHASES,
     SAMPLE_COLUMNS,
     SPAN_COLUMNS,

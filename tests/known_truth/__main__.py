@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.results import StudyFolder
+from harness.study.store import StudyFolder
 from tests.known_truth.check import Row, check
 from tests.known_truth.pipelines import NAME, scenario
 from tests.studies import run_study

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.analysis.replay.edits import parse_edits
 from harness.analysis.replay.predict import predict, unedited_error
-from harness.analysis.study import StudyReport, analyse
-from harness.results import CAUSES, STAGES, RunData, StudyFolder
+from harness.analysis.report_types import StudyReport
+from harness.analysis.study import analyse
+from harness.scenario.edits import parse_edits
+from harness.study.store import CAUSES, STAGES, RunData, StudyFolder
 from tests.known_truth.machine import costs_of, pooled
 from tests.known_truth.pipelines import STEPS, Pipeline, draw
 from tests.known_truth.truth import Expected, Machine, expected
@@ -98,7 +99,7 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
         verdict_right=right,
         false_call=false_call,
         unedited=[unedited_error(run) for run in own],
-        resampled=list(predicted.licence.resampled.values()),
+        resampled=list(predicted.validation.resampled.values()),
         edited=predicted.step_ms.median / other.step_ms.median - 1,
     )
 

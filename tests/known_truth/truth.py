@@ -110,7 +110,7 @@ class _World:
         yield self.env.timeout(max(0.0, self.free - began) + (self.machine.wake if self.free > began else 0.0))
         self.host.append(("sync", began, self.env.now))
 
-    def catch_up(self, before: float) -> Iterator[simpy.Event]:
+    def drain_to_one_step(self, before: float) -> Iterator[simpy.Event]:
         """Until the device is one step behind: where the host never waits, it would run ahead for ever."""
         began = self.env.now
         yield self.env.timeout(max(0.0, before - began))
@@ -124,7 +124,7 @@ class _World:
             if step == WARMUP:
                 yield from self.drain()
             if step == self.warmup:
-                yield from self.catch_up(before)
+                yield from self.drain_to_one_step(before)
             self.starts.append(self.env.now)
             before = self.free
             yield from self.spend("other")
@@ -147,7 +147,7 @@ class _World:
             self.launch("optimizer")
             if (step + 1) % pipeline.log_every == 0:
                 yield from self.drain()
-        yield from self.catch_up(before)
+        yield from self.drain_to_one_step(before)
         self.starts.append(self.env.now)
 
 

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness.report.timeline import PROTOBUF_NAME, Limits, timeline
-from tests.harness.report.timeline.test_timeline import ARMS, profiled
+from harness.timeline import PROTOBUF_NAME, SizeLimits, timeline
 from tests.harness.synthetic import build
+from tests.harness.timeline.test_timeline import ARMS, profiled
 from tests.timeline_check import perfetto
 
 pytestmark = [
@@ -41,7 +41,7 @@ def test_perfetto_reads_its_own_format_as_it_reads_chromes(tmp_path):
     run, sources = profiled(study, runs)
     answers = []
     for events in (10**6, 50):
-        made = timeline(study, [*runs, run], {("worker+profiled", 0): sources}, limits=Limits(events, 10**6))
+        made = timeline(study, [*runs, run], {("worker+profiled", 0): sources}, limits=SizeLimits(events, 10**6))
         (tmp_path / made.name).write_bytes(made.content)
         with perfetto.Perfetto(tmp_path / made.name) as opened:
             answers.append(perfetto.ask(opened))

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical
 
 from trainer import telemetry
-from trainer.compute import build_compute
+from trainer.compute.build import build_compute
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED
 from trainer.data.loader import open_batches

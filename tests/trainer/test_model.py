@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import PRESETS, ModelConfig
+from trainer.devices.flops import flops_per_token, parameters
 from trainer.errors import InputError
-from trainer.flops import flops_per_token, parameters
 from trainer.model import build_model, resolve_shape
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data.batch import Batch
-from trainer.data.order import DocumentOrder
+from trainer.data.order import ShardedSampler
 from trainer.data.packing import Document, make_packer
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
@@ -20,7 +20,7 @@ from trainer.inject import Injector
 
 # Epochs in a row without one token before we say so. A small shard may draw nothing but empty documents in one
 # shuffled epoch and real ones in the next, so one is not enough.
-_BARREN_EPOCHS = 16
+_EMPTY_EPOCHS = 16
 _MOST_ROWS_PER_READ = 1024
 
 
@@ -30,7 +30,7 @@ class Source(Protocol):
     def next_batch(self) -> Batch | None: ...
 
 
-class Composition:
+class DataPipeline:
     """One data path in one process: read, tokenize, pack, one batch at a time.
 
     A dose (``extra_reads``, ``extra_tokenizations``) does the real work of its stage so many times more, inside the
@@ -38,7 +38,7 @@ class Composition:
     """
 
     def __init__(
-        self, config: DataConfig, prepared: Prepared, order: DocumentOrder, injector: Injector, marked: bool = True
+        self, config: DataConfig, prepared: Prepared, order: ShardedSampler, injector: Injector, marked: bool = True
     ) -> None:
         corpus = prepared.corpus
         reads_text, stream, scalar = is_text(config), is_stream(config), config.access == "scalar"
@@ -59,12 +59,12 @@ class Composition:
         self._length = config.sequence_length
         # Streams: the running mean of tokens per document says how many documents to read. A guess at first.
         self._documents, self._tokens = 1, config.sequence_length
-        self._barren_since = order.epoch
+        self._empty_since = order.epoch
 
     @property
-    def left_over(self) -> int:
+    def remainder(self) -> int:
         """Tokens that wait for the rest of their row."""
-        return self._packer.left_over
+        return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
         """Build the next batch, with the declared costs spent inside its stages and its trace attached."""
@@ -125,11 +125,11 @@ class Composition:
             if self._stream:
                 self._documents += len(found)
                 self._tokens += sum(map(len, found))
-            self._barren_since = self._order.epoch
-        elif self._order.epoch - self._barren_since > _BARREN_EPOCHS:
+            self._empty_since = self._order.epoch
+        elif self._order.epoch - self._empty_since > _EMPTY_EPOCHS:
             raise InputError(
                 "data.corpus: no document with a token in "
-                f"{_BARREN_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
+                f"{_EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
             )
 
     def _charge(self, stage: str) -> None:
@@ -171,12 +171,12 @@ def make_source(config: DataConfig, prepared: Prepared, seed: int, worker: int, 
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker replays the same batch: the first one of the first worker.
-        order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, 0, workers)
-        batch = Composition(config, prepared, order, Injector(None, seed), marked=False).next_batch()
+        order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
+        batch = DataPipeline(config, prepared, order, Injector(None, seed), marked=False).next_batch()
         assert batch is not None
         return Replay(batch, injector)
-    order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, worker, workers)
-    return Composition(config, prepared, order, injector)
+    order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
+    return DataPipeline(config, prepared, order, injector)
 
 
 def _dosed(config: DataConfig) -> DataInject | None:
@@ -196,10 +196,10 @@ def _dosed(config: DataConfig) -> DataInject | None:
 
 def epoch_batches(config: DataConfig, prepared: Prepared, seed: int) -> Iterator[tuple[Batch, int]]:
     """Exactly one epoch in one process, each batch with the tokens left over so far; the last may have fewer rows."""
-    order = DocumentOrder(prepared.corpus.documents, seed, config.shuffle, endless=False)
-    composition = Composition(config, prepared, order, Injector(None, seed), marked=False)
-    while (batch := composition.next_batch()) is not None:
-        yield batch, composition.left_over
+    order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, endless=False)
+    pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False)
+    while (batch := pipeline.next_batch()) is not None:
+        yield batch, pipeline.remainder
 
 
 def is_text(config: DataConfig) -> bool:

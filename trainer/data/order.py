@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class DocumentOrder:
+class ShardedSampler:
     """Document indices of one shard: worker ``worker`` of ``workers`` takes every ``workers``-th of each epoch."""
 
     def __init__(

@@ -38,7 +38,7 @@ class Packer(Protocol):
         """How many whole rows are there."""
 
     @property
-    def left_over(self) -> int:
+    def remainder(self) -> int:
         """Tokens held that do not fill a row (0 where every document is a row)."""
 
 
@@ -60,7 +60,7 @@ class _Padded:
         return len(self._held)
 
     @property
-    def left_over(self) -> int:
+    def remainder(self) -> int:
         return 0
 
     def _take(self, rows: int) -> list[Document]:
@@ -144,7 +144,7 @@ class ScalarStream:
         return self._available // self._length
 
     @property
-    def left_over(self) -> int:
+    def remainder(self) -> int:
         return self._available % self._length
 
     def pack(self, rows: int) -> Batch:
@@ -194,7 +194,7 @@ class ArrayStream:
         return self._available // self._length
 
     @property
-    def left_over(self) -> int:
+    def remainder(self) -> int:
         return self._available % self._length
 
     def pack(self, rows: int) -> Batch:

@@ -35,7 +35,7 @@ class VerifyReport:
     empty: int  # documents without a token, skipped by every path
     tokens: int  # of all documents, end-of-document ids included
     truncated_tokens: int  # what padded rows cut off
-    left_over_tokens: int  # what the stream carries into the next epoch
+    remainder_tokens: int  # what the stream carries into the next epoch
     batches: int  # compared, over all paths
     paths: tuple[str, ...]  # compared, as path/access
     difference: str | None
@@ -60,7 +60,7 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
     whole = pretokenize(corpus, info, "token-list", config.sequence_length)
     padded = pretokenize(corpus, info, "padded", config.sequence_length)
     manifest = whole.manifest
-    batches, left_over, compared, difference = 0, 0, [], None
+    batches, remainder, compared, difference = 0, 0, [], None
     try:
         progress(f"{corpus.documents} documents against both pretokenized files")
         _compare_documents(corpus, info, whole, padded, config.sequence_length)
@@ -74,7 +74,7 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
                 prepared = Prepared(corpus, info, folder)
                 count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens)
                 batches += count
-                left_over = max(left_over, left)
+                remainder = max(remainder, left)
                 compared.append(name)
     except _DifferenceError as found:
         difference = str(found)
@@ -83,7 +83,7 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
         empty=manifest.empty,
         tokens=manifest.tokens,
         truncated_tokens=manifest.tokens - padded.manifest.rows_tokens,
-        left_over_tokens=left_over,
+        remainder_tokens=remainder,
         batches=batches,
         paths=tuple(compared),
         difference=difference,
@@ -126,19 +126,19 @@ def _compare_epoch(
     stream = is_stream(config)
     documents = (tokens for tokens in _rows(whole.data, "tokens") if tokens)
     rows = (_stream_rows if stream else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
-    batches = left_over = tokens = 0
+    batches = remainder = tokens = 0
     for batch, held in epoch_batches(config, prepared, seed=0):
-        left_over = held  # the last batch's counts
+        remainder = held  # the last batch's counts
         _compare_batch(f"{name}, batch {batches}", batch, rows, stream)
         batches += 1
         mask = batch.attention_mask
         tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
     expected = whole.manifest.tokens if stream else padded_tokens
-    if tokens + left_over != expected:
-        raise _DifferenceError(f"{name}: {tokens} tokens in batches and {left_over} left over, expected {expected}")
+    if tokens + remainder != expected:
+        raise _DifferenceError(f"{name}: {tokens} tokens in batches and {remainder} left over, expected {expected}")
     if next(rows, None) is not None:
         raise _DifferenceError(f"{name}: ends after {batches} batches, too early")
-    return batches, left_over
+    return batches, remainder
 
 
 def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], stream: bool) -> None:

@@ -2,11 +2,20 @@
 
 ``recording`` turns a run's tables into durations (``batches``, ``handover``) and what the host did (``programs``),
 ``pipeline`` applies ``edits`` to them, ``simulate`` runs them, ``contention`` says how much longer CPU work takes where
-cores are short, ``predict`` answers with an interval and a licence.
+cores are short, ``predict`` answers with an interval and its validation error.
 """
 
-from harness.analysis.replay.edits import Edits, parse_edits
 from harness.analysis.replay.predict import Replays, predict, replace_data, unedited_error
-from harness.analysis.replay.prediction import Licence, Prediction
+from harness.analysis.replay.prediction import Prediction, ReplayValidation
+from harness.scenario.edits import Edits, parse_edits
 
-__all__ = ["Edits", "Licence", "Prediction", "Replays", "parse_edits", "predict", "replace_data", "unedited_error"]
+__all__ = [
+    "Edits",
+    "Prediction",
+    "ReplayValidation",
+    "Replays",
+    "parse_edits",
+    "predict",
+    "replace_data",
+    "unedited_error",
+]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.analysis.replay.edits import Edits
 from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
 from harness.analysis.replay.recording import Recording
+from harness.scenario.edits import Edits
 
 
 def assumptions(recording: Recording, edits: Edits) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class StageRow(NamedTuple):
     cpu_ns: int | None
 
 
-class Fetch(NamedTuple):
+class FetchWait(NamedTuple):
     """One wait of the main thread for its next batch; ``measured``: in a step that counts."""
 
     start_ns: int
@@ -45,7 +45,7 @@ class Fetch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batches:
+class RecordedBatches:
     """Durations in ns, all of shape (batches,), in order of receipt; what was not observed is imputed by a median."""
 
     stage: Mapping[str, Array]  # read, tokenize, pack
@@ -66,14 +66,14 @@ class Batches:
 
 
 def batches(
-    fetches: Sequence[Fetch],
+    fetches: Sequence[FetchWait],
     stages: Mapping[int, Sequence[StageRow]],
     pauses: Sequence[tuple[int, int]],
     workers: int,
     prefetch: int,
     tensors: int,
     declared_transfer_ms: float,
-) -> Batches:
+) -> RecordedBatches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop stood still."""
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -100,7 +100,7 @@ def batches(
     usable = next(mask for mask in (measured & clean, clean, np.ones(count, dtype=np.bool_)) if mask.any())
     mended = {name: _mended(stage[name], cpu_of[name], clean, told, source) for name in BUILT}
     needed = sum(mended.values(), inner[source])
-    return Batches(
+    return RecordedBatches(
         stage=mended,
         cpu={name: np.where(told, cpu, cpu[source]) for name, cpu in cpu_of.items()},
         inner=inner[source],

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.replay.batches import BUILT, Batches
+from harness.analysis.replay.batches import BUILT, RecordedBatches
 from harness.analysis.replay.contention import stretched
-from harness.analysis.replay.edits import UNCHANGED, Change, Edits
 from harness.analysis.replay.handover import DEFAULT_AFTER_MS, DEFAULT_TENSOR_MS, RECEIVED_SHARE
 from harness.analysis.replay.recording import Recording
+from harness.scenario.edits import UNCHANGED, Edits, StageEdit
 
 Array = NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def _combined(values: Array, scale: float) -> Array:
     return np.maximum(0.0, np.diff(upto))
 
 
-def _between(recorded: Batches, tensors: int, workers_then: int, workers_now: int) -> dict[str, Array]:
+def _between(recorded: RecordedBatches, tensors: int, workers_then: int, workers_now: int) -> dict[str, Array]:
     """What happens to a batch besides its stages, for as many workers as there are now."""
     nothing, after = np.zeros(len(recorded)), DEFAULT_AFTER_MS * 1e6
     if workers_now and workers_then:
@@ -79,7 +79,7 @@ def _between(recorded: Batches, tensors: int, workers_then: int, workers_now: in
     return {"inner": recorded.inner, "after": nothing, "wake": nothing, "handover": nothing, "receive": receive}
 
 
-def _transferred(parts: dict[str, Array], change: Change, *, inline: bool) -> dict[str, Array]:
+def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) -> dict[str, Array]:
     """``parts`` under a change of the transfer stage: the hand-over with what it costs both its sides."""
     if change == UNCHANGED:
         return parts

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from harness.analysis.replay.contention import ALONE, Demand, Stretch, stretched
 from harness.analysis.replay.costs import batch_costs
-from harness.analysis.replay.edits import Edits
 from harness.analysis.replay.programs import Event, StepClass
 from harness.analysis.replay.recording import Recording, Resume
+from harness.scenario.edits import Edits
 
 Array = NDArray[np.float64]
 MOST_STEPS = 500  # measured ones in a replay; with all its replicates they are many times as many
@@ -112,8 +112,8 @@ def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray
     """The steps in order: their programs, whether they count, and where the loop had stood still; of a long run its
     beginning, up to :data:`MOST_STEPS` that count (their durations still come from all of it).
 
-    A turn begins with as many unmeasured steps as batches can be on their way (``ahead``) and one more, as the launcher
-    has it (launch/block.py, plan_turns). Where the recording has fewer, steps like the measured ones make up for them.
+    A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in
+    launch/block.py (plan_repetitions). Where the recording has fewer, steps like the measured ones make up for them.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []

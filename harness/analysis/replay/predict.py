@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 from harness.analysis.replay.assumptions import assumptions
 from harness.analysis.replay.contention import Stretch, stretch
-from harness.analysis.replay.edits import Edits
 from harness.analysis.replay.pipeline import Pipeline, build, tokens_per_step
-from harness.analysis.replay.prediction import Licence, Prediction
+from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
 from harness.analysis.replay.simulate import Simulated, simulate
 from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
-from harness.results import STAGES, RunData
+from harness.scenario.edits import Edits
+from harness.study.store import STAGES, RunData
 from trainer.errors import InputError
 
-__all__ = ["Licence", "Prediction", "Replays", "predict", "replace_data", "unedited_error"]
+__all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
 Array = NDArray[np.float64]
 REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
 SEED = 20240229
@@ -203,7 +203,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[str, ...]
         ratio=over_blocks(lambda one: one.after.step_ms / one.run.recording.measured_ms),
         speedup=over_blocks(lambda one: one.run.recording.measured_ms / one.after.step_ms),
         interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
-        licence=Licence(
+        validation=ReplayValidation(
             {one.run.recording.block: one.run.error for one in found},
             {
                 one.run.recording.block: float(one.run.before.step_ms.mean()) / one.run.recording.measured_ms - 1

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.replay.edits import Edits
 from harness.analysis.statistics import Estimate
+from harness.scenario.edits import Edits
 
-LICENSED = 0.05  # an unedited replay that is further off than this licenses no prediction
+TOLERANCE = 0.05  # an unedited replay that is further off than this licenses no prediction
 
 
 @dataclass(frozen=True)
-class Licence:
+class ReplayValidation:
     """How far the unedited replay is off, replayed / measured - 1, by block.
 
     ``errors``: every step and batch in the order recorded. ``resampled``: as predictions are made, from the durations
@@ -41,8 +41,8 @@ class Licence:
 
     @property
     def granted(self) -> bool:
-        """Whether both are typically small enough (:data:`LICENSED`) to believe a prediction."""
-        return all(float(np.median(np.abs(list(e.values())))) <= LICENSED for e in (self.errors, self.resampled))
+        """Whether both are typically small enough (:data:`TOLERANCE`) to believe a prediction."""
+        return all(float(np.median(np.abs(list(e.values())))) <= TOLERANCE for e in (self.errors, self.resampled))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Prediction:
     ratio: Estimate  # predicted step time / measured
     speedup: Estimate  # measured step time / predicted: how many times as fast
     interval_from: str  # blocks, or replicates where there are too few
-    licence: Licence
+    validation: ReplayValidation
     waits_ms: Mapping[str, float]
     was_waits_ms: Mapping[str, float]
     starved_ms: float | None

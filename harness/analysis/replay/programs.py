@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Kind = Literal["host", "fetch", "launch", "sync"]
+EventKind = Literal["host", "fetch", "launch", "sync"]
 OTHER = "other"  # host time outside of every phase
 # Device timestamps are mapped to the host's clock with an error; work that ended so little after a wait was waited for.
 _CLOCK_TOLERANCE_NS = 200_000
@@ -57,7 +57,7 @@ class Sync(NamedTuple):
 class Event:
     """One event of a class of steps; arrays (steps of the class,) in ns, 0 where the kind has no such thing."""
 
-    kind: Kind
+    kind: EventKind
     name: str
     phase: str
     back: int
@@ -78,7 +78,7 @@ Row = TypeVar("Row", Phase, Launch, Sync)
 
 
 class _Moment(NamedTuple):
-    kind: Kind
+    kind: EventKind
     name: str
     phase: str
     back: int

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.replay.batches import Batches, Fetch, StageRow, batches
+from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
-from harness.overrides import lookup
-from harness.results import PHASES, RunData
+from harness.scenario.overrides import lookup
+from harness.study.store import PHASES, RunData
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Recording:
 
     name: str  # arm and block, for messages
     block: int
-    batches: Batches
+    batches: RecordedBatches
     classes: tuple[StepClass, ...]  # steps with the same sequence of events
     step_class: NDArray[np.int64]  # (steps,) index into classes
     measured: NDArray[np.bool_]  # (steps,) not warmup
@@ -93,7 +93,7 @@ def record(run: RunData) -> Recording:
     tensors = 2 if str(lookup(config, "data.path", "")).endswith("-stream") else 3  # ids, labels, attention mask
     built = batches(
         [
-            Fetch(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))
+            FetchWait(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))
             for fetch, step, known in zip(fetches, step_of, inside, strict=True)
         ],
         stages,
@@ -169,7 +169,7 @@ def _resumes(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     fetches: Sequence[Phase],
-    built: Batches,
+    built: RecordedBatches,
     ahead: int,
 ) -> dict[int, Resume]:
     """Of the first step and of every step that began after the loop had stood still."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.analysis.replay.edits import COUNTS, Edits, parse_edits
 from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.prediction import Prediction
-from harness.analysis.wording import number, percent
+from harness.report.words import number, percent
+from harness.scenario.edits import COUNTS, Edits, parse_edits
 from trainer.errors import InputError
 
 SWEPT = ("device", *COUNTS)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["ok", "warn", "fail"]
+from trainer.errors import in_words, one_line
+
+CheckStatus = Literal["ok", "warn", "fail"]
 REPORT_IT = "none known; please report it, with the output of harness doctor --json"
 REINSTALL = "python -m pip install --force-reinstall"
 IMPORT_FIRST = "mend what python, packages and torch say first"
@@ -16,7 +18,7 @@ IMPORT_FIRST = "mend what python, packages and torch say first"
 class Check:
     """What was found, and what to do about it: a fix where, and only where, the status is not ok."""
 
-    status: Status
+    status: CheckStatus
     """fail: ``harness run`` cannot work; warn: it works, but less well, or a probe has nothing to say."""
     name: str
     finding: str
@@ -45,11 +47,9 @@ def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check
         found = check()
         return [found] if isinstance(found, Check) else list(found)
     except Exception as error:
-        reason = " ".join(str(error).split())
         if isinstance(error, ImportError):
-            return [warn(name, f"could not be looked at, as an import fails: {reason}", IMPORT_FIRST)]
-        text = reason if isinstance(error, TimeoutError) else f"{type(error).__name__}: {reason}"
-        return [warn(name, f"could not be looked at: {text}", REPORT_IT)]
+            return [warn(name, f"could not be looked at, as an import fails: {one_line(error)}", IMPORT_FIRST)]
+        return [warn(name, f"could not be looked at: {in_words(error)}", REPORT_IT)]
 
 
 def size(number: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.machine.checks.check import Check, count, ok, warn
-from trainer.calibrate import core_count, cpu_identity, cpu_profile, not_calibrated
-from trainer.device_profiles import DeviceProfile, find_profile, profile_names
+from trainer.devices.calibrate import core_count, cpu_identity, cpu_profile, not_calibrated
+from trainer.devices.profiles import DeviceProfile, find_profile, profile_names
 
 
 def check_cpu_profile(threads: int, *, needed: bool) -> Check:

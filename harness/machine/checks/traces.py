@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harness.machine.checks.check import REINSTALL, Check, ok, warn
-from harness.machine.tracing import Permissions, PySpy
+from harness.machine.tracing import Permissions, PySpyTool
 
 INSTALL = "python -m pip install py-spy"
 BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
@@ -14,7 +14,7 @@ _SCOPES = {0: "0, own processes", 1: "1, what asks for it", 2: "2, CAP_SYS_PTRAC
 _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
 
 
-def check_ptrace(permissions: Permissions, py_spy: PySpy, remedy: str) -> Check:
+def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
     """``remedy``: what lets it in, should it have been refused."""
     kernel = describe(permissions)
     if py_spy.broken:

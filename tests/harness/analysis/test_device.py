@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.device import Fetch, device_columns
-from harness.results import CAUSES, STAGES
+from harness.study.store import CAUSES, STAGES
 from trainer.telemetry import StageSpan
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from harness.analysis.dose import Dose, dose, parse_control
 from harness.analysis.exposure import attribute
 from harness.analysis.ledger import RunLedger, measure
-from harness.plan import make_plan
-from harness.results import STEP_COLUMNS, RunData, RunRecord, arrow_schema
-from harness.scenario import Scenario
+from harness.scenario.model import Scenario
+from harness.scenario.plan import make_plan
+from harness.study.store import STEP_COLUMNS, RunData, RunRecord, arrow_schema
 from trainer.telemetry import StageSpan
 
 MS = 1_000_000

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.ledger import measure
-from harness.results import PHASES, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.store import PHASES, STEP_COLUMNS, RunData, RunRecord, arrow_schema
 from tests.harness.synthetic import Arm, build
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.contest import between_states
 from harness.launch.code import Code, describe_checkout, examine, find_code, fit_config
-from harness.launch.contest import with_codes
-from harness.scenario import load_scenario
+from harness.regression.plan import between_states
+from harness.regression.run import with_codes
+from harness.scenario.load import load_scenario
 from tests.studies import ROOT, copy_code, copy_packages
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -119,7 +119,7 @@ def test_a_value_that_a_side_refuses(repository: Path) -> None:
 
 def test_code_that_cannot_be_imported(repository: Path) -> None:
     code = find_code("HEAD~1", repository)
-    broken = Code(code.folder, code.python, code.label)
+    broken = Code(code.folder, code.python, code.label, code.protocol)
     (Path(code.folder) / "trainer" / "config.py").write_text("raise RuntimeError('broken')\n")
     with pytest.raises(InputError, match=r"cannot be imported by .*RuntimeError: broken"):
         examine(broken, [])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.results import PHASES, RunData, StudyFolder
+from harness.study.store import PHASES, RunData, StudyFolder
 from tests.studies import run_study
 
 pytestmark = pytest.mark.slow

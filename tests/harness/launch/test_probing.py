@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.launch.probing import probes_of
-from harness.scenario import ProbesConfig
+from harness.scenario.model import ProbesConfig
 
 
 def declared(**keys: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.results import StudyFolder
+from harness.study.store import StudyFolder
 
 pytestmark = pytest.mark.slow
 
@@ -169,12 +169,12 @@ def test_stopped_runs_end_when_the_harness_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not any(_alive(pid) for pid in everyone))
 
 
-def test_when_the_template_is_killed_its_runs_are_reported_failed_and_later_blocks_go_on(tmp_path: Path) -> None:
+def test_when_the_fork_server_is_killed_its_runs_are_reported_failed_and_later_blocks_go_on(tmp_path: Path) -> None:
     with start(tmp_path, "--repeats", "2", steps=2000) as process:
         study = wait_for_study(tmp_path / "out")
         wait_for_runs(process.pid)
-        (template,) = children(process.pid)
-        os.kill(template, signal.SIGKILL)
+        (server,) = children(process.pid)
+        os.kill(server, signal.SIGKILL)
         wait_for(lambda: len(list(study.path.glob("runs/*/0/run.json"))) == 2)
         wait_for(lambda: any(study.path.glob("runs/*/1/log.txt")))
         process.send_signal(signal.SIGINT)
@@ -182,7 +182,7 @@ def test_when_the_template_is_killed_its_runs_are_reported_failed_and_later_bloc
     for path in study.path.glob("runs/*/0/run.json"):
         record = json.loads(path.read_text())
         assert record["status"] == "failed"
-        assert "template" in record["error"]
+        assert "fork server" in record["error"]
     assert study.read_study().status == "interrupted"
     assert study.summary_md.exists()
 
@@ -292,15 +292,15 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The template, the runs it forked, and their loader workers."""
+    """The fork server, the runs it forked, and their loader workers."""
     return [one for child in children(pid) for one in (child, *descendants(child))]
 
 
 def wait_for_runs(pid: int, at_least: int = 1) -> list[int]:
-    """The runs (and workers) below the template that the harness ``pid`` started."""
+    """The runs (and workers) below the fork server that the harness ``pid`` started."""
 
     def below() -> list[int]:
-        return [one for template in children(pid) for one in descendants(template)]
+        return [one for server in children(pid) for one in descendants(server)]
 
     wait_for(lambda: len(below()) >= at_least)
     return below()

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.cgroup import (
-    MemoryLimit,
-    Throttling,
-    cpu_quota,
-    cpuset,
-    find_group,
-    memory_limit,
-    throttling,
-)
+from harness.machine.cgroup import MemoryLimit, Throttling, cpu_quota, cpuset, find_group, memory_limit, throttling
 from tests.harness.machine.tree import mount_line, plant, v1, v2
 
 CPU_STAT_V2 = "usage_usec 90\nuser_usec 60\nnr_periods 40\nnr_throttled 7\nthrottled_usec 1500"

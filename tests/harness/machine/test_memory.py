@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from harness.machine.cgroup import MemoryLimit
-from harness.machine.checks.memories import check_memory, check_open_files, check_shared_memory, check_swap
-from harness.machine.checks.storages import check_storage
+from harness.machine.checks.memory_and_disk import (
+    check_memory,
+    check_open_files,
+    check_shared_memory,
+    check_storage,
+    check_swap,
+)
 from harness.machine.files import Mount, mount_of, read_mounts
 from harness.machine.memory import Memory, SharedMemory, read_memory, read_shared_memory
 from harness.machine.storage import Storage, read_storage

@@ -21,7 +21,7 @@ from harness.machine.checks.processors import (
 )
 from harness.machine.clock import Clock, read_clock
 from harness.machine.cpu import Processor, read_frequency, read_processor
-from harness.machine.load import Load, Reading, load_between, read_counters
+from harness.machine.load import Load, LoadReading, load_between, read_counters
 from tests.harness.machine.tree import plant, v1, v2
 
 CPUS = "sys/devices/system/cpu"
@@ -189,7 +189,7 @@ def test_no_slurm() -> None:
 def test_load_is_what_others_took_of_the_allowed_cpus(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
 
-    def counters(of_0: int, of_1: int, stolen: int, worker: int) -> Reading:
+    def counters(of_0: int, of_1: int, stolen: int, worker: int) -> LoadReading:
         stat = [f"cpu  9 0 0 0 0 0 0 0 0 0\ncpu0 {of_0} 0 0 0 0 0 0 {stolen} 0 0\ncpu1 {of_1} 0 0 0 0 0 0 0 0 0"]
         named = f"77 (a (b) c) S {' '.join(['0'] * 10)} {worker} 0 0 0"
         plant(tmp_path, {"proc/stat": "\n".join([*stat, "intr 5"]), "proc/77/stat": named})
@@ -201,8 +201,8 @@ def test_load_is_what_others_took_of_the_allowed_cpus(tmp_path: Path) -> None:
     assert before.processes == {77: ("a (b) c", 0.0)}
     assert (after.busy_s - before.busy_s, after.stolen_s) == (2.0, 1.0)  # CPU 1 is nothing to us
 
-    start = Reading(10.0, 5.0, 0.0, 1.0, {77: ("worker", 0.0), 78: ("worker", 0.0)})
-    end = Reading(12.0, 9.0, 1.0, 2.0, {77: ("worker", 1.0), 78: ("worker", 2.0), 79: ("idle", 0.0)})
+    start = LoadReading(10.0, 5.0, 0.0, 1.0, {77: ("worker", 0.0), 78: ("worker", 0.0)})
+    end = LoadReading(12.0, 9.0, 1.0, 2.0, {77: ("worker", 1.0), 78: ("worker", 2.0), 79: ("idle", 0.0)})
     assert load_between(start, end) == Load(2.0, 1.5, 0.5, (("worker", 1.5),))
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from harness.machine.checks.traces import check_perf, check_ptrace, describe
 from harness.machine.ptrace import remedy
-from harness.machine.tracing import Permissions, PySpy, read_permissions, try_py_spy
+from harness.machine.tracing import Permissions, PySpyTool, read_permissions, try_py_spy
 from tests.harness.machine.tree import plant
 
 YAMA = "proc/sys/kernel/yama/ptrace_scope"
 DOCKER = "00000000a80425fb"  # what Docker leaves
-REFUSED = PySpy("0.4.3", "Permission Denied: Try running again with elevated rights")
+REFUSED = PySpyTool("0.4.3", "Permission Denied: Try running again with elevated rights")
 
 
 def status(effective: str, seccomp: int = 0) -> str:
@@ -38,7 +38,9 @@ def test_scopes(tmp_path: Path, scope: int, words: str, fix: str) -> None:
     assert refused.status == "warn"
     assert refused.finding.endswith("py-spy 0.4.3, tried: Permission Denied: Try running again with elevated rights")
     assert refused.fix.startswith(fix)
-    assert check_ptrace(found, PySpy("0.4.3", None), "x").status == "ok"  # trying it counts, whatever the kernel says
+    assert (
+        check_ptrace(found, PySpyTool("0.4.3", None), "x").status == "ok"
+    )  # trying it counts, whatever the kernel says
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_a_status_that_is_no_number(tmp_path: Path) -> None:
 
 
 def test_no_py_spy() -> None:
-    line = check_ptrace(Permissions(1, False, False, 2), PySpy(None, "not installed"), "x")
+    line = check_ptrace(Permissions(1, False, False, 2), PySpyTool(None, "not installed"), "x")
     assert (line.status, line.fix) == ("warn", "python -m pip install py-spy")
     assert line.finding.endswith("py-spy not found (not installed): no stacks in reports")
 
@@ -106,7 +108,7 @@ def test_a_py_spy_that_is_broken(
 
 
 def test_a_py_spy_that_does_not_know_this_python() -> None:
-    problem = PySpy("0.3.0", "Error: Failed to find python version from target process")
+    problem = PySpyTool("0.3.0", "Error: Failed to find python version from target process")
     assert check_ptrace(Permissions(None, True, False, 2), problem, "x").fix == "python -m pip install py-spy --upgrade"
 
 

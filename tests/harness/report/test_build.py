@@ -10,7 +10,7 @@ import pytest
 
 from harness.report.build import build_report
 from harness.report.plots import NAMES
-from harness.results import PHASES, STAGES, StudyFolder
+from harness.study.store import PHASES, STAGES, StudyFolder
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 

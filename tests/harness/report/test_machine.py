@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.analysis.device_health import DeviceHealth
-from harness.analysis.host_load import HostLoad, RoleLoad
+from harness.analysis.probes.device_health import DeviceHealth
+from harness.analysis.probes.host_load import HostLoad, RoleLoad
 from harness.report.machine import section
 
 ROLE = RoleLoad("main", 1, 1.5, None, 4e9, 3e9, 2e6, 0.0, 100.0, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.torch_profile import torch_profile
+from harness.analysis.probes.torch_profile import torch_profile
 from harness.report.drawing import png
 from harness.report.memory_plot import memory as memory_figure
 from harness.report.memory_plot import thinned

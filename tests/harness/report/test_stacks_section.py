@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.analysis.stacks import explain
+from harness.analysis.probes.stacks import explain
 from harness.report.stacks import section
-from harness.traces.clock_marks import Clock
-from tests.harness.analysis.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table
+from harness.traces.clock_marks import FittedClock
+from tests.harness.analysis.probes.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table
 
 SPANS = [("main", "fetch", 0, 400), ("main", "forward", 400, 900), ("loader-0", "tokenize", 0, 700)]
 
@@ -41,7 +41,7 @@ def test_every_row_of_a_table_has_its_columns():
 
 
 def test_a_rough_place_says_so_in_its_rows_and_others_do_not():
-    late = Clock(0, 500_000, 150_000_000, 24, 22)
+    late = FittedClock(0, 500_000, 150_000_000, 24, 22)
     rows = section({"a": report(late)}, {}).splitlines()
     said = [row.split(" | ")[0] for row in rows if row.startswith("| main thread: ")]
     assert said == [
@@ -65,7 +65,7 @@ def test_a_long_name_is_cut_and_its_file_is_not():
 
 
 def test_late_samples_and_locks_are_told():
-    late = Clock(0, 500_000, 20_000_000, 24, 22)
+    late = FittedClock(0, 500_000, 20_000_000, 24, 22)
     text = section({"a": report(late, {**FACTS, "gil": True})}, {})
     assert "22 of 24 edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to 20.0 ms" in text
     assert "Python's lock" in text

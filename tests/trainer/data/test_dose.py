@@ -12,12 +12,12 @@ import torch
 from tests.trainer.data.recorder import StageRecorder, attach_in_worker
 from tests.trainer.data.test_packing import assert_same
 from trainer import telemetry
-from trainer.compute import TorchCompute
+from trainer.compute.torch_compute import TorchCompute
 from trainer.config import DataConfig, DataInject, TrainerConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import Composition, Replay, epoch_batches, make_source
+from trainer.data.dataset import DataPipeline, Replay, epoch_batches, make_source
 from trainer.data.loader import open_batches
-from trainer.data.order import DocumentOrder
+from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
 from trainer.inject import Injector
 from trainer.model import build_model, resolve_shape
@@ -78,7 +78,7 @@ def test_batches_are_the_same_from_workers(make_config: Make) -> None:
 def test_the_same_rows_and_texts_again_so_many_times(make_config: Make, path: str) -> None:
     config = make_config(path=path, extra_reads=2, extra_tokenizations=3)
     source = make_source(config, prepare(config), 0, 0, 1)
-    assert isinstance(source, Composition)
+    assert isinstance(source, DataPipeline)
     reader, tokenizer = Counted(source._reader), Counted(source._tokenizer)
     source._reader, source._tokenizer = reader, tokenizer
     for _ in range(60):
@@ -97,8 +97,8 @@ def test_a_batch_that_nobody_measures_has_no_dose(make_config: Make) -> None:
         epoch_batches(plain, prepare(plain), 0), epoch_batches(dosed, prepare(dosed), 0), strict=True
     ):
         assert_same(left, right)
-    order = DocumentOrder(60, 0, shuffle=True)
-    source = Composition(dosed, prepare(dosed), order, Injector(None, 0), marked=False)
+    order = ShardedSampler(60, 0, shuffle=True)
+    source = DataPipeline(dosed, prepare(dosed), order, Injector(None, 0), marked=False)
     reader, tokenizer = Counted(source._reader), Counted(source._tokenizer)
     source._reader, source._tokenizer = reader, tokenizer
     source.next_batch()
@@ -113,7 +113,7 @@ def test_declared_costs_are_dosed_too_by_the_same_draws(make_config: Make, repla
     def draws(**changes: int) -> dict[str, list[float]]:
         config = make_config(replay=replay, inject=INJECT, **changes)
         source = make_source(config, prepare(config), 7, 0, 1)
-        assert isinstance(source, Replay if replay else Composition)
+        assert isinstance(source, Replay if replay else DataPipeline)
         stages = ("read", "tokenize", "pack", "transfer")
         rounds = [[source._injector.draw_ms(stage) for stage in stages] for _ in range(20)]
         return dict(zip(stages, map(list, zip(*rounds, strict=True)), strict=True))

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.order import DocumentOrder
+from trainer.data.order import ShardedSampler
 
 
-def epochs(order: DocumentOrder, share: int, count: int, chunk: int) -> list[list[int]]:
+def epochs(order: ShardedSampler, share: int, count: int, chunk: int) -> list[list[int]]:
     found = []
     for _ in range(count):
         epoch: list[int] = []
@@ -25,27 +25,27 @@ def epochs(order: DocumentOrder, share: int, count: int, chunk: int) -> list[lis
 @given(st.integers(4, 80), st.integers(1, 4), st.booleans(), st.integers(0, 5), st.integers(1, 30))
 def test_shards_are_disjoint_and_complete(documents: int, workers: int, shuffle: bool, seed: int, chunk: int) -> None:
     shares = [len(range(worker, documents, workers)) for worker in range(workers)]
-    orders = [DocumentOrder(documents, seed, shuffle, worker, workers) for worker in range(workers)]
+    orders = [ShardedSampler(documents, seed, shuffle, worker, workers) for worker in range(workers)]
     by_worker = [epochs(order, share, 3, chunk) for order, share in zip(orders, shares, strict=True)]
     for epoch in range(3):
         assert sorted(chain.from_iterable(found[epoch] for found in by_worker)) == list(range(documents))
-    whole = epochs(DocumentOrder(documents, seed, shuffle), documents, 3, chunk)
+    whole = epochs(ShardedSampler(documents, seed, shuffle), documents, 3, chunk)
     for worker, found in enumerate(by_worker):
         assert found == [epoch[worker::workers] for epoch in whole]
 
 
 def test_epochs_and_seeds_differ_when_shuffled() -> None:
-    first, second = epochs(DocumentOrder(50, 0, True), 50, 2, 50)
-    (other,) = epochs(DocumentOrder(50, 1, True), 50, 1, 50)
+    first, second = epochs(ShardedSampler(50, 0, True), 50, 2, 50)
+    (other,) = epochs(ShardedSampler(50, 1, True), 50, 1, 50)
     assert first != second
     assert first != other
 
 
 def test_without_shuffling_every_epoch_runs_in_order() -> None:
-    assert epochs(DocumentOrder(5, 0, False), 5, 2, 2) == [[0, 1, 2, 3, 4]] * 2
+    assert epochs(ShardedSampler(5, 0, False), 5, 2, 2) == [[0, 1, 2, 3, 4]] * 2
 
 
 def test_an_order_for_one_epoch_ends() -> None:
-    order = DocumentOrder(5, 0, False, endless=False)
+    order = ShardedSampler(5, 0, False, endless=False)
     assert np.concatenate([order.take(3), order.take(3)]).tolist() == [0, 1, 2, 3, 4]
     assert len(order.take(3)) == 0

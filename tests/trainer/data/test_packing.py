@@ -45,7 +45,7 @@ def test_stream_rows_concatenate_to_the_documents(
     whole = len(tokens) - len(tokens) % length
     assert flat(batches, "input_ids") == tokens[:whole]
     assert flat(batches, "labels") == labels[:whole]
-    assert packer.left_over == len(tokens) % length
+    assert packer.remainder == len(tokens) % length
     assert all(batch.attention_mask is None for batch in batches)
     assert all(batch.samples == rows for batch in batches[:-1])
 

@@ -17,9 +17,9 @@ from tests.trainer.data.test_packing import assert_same
 from trainer import telemetry
 from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.dataset import Composition, epoch_batches, make_source
+from trainer.data.dataset import DataPipeline, epoch_batches, make_source
 from trainer.data.loader import open_batches
-from trainer.data.order import DocumentOrder
+from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
 from trainer.data.tokenizers import document_tokens, load_tokenizer
 from trainer.errors import InputError
@@ -67,13 +67,13 @@ def test_one_epoch_in_order_is_the_corpus(make_config: Make, texts: list[str], p
     documents = documents_of(config, texts)
     found = list(epoch_batches(config, prepare(config), seed=0))
     ids = torch.cat([batch.input_ids for batch, _ in found])
-    left_over = found[-1][1]
+    remainder = found[-1][1]
     if path.endswith("stream"):
         tokens = [token for document in documents for token in document]
-        assert ids.reshape(-1).tolist() == tokens[: len(tokens) - left_over]
-        assert left_over == len(tokens) % 16
+        assert ids.reshape(-1).tolist() == tokens[: len(tokens) - remainder]
+        assert remainder == len(tokens) % 16
     else:
-        assert left_over == 0
+        assert remainder == 0
         mask = torch.cat([batch.attention_mask for batch, _ in found if batch.attention_mask is not None])
         assert [row[real == 1].tolist() for row, real in zip(ids, mask, strict=True)] == [d[:16] for d in documents]
 
@@ -107,10 +107,10 @@ def test_shards_of_workers_are_disjoint_and_complete(
 def documents_of_shard(config: DataConfig, worker: int, workers: int) -> list[tuple[int, ...]]:
     """The tokens of the documents of one worker's first epoch."""
     prepared = prepare(config)
-    order = DocumentOrder(prepared.corpus.documents, 7, True, worker, workers, endless=False)
-    composition = Composition(config, prepared, order, Injector(None, 0))
+    order = ShardedSampler(prepared.corpus.documents, 7, True, worker, workers, endless=False)
+    pipeline = DataPipeline(config, prepared, order, Injector(None, 0))
     found = []
-    while (batch := composition.next_batch()) is not None:
+    while (batch := pipeline.next_batch()) is not None:
         assert batch.attention_mask is not None
         for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True):
             found.append(tuple(row[mask == 1].tolist()))

@@ -30,7 +30,7 @@ def test_all_paths_are_identical(make_config: Make, texts: list[str], length: in
     assert len(report.paths) == 8
     assert len(heard) == 9
     assert report.batches > 8
-    assert report.left_over_tokens == report.tokens % length
+    assert report.remainder_tokens == report.tokens % length
     assert (report.truncated_tokens > 0) == (length < 512)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import simpy
 
-from harness.results import PHASES, SPAN_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.store import PHASES, SPAN_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
 
 MS = 1_000_000
 START_NS = 10**12

@@ -84,7 +84,7 @@ def changes(truth: Truth) -> dict[str, dict[str, object]]:
 def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
     run = oracle.run(truth)
     assert abs(unedited_error(run)) < 0.001
-    assert abs(predict([run], parse_edits([])).licence.resampled_median) < 0.02
+    assert abs(predict([run], parse_edits([])).validation.resampled_median) < 0.02
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.replay import Prediction, Replays, parse_edits, predict, replace_data
-from harness.results import RunData
+from harness.study.store import RunData
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
 from trainer.errors import InputError
@@ -140,13 +140,13 @@ def test_three_blocks_give_an_interval_over_blocks_and_fewer_one_over_replicates
 
 def test_a_replay_that_cannot_repeat_the_past_has_no_licence() -> None:
     run = oracle.run(SERIAL)
-    assert ask(SERIAL, "tokenize=0").licence.granted
+    assert ask(SERIAL, "tokenize=0").validation.granted
     index = run.steps.column_names.index("wall_ns")
     longer = pa.array([round(wall * 1.0) + 2_000_000 for wall in run.steps.column("wall_ns").to_pylist()], pa.int64())
     starts = pa.array([start + 2_000_000 * row for row, start in enumerate(run.steps.column("start_ns").to_pylist())])
     # Steps that claim to be longer than what their spans account for, and do not touch one another.
     torn = replace(run, steps=run.steps.set_column(index, "wall_ns", longer).set_column(3, "start_ns", starts))
-    assert not predict([torn], parse_edits(["tokenize=0"])).licence.granted
+    assert not predict([torn], parse_edits(["tokenize=0"])).validation.granted
 
 
 def test_a_seed_makes_predictions_repeat_themselves() -> None:
@@ -156,8 +156,8 @@ def test_a_seed_makes_predictions_repeat_themselves() -> None:
 
 
 def test_the_worst_error_keeps_its_sign_and_its_block() -> None:
-    licence = ask(SERIAL, "tokenize=0").licence
-    odd = replace(licence, errors={0: 0.01, 1: -0.04, 2: 0.02})
+    validation = ask(SERIAL, "tokenize=0").validation
+    odd = replace(validation, errors={0: 0.01, 1: -0.04, 2: 0.02})
     assert (odd.median, odd.worst) == (0.01, -0.04)
 
 

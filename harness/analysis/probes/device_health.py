@@ -1,0 +1,220 @@
+"""What NVIDIA's counters say of the cards a run used: how busy, fast and hot, throttled by what, at what energy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.analysis.ledger import column
+from harness.analysis.probes.samples import Array, Split, mean, most, pooled, split, total
+from harness.report.words import number, percent
+from harness.study.store import RunData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# NVML_CLOCKS_EVENT_REASON_* that slow a card down which has work to do, by bit. Idle (1), application clocks (2),
+# sync boost (0x10) and display clocks (0x100) are settings, not events.
+REASONS = {
+    0x4: "its power limit",
+    0x8: "a hardware slowdown",
+    0x20: "its temperature (software)",
+    0x40: "its temperature (hardware)",
+    0x80: "a power brake from outside",
+}
+IDLE = 0x1
+THROTTLED = 0.01  # of the samples
+FELL = 0.03  # of the clock: less is the governor's normal play
+DIFFERENT = 0.01  # of the mean clock of two arms
+UNEVEN = 0.05  # difference of two arms' share of throttled samples
+PARTS = 4  # of a run, in time, whose clocks are compared
+MISSED = 0.01
+
+
+@dataclass(frozen=True)
+class DeviceHealth:
+    """One card during the measured steps of one arm: means over samples. None: not to be had."""
+
+    arm: str
+    device: int  # CUDA's number
+    utilisation: float | None  # shares, 0 to 1, from here to dram_active
+    sm_active: float | None
+    tensor_active: float | None
+    dram_active: float | None
+    power_w: float | None
+    energy_j: float | None  # over all measured steps
+    joules_per_token: float | None  # None, too, of a card that the run did not compute on
+    joules_per_trained_token: float | None
+    sm_clock_mhz: float | None
+    sm_clock_min_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_max_c: float | None
+    memory_used_bytes: float | None  # the most
+    memory_total_bytes: float | None
+    traffic: dict[str, float] = field(default_factory=dict)  # bytes per second by link and direction: pcie_rx, ...
+    throttled: dict[str, float] | None = None  # share of the samples by reason, the commonest first
+    other_processes: float | None = None  # the most at a time
+    other_memory_bytes: float | None = None
+    taken: int = 0
+    missed: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
+    """Each card that was sampled in each arm, over the arm's finished runs."""
+    found = []
+    for arm, runs in arms.items():
+        finished = [run for run in runs if run.record.status == "done"]
+        splits = [split(run.samples) for run in finished]
+        sources = {source for one in splits for source, _ in one if source.startswith("nvml:")}
+        for device in sorted(int(source.removeprefix("nvml:")) for source in sources):
+            found.append(_device(arm, device, finished, splits))
+    return found
+
+
+def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[str]:
+    """What the cards of two arms did differently though nobody declared it: clocks, throttling, others' work."""
+    found = []
+    for one in (health for health in devices if health.arm == baseline):
+        other = next((health for health in devices if (health.arm, health.device) == (candidate, one.device)), None)
+        if other is None:
+            continue
+        label = f"device {one.device}"
+        clocks = one.sm_clock_mhz, other.sm_clock_mhz
+        if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > DIFFERENT * max(clocks[0], clocks[1]):
+            found.append(
+                f"{label}: SM clock {clocks[0]:,.0f} MHz during {baseline}, {clocks[1]:,.0f} during {candidate}"
+            )
+        told = [health.throttled for health in (one, other) if health.throttled is not None]
+        for words in sorted(set().union(*told)) if len(told) == 2 else ():
+            shares = [reasons.get(words, 0.0) for reasons in told]
+            if abs(shares[1] - shares[0]) > UNEVEN:
+                found.append(
+                    f"{label}: slowed down by {words} in {percent(shares[0])} of the samples during {baseline}, "
+                    f"{percent(shares[1])} during {candidate}"
+                )
+        if one.other_processes or other.other_processes:
+            found.append(f"{label}: other processes computed on it")
+    return found
+
+
+def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> DeviceHealth:
+    source = f"nvml:{device}"
+
+    def average(metric: str, factor: float = 1.0) -> float | None:
+        value = mean(pooled(splits, source, metric))
+        return None if value is None else value * factor
+
+    def largest(metric: str) -> float | None:
+        return most(pooled(splits, source, metric))
+
+    clocks = pooled(splits, source, "sm_clock_mhz")
+    links = [f"{link}_{way}" for link in ("pcie", "nvlink", "c2c") for way in ("rx", "tx")]
+    per_token, per_trained = _per_token(device, runs, splits)
+    health = DeviceHealth(
+        arm=arm,
+        device=device,
+        utilisation=average("utilisation_percent", 0.01),
+        sm_active=average("sm_active_percent", 0.01),
+        tensor_active=average("tensor_active_percent", 0.01),
+        dram_active=average("dram_active_percent", 0.01),
+        power_w=average("power_w"),
+        energy_j=total(splits, source, "energy_j"),
+        joules_per_token=per_token,
+        joules_per_trained_token=per_trained,
+        sm_clock_mhz=mean(clocks),
+        sm_clock_min_mhz=float(clocks.min()) if clocks.size else None,
+        memory_clock_mhz=average("memory_clock_mhz"),
+        temperature_max_c=largest("temperature_c"),
+        memory_used_bytes=largest("memory_used_bytes"),
+        memory_total_bytes=largest("memory_total_bytes"),
+        traffic={link: value for link in links if (value := average(f"{link}_bytes_per_s")) is not None},
+        throttled=throttled(pooled(splits, source, "throttle_reasons")),
+        other_processes=largest("other_processes"),
+        other_memory_bytes=largest("other_memory_bytes"),
+        taken=sum(int(run.probes.get("taken_samples", {}).get("nvml", 0)) for run in runs),
+        missed=sum(int(run.probes.get("missed_samples", {}).get("nvml", 0)) for run in runs),
+    )
+    falls = [fall for one in splits if (source, "sm_clock_mhz") in one and (fall := _fall(one, source)) is not None]
+    health.findings.extend(_findings(health, max(falls, key=lambda fall: fall[0] - fall[1], default=None)))
+    return health
+
+
+def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
+    """Joules per token and per trained token of the measured steps, over the runs that computed on this card."""
+    joules, tokens, trained = 0.0, 0.0, 0.0
+    for run, one in zip(runs, splits, strict=True):
+        facts, energy = run.record.facts, one.get((f"nvml:{device}", "energy_j"))
+        computed = (
+            facts.get("asynchronous") and not facts.get("emulated") and device < int(facts.get("device_count", 1))
+        )
+        if energy is None or not computed or run.steps is None:
+            continue
+        # A card that was lost half-way gave no energy for the turns that followed: their tokens do not count either.
+        rows, readings = _fully_read(run.steps, energy.t_ns)
+        measured = np.not_equal(column(run.steps, "warmup"), 1) & rows
+        joules += float(energy.values[readings].sum())
+        tokens += float(column(run.steps, "tokens")[measured].sum())
+        trained += float(column(run.steps, "trained_tokens")[measured].sum())
+    return (joules / tokens if tokens > 0 else None, joules / trained if trained > 0 else None)
+
+
+def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which steps (rows,) lie in a turn that was read to its end, and which readings are of such turns."""
+    turn, start = column(steps, "turn"), column(steps, "start_ns")
+    begins = sorted((start[turn == one].min(), start[turn == one].max(), one) for one in np.unique(turn))
+    rows, readings = np.zeros(len(turn), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
+    for (begin, last_step, one), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
+        inside = (t_ns > begin) & (t_ns < following)
+        if (t_ns[inside] > last_step).any():
+            rows |= turn == one
+            readings |= inside
+    return rows, readings
+
+
+def throttled(reasons: Array) -> dict[str, float] | None:
+    """The share of samples in which each reason slowed the card, the commonest first; None where nothing told."""
+    if not reasons.size:
+        return None
+    bits = reasons.astype(np.int64)
+    shares = {words: float(((bits & bit) != 0).mean()) for bit, words in REASONS.items()}
+    return dict(sorted(((w, share) for w, share in shares.items() if share), key=lambda item: -item[1]))
+
+
+def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
+    """(from, to): the largest fall between the median clocks of the run's parts, in time; None under FELL.
+
+    PARTS equal parts of the samples, so that one odd sample decides nothing.
+    """
+    parts = [
+        float(np.median(part)) for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], PARTS) if part.size
+    ]
+    falls = [(parts[i], parts[j]) for i in range(len(parts)) for j in range(i + 1, len(parts))]
+    before, after = max(falls, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
+    return (before, after) if before - after > FELL * before else None
+
+
+def _fall(one: Split, source: str) -> tuple[float, float] | None:
+    """Of the samples in which the card had work: an idle card lowers its clocks by itself."""
+    clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
+    busy = np.ones(len(clocks.values), dtype=bool)
+    if reasons is not None and len(reasons.values) == len(busy):
+        busy = (reasons.values.astype(np.int64) & IDLE) == 0
+    return clock_fall(clocks.t_ns[busy].astype(np.float64), clocks.values[busy])
+
+
+def _findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterable[str]:
+    causes = {words: share for words, share in (health.throttled or {}).items() if share > THROTTLED}
+    if fall is not None:
+        yield f"SM clock fell from {fall[0]:,.0f} to {fall[1]:,.0f} MHz during the measured steps"
+    for words, share in causes.items():
+        yield f"slowed down by {words} in {percent(share)} of the samples"
+    if health.other_processes:
+        memory = (health.other_memory_bytes or 0) / 1e9
+        yield f"{health.other_processes:.0f} other processes computed on it, holding {number(memory)} GB of its memory"
+    if health.missed > MISSED * (health.missed + health.taken):
+        yield f"{health.missed} of {health.missed + health.taken} readings were missed"

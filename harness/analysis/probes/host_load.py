@@ -1,0 +1,220 @@
+"""What held a run back on the host: its own processes' use of cores, disk and memory, its limits, and others' load.
+
+Counters come as what they grew by over ``interval_s`` of measured steps, so that every rate here is
+sum of growth / sum of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.analysis.confounds import LOAD
+from harness.analysis.probes.samples import Split, mean, most, pooled, split, total
+from harness.report.words import number, percent
+from harness.study.store import RunData
+
+# Below these a finding would be noise.
+THROTTLED = 0.01  # of the quota's periods
+DELAYED = 0.05  # seconds a process's threads waited for a core, per second
+FAULTS_PER_S = 1.0
+DISK_BYTES_PER_S = 2**20
+STALLED = 0.05  # of the time, some process waited for the disk
+SHORT_OF_MEMORY = 0.01  # of the time, some process waited for memory
+NEAR_LIMIT = 0.9  # of the memory limit
+MISSED = 0.01  # of the deadlines
+WINDOW_S = 0.5  # a tick is then 2 % of a core
+UNCOUNTED = 0.1  # of the run's own CPU
+
+WHO = {"main": "the trainer", "loaders": "the loader workers", "sampler": "the sampling process"}  # by role
+
+
+@dataclass(frozen=True)
+class RoleLoad:
+    """Processes of one role together; rates per second of measured steps. None: not told by this kernel."""
+
+    role: str
+    processes: int
+    cores: float
+    delay: float | None  # seconds that threads were runnable without a core, per second; several threads add up
+    resident_bytes: float | None  # the most at a time, of each, summed
+    pss_bytes: float | None  # likewise, memory that is shared counted in parts
+    disk_bytes_per_s: float | None  # fetched from storage: what the page cache had is not in it
+    faults_per_s: float | None  # major page faults: waits for storage
+    voluntary_per_s: float | None  # context switches: to wait for something
+    involuntary_per_s: float | None  # because others were to run
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """One arm's host, over the measured steps of all its runs."""
+
+    arm: str
+    seconds: float
+    roles: list[RoleLoad]
+    other_cores: float | None = None
+    other_cores_max: float | None = None  # the most over half a second or longer
+    stolen_cores: float | None = None
+    page_cache_bytes: float | None = None  # of the machine, mean
+    quota_cores: float | None = None
+    throttled_share: float | None = None  # of the quota's periods in which anything ran
+    memory_limit_bytes: float | None = None
+    memory_bytes: float | None = None  # the most in use of that limit, page cache included
+    pressure: dict[str, float] = field(default_factory=dict)  # share of the time that some process waited, by resource
+    taken: int = 0
+    missed: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+def host_load(arms: Mapping[str, Sequence[RunData]]) -> list[HostLoad]:
+    """The host of each arm that was sampled, by all its finished runs; arms without samples are left out."""
+    found = []
+    for arm, runs in arms.items():
+        finished = [run for run in runs if run.record.status == "done"]
+        splits = [split(run.samples) for run in finished]
+        seconds = total(splits, "host", "interval_s")
+        if seconds:
+            found.append(_arm(arm, finished, splits, seconds))
+    return found
+
+
+def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: float) -> HostLoad:
+    def share(metric: str) -> float | None:
+        grown = total(splits, "host", metric)
+        return None if grown is None else grown / seconds
+
+    sources = {source for one in splits for source, _ in one if source.startswith("host:")}
+    by_role = {role: sorted(source for source in sources if _role(source) == role) for role in WHO}
+    periods = total(splits, "host", "cgroup_periods")
+    throttled = total(splits, "host", "cgroup_throttled_periods")
+    roles = [_of_role(role, names, splits, seconds) for role, names in by_role.items() if names]
+    other_cores, most_others = _others(splits, share("others_cpu_s"), sum(role.cores for role in roles))
+    load = HostLoad(
+        arm=arm,
+        seconds=seconds,
+        roles=roles,
+        other_cores=other_cores,
+        other_cores_max=most_others,
+        stolen_cores=share("stolen_cpu_s"),
+        page_cache_bytes=mean(pooled(splits, "host", "page_cache_bytes")),
+        quota_cores=mean(pooled(splits, "host", "cgroup_quota_cores")),
+        throttled_share=None if throttled is None or not periods else throttled / periods,
+        memory_limit_bytes=mean(pooled(splits, "host", "cgroup_memory_limit_bytes")),
+        memory_bytes=most(pooled(splits, "host", "cgroup_memory_bytes")),
+        pressure={
+            resource: value
+            for resource in ("cpu", "io", "memory")
+            if (value := share(f"{resource}_pressure_s")) is not None
+        },
+        taken=_count(runs, "taken_samples", "host"),
+        missed=_count(runs, "missed_samples", "host"),
+    )
+    threads = max((int(run.record.facts.get("threads") or 0) for run in runs), default=0)
+    load.findings.extend(_findings(load, threads))
+    return load
+
+
+def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
+    """(mean, most) cores that others used; None where the kernel does not count them.
+
+    ``cores``: all that were used, less this run's: below zero by more than a clock tick makes, nobody counted the rest.
+    The most is over windows of ``WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
+    """
+    if cores is None or cores < -UNCOUNTED * own_cores:
+        return None, None
+    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over turns put together, half a second or more
+    for one in splits:
+        if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
+            used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
+            if len(used) == len(interval_s):
+                long = interval_s >= WINDOW_S
+                most_cores.append(float((used[long] / interval_s[long]).max()) if long.any() else None)
+    known = [value for value in most_cores if value is not None]
+    return max(cores, 0.0), max(max(known), 0.0) if known else None
+
+
+def _role(source: str) -> str:
+    role = source.removeprefix("host:")
+    return "loaders" if role.startswith("loader-") else role
+
+
+def _of_role(role: str, sources: Sequence[str], splits: Sequence[Split], seconds: float) -> RoleLoad:
+    def rate(metric: str) -> float | None:
+        grown = [value for source in sources if (value := total(splits, source, metric)) is not None]
+        return sum(grown) / seconds if grown else None
+
+    def peak(metric: str) -> float | None:
+        peaks = [value for source in sources if (value := most(pooled(splits, source, metric))) is not None]
+        return sum(peaks) if peaks else None
+
+    return RoleLoad(
+        role=role,
+        processes=len(sources),
+        cores=rate("cpu_s") or 0.0,
+        delay=rate("run_queue_delay_s"),
+        resident_bytes=peak("resident_bytes"),
+        pss_bytes=peak("pss_bytes"),
+        disk_bytes_per_s=rate("disk_read_bytes"),
+        faults_per_s=rate("major_faults"),
+        voluntary_per_s=rate("voluntary_switches"),
+        involuntary_per_s=rate("involuntary_switches"),
+    )
+
+
+def _count(runs: Sequence[RunData], kind: str, source: str) -> int:
+    return sum(int(run.probes.get(kind, {}).get(source, 0)) for run in runs)
+
+
+def _findings(load: HostLoad, threads: int) -> Iterable[str]:
+    """Sentences, the gravest first."""
+    yield from _limits(load, threads)
+    held = (load.throttled_share or 0) > THROTTLED
+    for role in load.roles:
+        name = WHO.get(role.role, role.role)
+        if (role.delay or 0) > DELAYED:
+            yield (
+                f"threads of {name} were runnable without a core for {number(role.delay or 0)} s in every second: "
+                + ("what the quota held back counts in" if held else "more wanted to run than there were cores")
+            )
+        if (role.disk_bytes_per_s or 0) > DISK_BYTES_PER_S:
+            yield (
+                f"{name} read {number((role.disk_bytes_per_s or 0) / 1e6)} MB/s from disk during measured steps: "
+                "the page cache did not have it"
+            )
+        if (role.faults_per_s or 0) > FAULTS_PER_S:
+            yield (
+                f"{name} had {number(role.faults_per_s or 0)} major page faults a second during measured steps, each a "
+                "wait for storage"
+            )
+    if (load.other_cores or 0) > LOAD:
+        yield f"other processes used {number(load.other_cores or 0)} cores" + (
+            f" (at most {number(load.other_cores_max)})" if load.other_cores_max is not None else ""
+        )
+    if (load.stolen_cores or 0) > LOAD:
+        yield f"the hypervisor kept {number(load.stolen_cores or 0)} cores for others"
+    if load.missed > MISSED * (load.missed + load.taken):
+        yield (
+            f"{load.missed} of {load.missed + load.taken} host readings were missed: "
+            "the sampler did not get a core in time"
+        )
+
+
+def _limits(load: HostLoad, threads: int) -> Iterable[str]:
+    quota = load.quota_cores
+    if quota is not None and (load.throttled_share or 0) > THROTTLED:
+        yield (
+            f"throttled by the cgroup's CPU quota of {number(quota)} cores in {percent(load.throttled_share or 0)} of "
+            "its periods: everything stood still until the next one"
+        )
+    if quota is not None and threads > quota:
+        yield f"torch computes with {threads} threads under a CPU quota of {number(quota)} cores"
+    limit = load.memory_limit_bytes
+    if limit and (load.memory_bytes or 0) > NEAR_LIMIT * limit:
+        yield (
+            f"{number((load.memory_bytes or 0) / 1e9)} GB of a memory limit of {number(limit / 1e9)} GB were in use, "
+            "page cache included: what is read may be dropped again at once"
+        )
+    if load.pressure.get("memory", 0) > SHORT_OF_MEMORY:
+        yield f"some process waited for memory {percent(load.pressure['memory'])} of the time"
+    if load.pressure.get("io", 0) > STALLED:
+        yield f"some process waited for the disk {percent(load.pressure['io'])} of the time"

@@ -1,0 +1,89 @@
+"""What torch.profiler recorded of one run, worked out: operators, kernels and memory of the profiled steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
+from harness.analysis.probes.operators import ProfiledOperators, profiled_operators
+from harness.report.words import count
+from harness.traces.kineto import is_cut
+from harness.traces.names import STEP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Window = tuple[int, int, int, int]  # start_ns, end_ns (CLOCK_MONOTONIC), first step, last step
+
+
+@dataclass(frozen=True)
+class TorchProfile:
+    """One profiled run. Its steps ran under the profiler, so their times compare with each other and nothing else."""
+
+    arm: str
+    windows: tuple[Window, ...]  # those whose profiles are whole
+    operators: ProfiledOperators
+    memory: tuple[MemoryTimeline, ...]
+    flops: dict[str, float]  # floating point operations by operator, over all windows; empty where not asked for
+    problems: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(last - first + 1 for _, _, first, last in self.windows)
+
+
+def torch_profile(
+    arm: str, profiles: Sequence[pa.Table], facts: Mapping[str, Any], problems: Sequence[str] = ()
+) -> TorchProfile | None:
+    """``profiles``: the run's files (:func:`harness.traces.profiles.read_profiles`), ``facts``: the entry
+    ``torch_profiler`` of its probes.json, ``problems``: what went wrong with reading or recording.
+
+    None where nothing was recorded and nothing went wrong.
+    """
+    told = [(int(w[0]), int(w[1]), int(w[2]), int(w[3])) for w in facts.get("windows") or ()]
+    full, windows, gaps = _whole([profile for profile in profiles if len(profile)], told)
+    if not full and not problems and not gaps:
+        return None
+    profiled_ns = sum(end - start for start, end, _, _ in windows)
+    operators = profiled_operators(full, profiled_ns) if full else ProfiledOperators((), (), None)
+    memory = tuple(memory_timelines(full, windows)) if full else ()
+    flops = {} if gaps else dict(facts.get("flops") or {})  # of all windows: too many for those that are left
+    return TorchProfile(arm, tuple(windows), operators, memory, flops, (*problems, *gaps))
+
+
+def _whole(profiles: Sequence[pa.Table], windows: Sequence[Window]) -> tuple[list[pa.Table], list[Window], list[str]]:
+    """The profiles and the windows that belong together, and a line for each that lacks the other.
+
+    A window's profile has a mark of torch's for each of its steps, and was not cut. Where nobody told the windows, all
+    profiles count.
+    """
+    import pyarrow.compute as pc
+
+    if not windows:
+        return list(profiles), [], []
+    kept: list[pa.Table] = []
+    found: set[int] = set()
+    gaps: list[str] = []
+    ends = [end for _, end, _, _ in windows]
+    for profile in profiles:
+        if "main" not in pc.unique(profile["role"]).to_pylist():
+            kept.append(profile)  # of a worker, which records through all windows
+            continue
+        of_main = pc.equal(profile["role"], "main")
+        marks = profile.filter(pc.and_(of_main, pc.starts_with(profile["name"].cast("string"), STEP)))
+        starts = marks["start_ns"].to_pylist()
+        places = {bisect_right(ends, start) for start in starts}
+        place = places.pop() if len(places) == 1 else len(windows)
+        if place < len(windows) and len(starts) == windows[place][3] - windows[place][2] + 1 and not is_cut(profile):
+            kept.append(profile)
+            found.add(place)
+        else:
+            gaps.append(f"a profile of {count(len(starts), 'step')} is not whole, or of no window: left out")
+    missing = [window for place, window in enumerate(windows) if place not in found]
+    gaps += [
+        f"steps {first} to {last} were profiled, but no whole profile of them is here" for *_, first, last in missing
+    ]
+    return kept, [window for place, window in enumerate(windows) if place in found], gaps

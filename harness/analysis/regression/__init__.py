@@ -1,1 +1,0 @@
-"""Is it slower than it was? Decisions about two sides, from rounds that alternated or from two studies."""

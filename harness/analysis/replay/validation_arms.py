@@ -1,0 +1,62 @@
+"""Which arm of the same study already is what the edits ask for: a prediction that can be checked is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.scenario.edits import Edits
+from harness.scenario.overrides import flatten, lookup
+from harness.study.store import STAGES, RunRecord
+
+# Differ between blocks, or say how long to measure.
+IGNORED = ("seed", "steps", "warmup_steps")
+DOSES = {"read": "data.extra_reads", "tokenize": "data.extra_tokenizations"}
+
+
+def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
+    """Names of other arms (controls included, a-a twins left out) that ran what ``arm`` would be under ``edits``."""
+    own = next((record for record in records if record.arm == arm), None)
+    if own is None or not edits:
+        return []
+    if _removes_data(edits):
+        return list(dict.fromkeys(r.arm for r in records if r.control == "ideal-data" and r.of == arm))
+    wanted = _edited(own.config, edits)
+    if wanted is None:
+        return []
+    found = [r.arm for r in records if r.arm != arm and r.control != "a-a" and _comparable(r.config) == wanted]
+    return list(dict.fromkeys(found))
+
+
+def _removes_data(edits: Edits) -> bool:
+    removed = all(stage in edits.stages and edits.stages[stage].removes for stage in STAGES)
+    return removed and all(text.partition("=")[0] in STAGES for text in edits.texts)
+
+
+def _edited(config: Mapping[str, Any], edits: Edits) -> dict[str, Any] | None:
+    """The configuration under ``edits``; None where no key of it says the same."""
+    flat = flatten(config)
+    if edits.cores is not None or (edits.ranks or 1) > 1:
+        return None
+    for stage, change in edits.stages.items():
+        times = change.factor
+        if change.ms is not None or stage not in DOSES or times < 1 or times != int(times):
+            return None
+        flat[DOSES[stage]] = (1 + int(flat.get(DOSES[stage]) or 0)) * int(times) - 1
+    if edits.device is not None:
+        if not isinstance(lookup(config, "compute.device"), Mapping):
+            return None
+        flat["compute.device.speed"] = float(lookup(config, "compute.device.speed", 1.0)) * edits.device
+    for key, value in (("workers", edits.workers), ("prefetch", edits.prefetch), ("batch_size", edits.batch_size)):
+        if value is not None:
+            flat[f"data.{key}"] = value
+    if not edits.sync:
+        flat["compute.check_finite"] = False
+    return _comparable(flat)
+
+
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {key: value for key, value in flatten(config).items() if key not in IGNORED}
+    if not flat.get("data.workers"):
+        flat.pop("data.prefetch", None)  # no effect
+    return flat

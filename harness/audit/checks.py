@@ -1,0 +1,178 @@
+"""One row against itself: what its figures say of one another under a setting (formula, sequence, devices, peak)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Literal
+
+from harness.audit.figures import Interval, common
+from harness.audit.flops import Convention
+from harness.audit.table import AuditRow, Declared
+
+TOKENS, TFLOPS, MFU, STEP = "tokens/s", "TFLOP/s", "MFU", "step time"
+AuditStatus = Literal["consistent", "inconsistent", "not checkable"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under what a row is read. None: not known, so what needs it is not checkable."""
+
+    convention: Convention | None
+    sequence: float | None
+    devices: float
+    peak_flops_per_s: float | None
+
+    @property
+    def flops_per_token(self) -> float | None:
+        if self.convention is None or self.sequence is None:
+            return None
+        return self.convention.flops_per_token(self.sequence)
+
+
+@dataclass(frozen=True)
+class AuditCheck:
+    """``discrepancy``: how far the first is from the second, as a fraction; ``allowed``: what rounding can explain."""
+
+    name: str
+    status: AuditStatus
+    discrepancy: float | None = None
+    allowed: float | None = None
+    reasons: list[str] = field(default_factory=list)
+    """Why it could not be made; or what a difference that contradicts nothing may be."""
+
+
+def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:
+    """As declared by the row, else by the table; devices not declared are one."""
+    return Setting(
+        convention,
+        row.sequence_length or declared.sequence_length,
+        row.devices or declared.devices or 1,
+        row.peak_flops_per_s or declared.peak_flops_per_s,
+    )
+
+
+def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
+    """Tokens (positions) of one optimizer step over all devices."""
+    if row.tokens_per_step is not None:
+        return row.tokens_per_step
+    if row.batch_size is None or setting.sequence is None:
+        return None
+    return row.batch_size * setting.sequence * setting.devices
+
+
+def rates(row: AuditRow, setting: Setting) -> dict[str, Interval]:
+    """Tokens/s over all devices: as printed, and from the step time."""
+    found = {}
+    if row.tokens_per_s is not None:
+        found[TOKENS] = row.tokens_per_s.interval
+    tokens = tokens_per_step(row, setting)
+    if row.step_ms is not None and tokens is not None:
+        found[STEP] = Interval(tokens, tokens) / (row.step_ms.interval * 1e-3)
+    return found
+
+
+def step_s(row: AuditRow, setting: Setting) -> Interval | None:
+    """Seconds of one step: as printed, else from tokens/s."""
+    if row.step_ms is not None:
+        return row.step_ms.interval * 1e-3
+    tokens = tokens_per_step(row, setting)
+    if row.tokens_per_s is None or tokens is None:
+        return None
+    return Interval(tokens, tokens) / row.tokens_per_s.interval
+
+
+def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
+    """FLOP/s of one device, as each published figure tells it. A true row's witnesses all overlap."""
+    found = {}
+    flops = setting.flops_per_token
+    if flops is not None:
+        found = {name: rate * (flops / setting.devices) for name, rate in rates(row, setting).items()}
+    if row.tflops is not None:
+        found[TFLOPS] = row.tflops.interval * 1e12
+    if row.mfu_percent is not None and setting.peak_flops_per_s is not None:
+        found[MFU] = row.mfu_percent.interval * (setting.peak_flops_per_s / 100)
+    return found
+
+
+def fits(row: AuditRow, setting: Setting) -> bool:
+    """Whether nothing that is printed contradicts anything else; true also where there is nothing to compare."""
+    rate = list(rates(row, setting).values())
+    told = list(witnesses(row, setting).values())
+    duration = _duration(row, setting)
+    return (
+        (not rate or common(rate) is not None)
+        and (not told or common(told) is not None)
+        and (duration is None or duration.status != "inconsistent")
+    )
+
+
+def checks(row: AuditRow, setting: Setting) -> list[AuditCheck]:
+    """Every pair of figures that the row gives, and why others are not checkable."""
+    told = witnesses(row, setting)
+    found = []
+    for first, second in combinations((TOKENS, STEP, TFLOPS, MFU), 2):
+        if {first, second} == {TOKENS, STEP}:
+            rate = rates(row, setting)  # needs neither the shape nor the peak
+            if len(rate) == 2:
+                found.append(_compare(f"{first} against {second}", rate[first], rate[second]))
+        elif first in told and second in told and not (first == STEP and TOKENS in told):
+            found.append(_compare(f"{first} against {second}", told[first], told[second]))
+    found += [AuditCheck(name, "not checkable", reasons=reasons) for name, reasons in _missing(row, setting)]
+    duration = _duration(row, setting)
+    return found if duration is None else [*found, duration]
+
+
+def _compare(name: str, first: Interval, second: Interval) -> AuditCheck:
+    quotient = first / second
+    return AuditCheck(
+        name,
+        "consistent" if first.overlaps(second) else "inconsistent",
+        first.middle / second.middle - 1,
+        (quotient.high - quotient.low) / 2 / quotient.middle,
+    )
+
+
+def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[str]]]:
+    """(check, reasons why it cannot be made) for the checks that a full row would allow."""
+    no_rate = None
+    if not rates(row, setting):
+        no_rate = "the row gives no tokens/s"
+        if row.step_ms is not None:
+            no_rate += " (a step time says nothing without the tokens of a step)"
+    no_shape = None
+    if setting.convention is None:
+        no_shape = "no model shape is declared"
+    elif setting.sequence is None:
+        no_shape = "no sequence length is declared"
+    no_tflops = None if row.tflops is not None else "the row gives no TFLOP/s"
+    no_mfu = None
+    if row.mfu_percent is None:
+        no_mfu = "the row gives no MFU"
+    elif setting.peak_flops_per_s is None:
+        no_mfu = "no peak is declared"
+    needs = {
+        f"{TOKENS} against {TFLOPS}": (no_rate, no_shape, no_tflops),
+        f"{TOKENS} against {MFU}": (no_rate, no_shape, no_mfu),
+        f"{TFLOPS} against {MFU}": (no_tflops, no_mfu),
+    }
+    return [(name, [one for one in reasons if one]) for name, reasons in needs.items() if any(reasons)]
+
+
+def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
+    """Steps x step time against the duration. A longer duration is no contradiction: evaluation, saving, pauses."""
+    name = "duration against steps x step time"
+    if row.duration_s is None and row.steps is None:
+        return None
+    one = step_s(row, setting)
+    missing = [
+        word for word, value in (("duration", row.duration_s), ("number of steps", row.steps), ("step time", one))
+        if value is None
+    ]  # fmt: skip
+    if missing or row.duration_s is None or row.steps is None or one is None:
+        return AuditCheck(name, "not checkable", reasons=[f"the row gives no {' and no '.join(missing)}"])
+    training = one * row.steps
+    check = _compare(name, row.duration_s.interval, training)
+    if check.status == "inconsistent" and row.duration_s.interval.low > training.high:
+        return replace(check, status="consistent", reasons=["the rest may be evaluation, checkpoints and pauses"])
+    return check

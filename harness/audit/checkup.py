@@ -1,0 +1,191 @@
+"""A published results table checked against itself (design, section 2.5): rows, readings, ceilings, inferences.
+
+Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.audit import words
+from harness.audit.checks import (
+    MFU,
+    TFLOPS,
+    AuditCheck,
+    AuditStatus,
+    Setting,
+    checks,
+    fits,
+    setting_of,
+    step_s,
+    witnesses,
+)
+from harness.audit.figures import Interval
+from harness.audit.fits import evidence, fits_by_kind, traffic
+from harness.audit.flops import Convention, conventions
+from harness.audit.gains import gains, unexplained
+from harness.audit.readings import search
+from harness.audit.result import Audit, Formula, NamedReading, RowAudit
+from harness.audit.solve import SAME, FittedReading
+from harness.audit.table import AuditRow, Peak, Table
+
+
+def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
+    """Check ``table``; ``peaks`` are those of known devices, to name the one behind an MFU."""
+    known = conventions(table.declared.shape) if table.declared.shape is not None else []
+    formulas = _formulas(table, known)
+    palm = known[0] if known else None
+    # The table's own way of counting: another than PaLM's only where it explains more rows.
+    usual = max(known, key=lambda one: len(formulas[one.words].rows), default=None)
+    readings: dict[str, list[FittedReading]] = {}
+    excluded: dict[str, list[str]] = {}
+    found: dict[str, list[AuditCheck]] = {}
+    for row in table.rows:
+        setting = setting_of(row, table.declared, palm)
+        found[row.name] = checks(row, setting)
+        unsorted, excluded[row.name] = _readings(row, setting, usual, known, peaks)
+        readings[row.name] = sorted(unsorted, key=lambda one: (one.free, _lonely(one, formulas)))
+    audited = []
+    for row in table.rows:
+        setting = setting_of(row, table.declared, palm)
+        audited.append(_row(row, setting, found[row.name], readings[row.name], excluded[row.name], formulas))
+    doubtful = {row.name: row.status == "inconsistent" for row in audited}
+    compared = gains(table, {row.name: row.incomparable for row in audited})
+    fitted = fits_by_kind(table, palm, doubtful)
+    clues = evidence(table, palm, readings, fitted)
+    supported = {one.row: one.reading for one in clues if one.supports}
+    return Audit(
+        table.title,
+        table.source,
+        table.declared.notes,
+        [words.rows_line(audited, supported), words.gains_line(compared, table.noise is not None)],
+        audited,
+        [one for one in formulas.values() if one.rows],
+        words.formula_sentence(list(formulas.values())),
+        compared,
+        words.unexplained_sentence(unexplained(compared), compared),
+        fitted,
+        traffic(table) if fitted else None,
+        clues,
+    )
+
+
+def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
+    """For every convention, the rows that it makes consistent, of those in which FLOPs per token decide anything."""
+    rows = []
+    for row in table.rows:
+        told = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
+        if set(told) & {TFLOPS, MFU} and set(told) - {TFLOPS, MFU}:
+            rows.append(row)
+    length = table.declared.sequence_length or next((row.sequence_length for row in rows if row.sequence_length), 0)
+    return {
+        one.words: Formula(
+            one.words,
+            one.flops_per_token(length) / 1e9,
+            [row.name for row in rows if fits(row, setting_of(row, table.declared, one))],
+            len(rows),
+        )
+        for one in known
+    }
+
+
+def _lonely(one: FittedReading, formulas: dict[str, Formula]) -> bool:
+    """A formula that no other row needs comes after readings that concern this row alone."""
+    formula = formulas.get(one.setting.convention.words) if one.setting.convention is not None else None
+    return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
+
+
+def _readings(
+    row: AuditRow, setting: Setting, usual: Convention | None, known: Sequence[Convention], peaks: Sequence[Peak]
+) -> tuple[list[FittedReading], list[str]]:
+    """Readings under PaLM's formula; where the table as a whole counts in another way, also changes on top of that."""
+    if fits(row, setting):
+        return [], []
+    first = search(row, setting, known, peaks)
+    if usual is None or usual == setting.convention or fits(row, replace(setting, convention=usual)):
+        return first.fits, first.excluded
+    second = [
+        replace(one, words=f"{one.words}, with FLOPs counted as in other rows ({usual.words})", changes=2)
+        for one in search(row, replace(setting, convention=usual), known, peaks).fits
+        if one.kind != "formula" and one.changes == 1
+    ]
+    single = [one for one in first.fits if one.changes == 1]
+    return (single + second if second else first.fits), first.excluded
+
+
+def _row(
+    row: AuditRow,
+    setting: Setting,
+    found: list[AuditCheck],
+    readings: list[FittedReading],
+    excluded: list[str],
+    formulas: dict[str, Formula],
+) -> RowAudit:
+    status: AuditStatus = "not checkable"
+    if any(check.status == "inconsistent" for check in found):
+        status = "inconsistent"
+    elif any(check.status == "consistent" for check in found):
+        status = "consistent"
+    step = step_s(row, setting)
+    told = witnesses(row, setting)
+    work = told.get(TFLOPS) or told.get(MFU)
+    implied = _implied(work, told, setting)
+    expected = setting.flops_per_token
+    as_declared = None
+    if work is not None and expected is not None and any(one.kind == "sequence" for one in readings):
+        as_declared = work.middle * setting.devices / expected
+    result = RowAudit(
+        row.name,
+        status,
+        found,
+        [_named(one) for one in readings],
+        excluded,
+        None if step is None else step.middle * 1e3,
+        None if implied is None else implied.middle / 1e9,
+        None if expected is None else expected / 1e9,
+        _incomparable(status, readings),
+        as_declared,
+        "",
+    )
+    return replace(result, sentence=words.row_sentence(result, setting, implied, formulas, _alike(readings)))
+
+
+def _implied(work: Interval | None, told: dict[str, Interval], setting: Setting) -> Interval | None:
+    """FLOPs per token that the row's own figures amount to."""
+    rate = next((told[name] for name in told if name not in (TFLOPS, MFU)), None)
+    if work is None or rate is None or setting.flops_per_token is None:
+        return None
+    return work * setting.flops_per_token / rate
+
+
+def _named(one: FittedReading) -> NamedReading:
+    flops = one.setting.flops_per_token if one.kind in ("formula", "sequence") else None
+    return NamedReading(
+        one.kind, one.words, one.value, one.low, one.high, None if flops is None else flops / 1e9, one.free, one.changes
+    )
+
+
+def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
+    """A formula and a sequence length that count the same FLOPs per token: no figure of the row can part them."""
+    counted = [one for one in readings if one.kind in ("formula", "sequence") and one.setting.flops_per_token]
+    for one in counted:
+        flops = one.setting.flops_per_token or 0.0
+        same = [two for two in counted if abs((two.setting.flops_per_token or 0.0) / flops - 1) <= SAME]
+        if len({two.kind for two in same}) > 1:
+            return same
+    return []
+
+
+def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> str | None:
+    if status != "inconsistent":
+        return None
+    firm = [one for one in readings if not one.free]
+    for one in firm:
+        if one.kind == "sequence":
+            return f"may have run at sequence length {one.value:,.0f}"
+        if one.kind == "devices":
+            return f"may count {one.value:,.0f} device{'' if one.value == 1 else 's'}"
+    if firm:
+        return None
+    return f"is {'explained only by what fits any figure' if readings else 'inconsistent, and no reading explains it'}"

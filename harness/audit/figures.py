@@ -1,0 +1,105 @@
+"""Published figures: a printed number stands for the interval of values that would have been printed the same.
+
+All figures are positive. Intervals are closed and carried through products and quotients, so that a tolerance always
+follows from printed digits and never from a chosen percentage.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import reduce
+
+ROUNDING = 1e-12  # relative; what binary arithmetic may add to decimal ends
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
+_FIGURE = re.compile(rf"(~)?\s*({_NUMBER})(?:\s*(?:-|–|to)\s*({_NUMBER}))?")
+LARGEST = Decimal("1e30")
+UNITS_S = {"s": 1.0, "min": 60.0, "hour": 3600.0, "hours": 3600.0, "day": 86400.0, "days": 86400.0}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All values from ``low`` to ``high``, 0 < low <= high."""
+
+    low: float
+    high: float
+
+    def __mul__(self, other: Interval | float) -> Interval:
+        by = _interval(other)
+        return Interval(self.low * by.low, self.high * by.high)
+
+    def __truediv__(self, other: Interval | float) -> Interval:
+        by = _interval(other)
+        return Interval(self.low / by.high, self.high / by.low)
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    def holds(self, value: float) -> bool:
+        return self.low * (1 - ROUNDING) <= value <= self.high * (1 + ROUNDING)
+
+    def overlaps(self, other: Interval) -> bool:
+        return self.low <= other.high * (1 + ROUNDING) and other.low <= self.high * (1 + ROUNDING)
+
+
+def _interval(value: Interval | float) -> Interval:
+    return value if isinstance(value, Interval) else Interval(value, value)
+
+
+def common(intervals: list[Interval]) -> Interval | None:
+    """What all of ``intervals`` hold; None where two of them are apart, or where there are none.
+
+    On a line, intervals that overlap pairwise share a point (Helly), so agreement in pairs is agreement of all.
+    """
+    if not intervals:
+        return None
+    found = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
+    if found.low > found.high * (1 + ROUNDING):
+        return None
+    return found if found.low <= found.high else Interval(found.high, found.low)
+
+
+@dataclass(frozen=True)
+class AuditedFigure:
+    """A number as it was printed (``text``), its value, and what it stands for."""
+
+    text: str
+    value: float
+    interval: Interval
+
+    def times(self, factor: float) -> AuditedFigure:
+        return AuditedFigure(self.text, self.value * factor, self.interval * factor)
+
+
+def read_figure(text: str) -> AuditedFigure:
+    """``6544.40`` stands for 6544.395 to 6544.405; ``178e3`` for 177,500 to 178,500; ``48-49`` for 47.5 to 49.5.
+
+    ``~300`` is rounded at its last digit that is not zero: 250 to 350. ValueError says what is allowed.
+    """
+    match = _FIGURE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a figure; allowed: digits as printed (6544.40, 178e3), ~300, 48-49")
+    about = match[1] is not None
+    first, last = Decimal(match[2]), Decimal(match[3] or match[2])
+    if not 0 < first <= last <= LARGEST:
+        raise ValueError(f"{text!r}: a figure is positive, at most {LARGEST:.0e}, and a range goes upwards")
+    low, high = first - _half_unit(first, about), last + _half_unit(last, about)
+    return AuditedFigure(text.strip(), float((first + last) / 2), Interval(float(low), float(high)))
+
+
+def read_duration(text: str) -> AuditedFigure:
+    """``94.3 min``, ``~4 days``: a figure in seconds (s, min, hours, days)."""
+    number, _, unit = text.strip().rpartition(" ")
+    if unit not in UNITS_S:
+        raise ValueError(f"{text!r} is not a duration; allowed: a figure and s, min, hours or days (94.3 min, ~4 days)")
+    figure = read_figure(number).times(UNITS_S[unit])
+    return AuditedFigure(text.strip(), figure.value, figure.interval)
+
+
+def _half_unit(value: Decimal, about: bool) -> Decimal:
+    """Half a unit of the last printed digit; of the last digit that is not zero where the figure is ``about``."""
+    exponent = (value.normalize() if about else value).as_tuple().exponent
+    assert isinstance(exponent, int)  # the pattern lets neither NaN nor infinity in
+    return Decimal(5).scaleb(exponent - 1)

@@ -1,0 +1,74 @@
+"""The ways in which people count a transformer's training FLOPs per token: which weights, and how much attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.devices.flops import flops_per_token, parameters
+from trainer.model import Shape
+
+PALM = "as PaLM does"
+Attention = Literal["full", "half", "none"]
+_ATTENTION_FACTOR = {"full": 12.0, "half": 6.0, "none": 0.0}
+_ATTENTION_WORDS = {"full": "", "half": "with causal attention (half of it)", "none": "without attention"}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """6 x ``weights`` + attention. ``words`` ends "FLOPs counted …" and says how it differs from PaLM's formula."""
+
+    words: str
+    weights: int
+    attention: Attention
+    attention_per_position: float
+    """FLOPs per token for each position of the sequence."""
+
+    def flops_per_token(self, sequence_length: float) -> float:
+        return 6.0 * self.weights + self.attention_per_position * sequence_length
+
+    def sequence_length(self, flops: float) -> float:
+        """The length at which a token costs ``flops``; only where attention is counted at all."""
+        return (flops - 6.0 * self.weights) / self.attention_per_position
+
+
+def conventions(shape: Shape) -> list[Convention]:
+    """PaLM's first (trainer/flops.py: output projection counted, embedding lookups not, full attention), then others.
+
+    Those that count the same number are one, under the first name.
+    """
+    found: list[Convention] = []
+    per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
+    for words, weights in _weights(shape).items():
+        for attention, said in _ATTENTION_WORDS.items():
+            name = " and ".join(part for part in (words, said) if part) or PALM
+            one = Convention(name, weights, attention, _ATTENTION_FACTOR[attention] * per_position)  # type: ignore[arg-type]
+            if all((one.weights, one.attention) != (other.weights, other.attention) for other in found):
+                found.append(one)
+    assert found[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # one formula, not two that drift apart
+    return sorted(found, key=lambda one: one.words != PALM)
+
+
+def _weights(shape: Shape) -> dict[str, int]:
+    """Words -> parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
+    everything = parameters(shape)
+    embedding = shape.vocab_size * shape.width
+    lookups = shape.positions * shape.width if shape.family == "gpt2" else embedding
+    palm = everything - lookups
+    norm_weights = (2 * shape.layers + 1) * shape.width
+    biases = 0
+    if shape.family == "gpt2":  # attention 4 widths, feed-forward 1 width and its own, two norms, and the last norm
+        biases = shape.layers * (7 * shape.width + shape.ffn_width) + shape.width
+    lookups_too = "with position embeddings" if shape.family == "gpt2" else "with embedding lookups"
+    found = {
+        "": palm,
+        f"{lookups_too} (all parameters)": everything,
+        "without the output projection (no embeddings at all)": palm - embedding,
+    }
+    if biases:
+        found |= {"without biases": palm - biases, "with position embeddings, without biases": everything - biases}
+    found |= {
+        "with weight matrices alone (no biases, no norms)": palm - biases - norm_weights,
+        "with the layers' weight matrices alone": palm - biases - norm_weights - embedding,
+    }
+    return found

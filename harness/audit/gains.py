@@ -1,0 +1,240 @@
+"""What a published gain can be: the ceiling from the isolated figures, and whether noise could have made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from harness.audit.checks import setting_of, step_s, tokens_per_step
+from harness.audit.figures import AuditedFigure, Interval
+from harness.audit.table import AuditRow, Noise, Table
+from harness.report.words import percent, ratio
+
+COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
+
+GainVerdict = Literal[
+    "not comparable",
+    "no ceiling",
+    "loss with a faster data path",
+    "gain with a slower data path",
+    "above the ceiling",
+    "below the floor",
+    "possible",
+]
+NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A candidate against its baseline. Ratios of tokens/s: above 1 the candidate is faster. None: not derivable."""
+
+    baseline: str
+    candidate: str
+    measured: float | None
+    measured_low: float | None
+    """``measured_low`` to ``measured_high``: what the printed digits allow."""
+    measured_high: float | None
+    isolated: float | None
+    """How many times as fast the candidate's data path is by itself."""
+    step_ms: float | None
+    """Of the baseline; as are the next three."""
+    data_ms: float | None
+    """Isolated data time of one step: batch size x ms per sample."""
+    candidate_data_ms: float | None
+    ceiling_all: float | None
+    """Ratio if the whole data time were exposed and went away."""
+    ceiling: float | None
+    """Ratio if the whole data time were exposed and the candidate's took its place; below 1 where that is slower."""
+    verdict: GainVerdict
+    noise: NoiseVerdict | None
+    unexplained: float | None
+    """By how much the measured ratio lies outside what the data path can do, as a fraction; 0 where inside."""
+    sentence: str
+
+
+def gains(table: Table, trusted: Mapping[str, str | None]) -> list[Gain]:
+    """One Gain per declared (else derived) pair. ``trusted``: row -> None, or why its tokens/s cannot be compared."""
+    rows = {row.name: row for row in table.rows}
+    pairs = list(_derived(table)) if table.compare is None else table.compare
+    return [_gain(table, rows[baseline], rows[candidate], trusted) for baseline, candidate in pairs]
+
+
+def _derived(table: Table) -> Iterator[tuple[str, str]]:
+    """Without ``compare``: in each batch size, every row against the first one with the slowest data path."""
+    by_batch: dict[int | None, list[AuditRow]] = {}
+    for row in table.rows:
+        if row.data in table.isolated_ms:
+            by_batch.setdefault(row.batch_size, []).append(row)
+    for rows in by_batch.values():
+        baseline = max(rows, key=lambda row: table.isolated_ms[row.data or ""].value)
+        yield from ((baseline.name, row.name) for row in rows if row.data != baseline.data)
+
+
+def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, str | None]) -> Gain:
+    measured = _measured(baseline, candidate)
+    step = step_s(baseline, setting_of(baseline, table.declared, None))
+    old, new = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
+    step_interval = None if step is None else step * 1e3
+    ceiling_all = _replaced(step_interval, old, None)
+    ceiling = _replaced(step_interval, old, new)
+    reason = _incomparable(table, baseline, candidate, trusted, measured)
+    verdict: GainVerdict
+    unexplained: float | None = None
+    noise: NoiseVerdict | None = None
+    if reason is not None or measured is None:
+        verdict = "not comparable"
+    elif ceiling is None:
+        verdict, noise = "no ceiling", _noise(measured.value - 1, table.noise)
+    else:
+        verdict, unexplained = _judge(measured, ceiling)
+        noise = _noise(measured.value - 1, table.noise)
+    gain = Gain(
+        baseline.name,
+        candidate.name,
+        None if measured is None else measured.value,
+        None if measured is None else measured.interval.low,
+        None if measured is None else measured.interval.high,
+        None if old is None or new is None else old.value / new.value,
+        None if step_interval is None else step_interval.middle,
+        None if old is None else old.value,
+        None if new is None else new.value,
+        None if ceiling_all is None else ceiling_all.value,
+        None if ceiling is None else ceiling.value,
+        verdict,
+        noise,
+        unexplained,
+        "",
+    )
+    return replace(gain, sentence=_sentence(gain, table, reason))
+
+
+def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
+    """Tokens/s of the candidate over those of the baseline; step times where only they are printed."""
+    if baseline.tokens_per_s is not None and candidate.tokens_per_s is not None:
+        return _quotient(candidate.tokens_per_s, baseline.tokens_per_s)
+    if baseline.step_ms is not None and candidate.step_ms is not None:
+        return _quotient(baseline.step_ms, candidate.step_ms)
+    return None
+
+
+def _quotient(first: AuditedFigure, second: AuditedFigure) -> AuditedFigure:
+    return AuditedFigure("", first.value / second.value, first.interval / second.interval)
+
+
+def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFigure | None:
+    if row.data is None or row.data not in isolated or row.batch_size is None:
+        return None
+    return isolated[row.data].times(row.batch_size)
+
+
+def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
+    """step / (step - (old - new)), even if all of ``old`` were exposed. None where it cannot be told.
+
+    ``new`` None: the data time goes away altogether.
+    """
+    if step_ms is None or old is None:
+        return None
+    saved_low = old.interval.low - (new.interval.high if new else 0.0)
+    saved_high = old.interval.high - (new.interval.low if new else 0.0)
+    if saved_high >= step_ms.low:
+        return None
+    ends = [step / (step - saved) for step in (step_ms.low, step_ms.high) for saved in (saved_low, saved_high)]
+    saved = old.value - (new.value if new else 0.0)
+    return AuditedFigure("", step_ms.middle / (step_ms.middle - saved), Interval(min(ends), max(ends)))
+
+
+def _incomparable(
+    table: Table,
+    baseline: AuditRow,
+    candidate: AuditRow,
+    trusted: Mapping[str, str | None],
+    measured: AuditedFigure | None,
+) -> str | None:
+    for row in (baseline, candidate):
+        if trusted.get(row.name) is not None:
+            return f"{row.name} {trusted[row.name]}"
+    if measured is None:
+        return "the rows do not give the same figure"
+    tokens = [tokens_per_step(row, setting_of(row, table.declared, None)) for row in (baseline, candidate)]
+    if None not in tokens and tokens[0] != tokens[1]:
+        return f"their steps hold {tokens[0]:,.0f} and {tokens[1]:,.0f} tokens"
+    return None
+
+
+def _judge(measured: AuditedFigure, ceiling: AuditedFigure) -> tuple[GainVerdict, float]:
+    """The verdict, and the distance to what the data path can do: from no change at all to the whole replacement."""
+    top, bottom = max(ceiling.interval.high, 1.0), min(ceiling.interval.low, 1.0)
+    faster = ceiling.value >= 1
+    if measured.interval.high < bottom:
+        return "loss with a faster data path" if faster else "below the floor", 1 - measured.value / bottom
+    if measured.interval.low > top:
+        return "above the ceiling" if faster else "gain with a slower data path", measured.value / top - 1
+    return "possible", 0.0
+
+
+def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
+    if noise is None:
+        return "undecidable"
+    return "inside the noise" if abs(change) <= noise.high else "outside the noise"
+
+
+def _sentence(gain: Gain, table: Table, reason: str | None) -> str:
+    pair = f"{gain.candidate} against {gain.baseline}"
+    if gain.measured is None or reason is not None:
+        measured = "" if gain.measured is None else f" (as printed {change(gain)})"
+        return f"{pair}: not comparable{measured}: {reason}."
+    text = f"{pair}: {change(gain)}"
+    if gain.step_ms is None or gain.data_ms is None or gain.isolated is None:
+        return f"{text}; no ceiling, as isolated figures, batch size or step time are not given."
+    data = f"data takes {gain.data_ms:.2f} ms of a {gain.step_ms:.1f} ms step ({percent(gain.data_ms / gain.step_ms)})"
+    if gain.ceiling is None:
+        return f"{text}; no ceiling, as by itself {data}: most of it must run beside the step."
+    bound = (
+        f"in isolation {ratio(gain.isolated)} as fast, but {data}, so even fully exposed the candidate's could give "
+    )
+    bound += f"at most {_change(gain.ceiling)}"
+    if gain.ceiling_all is not None:
+        bound += f", and no data time at all {_change(gain.ceiling_all)}"
+    said = {
+        "loss with a faster data path": "a loss although the data path is faster: not the data path's doing",
+        "gain with a slower data path": "a gain although the data path is slower: not the data path's doing",
+        "above the ceiling": "outside the possible: something else changed, or noise",
+        "below the floor": "a larger loss than the slower data path can cause: something else changed, or noise",
+        "possible": "within what the data path can do",
+    }[gain.verdict]
+    return f"{text}, {said} ({bound}). {_noise_words(gain, table)}"
+
+
+def _noise_words(gain: Gain, table: Table) -> str:
+    if table.noise is not None:
+        return f"{(gain.noise or '').capitalize()} ({percent(table.noise.high)}, {table.noise.source})."
+    text = "Undecidable as a difference: single runs, no noise floor published"
+    if (typical := table.typical_noise) is not None:
+        span = (
+            percent(typical.high)
+            if typical.low == typical.high
+            else f"{percent(typical.low)} to {percent(typical.high)}"
+        )
+        text += f"; identical runs elsewhere differ by {span} ({typical.source})"
+    return f"{text}."
+
+
+def change(gain: Gain) -> str:
+    """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
+    if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
+        return "not given"
+    if gain.measured_high - gain.measured_low < COARSE:
+        return _change(gain.measured)
+    return f"{(gain.measured_low - 1) * 100:+.0f} to {(gain.measured_high - 1) * 100:+.0f} %"
+
+
+def _change(value: float) -> str:
+    """Two decimals, because ceilings of this size are the point."""
+    return f"{(value - 1) * 100:+.2f} %"
+
+
+def unexplained(found: Sequence[Gain]) -> Gain | None:
+    """The comparison that lies furthest outside what its data path can do; None where none does."""
+    outside = [gain for gain in found if gain.unexplained]
+    return max(outside, key=lambda gain: gain.unexplained or 0.0, default=None)

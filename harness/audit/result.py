@@ -1,0 +1,72 @@
+"""What an audit found: the dataclasses that ``harness audit --json`` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.audit.checks import AuditCheck, AuditStatus
+from harness.audit.fits import Fit, FitEvidence, Traffic
+from harness.audit.gains import Gain
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A way to count FLOPs per token, and which of the rows that depend on it it fits."""
+
+    words: str
+    gflops_per_token: float
+    """At the table's sequence length."""
+    rows: list[str]
+    of: int
+
+
+@dataclass(frozen=True)
+class NamedReading:
+    """A reading as it is reported (readings.FittedReading without its setting)."""
+
+    kind: str
+    words: str
+    value: float | None
+    low: float | None
+    high: float | None
+    gflops_per_token: float | None
+    free: bool
+    changes: int
+
+
+@dataclass(frozen=True)
+class RowAudit:
+    """One row: what was checked, what would explain it, and what follows. None: not derivable."""
+
+    name: str
+    status: AuditStatus
+    checks: list[AuditCheck]
+    readings: list[NamedReading]
+    excluded: list[str]
+    step_ms: float | None
+    gflops_per_token: float | None
+    """From TFLOP/s (else MFU x peak) and tokens/s."""
+    expected_gflops_per_token: float | None
+    incomparable: str | None
+    """Why its tokens/s cannot be held against other rows'."""
+    tokens_per_s_as_declared: float | None
+    """Inference: at the declared sequence length with the same FLOP/s, where another length is a reading."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything ``harness audit`` says. ``conclusion``: two lines, of the rows and of the gains."""
+
+    title: str
+    source: str
+    notes: str | None
+    conclusion: list[str]
+    rows: list[RowAudit]
+    formulas: list[Formula]
+    formula_sentence: str | None
+    gains: list[Gain]
+    gains_sentence: str | None
+    fits: list[Fit]
+    traffic: Traffic | None
+    evidence: list[FitEvidence]

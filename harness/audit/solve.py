@@ -1,0 +1,139 @@
+"""Readings of an inconsistent row that are solved for: which sequence length, and how many devices, it would need.
+
+The unknown is taken from the row's own figures as an interval, and named only where that holds a plausible value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, floor, log2, sqrt
+from typing import Literal
+
+from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
+from harness.audit.figures import Interval, common
+from harness.audit.table import AuditRow
+
+UnknownKind = Literal["formula", "sequence", "devices", "total", "peak", "padding", "average", "duration"]
+LENGTH_STEP = 64  # a plausible sequence length is a power of two, or a multiple of this
+SHORTEST = 16
+MOST = 1000  # values that are tried where the digits leave very many open
+SAME = 1e-9  # relative; what binary arithmetic may do to a value that was solved for
+
+
+@dataclass(frozen=True)
+class FittedReading:
+    """One reading that fits. ``free``: it has a parameter that can fit any figure, so fitting proves little."""
+
+    kind: UnknownKind
+    words: str
+    setting: Setting
+    value: float | None = None
+    low: float | None = None
+    """``low`` to ``high``: what the row's digits allow for ``value``."""
+    high: float | None = None
+    free: bool = False
+    changes: int = 1
+
+
+def sequences(
+    row: AuditRow, setting: Setting, excluded: list[str], powers_only: bool = False
+) -> Iterator[FittedReading]:
+    """The most plausible other sequence length, with what else the digits allow."""
+    told = list(_sequence_intervals(row, setting))
+    allowed = common(told)
+    if allowed is None:
+        if told:
+            excluded.append("no other sequence length (its figures ask for two different ones)")
+        return
+    lengths = plausible_lengths(allowed, powers_only)
+    hits = [length for length in lengths if length != setting.sequence and fits(row, replace(setting, sequence=length))]
+    if not hits:
+        if not lengths:
+            excluded.append(f"no other sequence length ({span(allowed)} would be needed)")
+        return
+    best = min(hits, key=lambda length: (not log2(length).is_integer(), abs(length - allowed.middle)))
+    words = f"sequence length {best:,}"
+    if setting.sequence is not None:
+        words += f" instead of {setting.sequence:,.0f}"
+    words += f" (its figures allow {allowed.low:,.1f} to {allowed.high:,.1f}"
+    words += f", {len(hits)} multiples of {LENGTH_STEP})" if len(hits) > 1 else ")"
+    yield FittedReading("sequence", words, replace(setting, sequence=best), best, allowed.low, allowed.high)
+
+
+def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
+    """What each relation of the row that contains the sequence length says of it; positive lengths only."""
+    work, one = _work(row, setting), setting.convention
+    rate = rates(row, setting)
+    if one is not None and one.attention_per_position and work is not None:
+        if name := _fixed_rate(row, rate):
+            flops = work * setting.devices / rate[name]
+            ends = [one.sequence_length(flops.low), one.sequence_length(flops.high)]
+        elif row.batch_size is not None and row.step_ms is not None:
+            # The step's tokens grow with the length too: batch x s x (6 N + a s) = work x step time.
+            sample = work * (row.step_ms.interval * 1e-3) / row.batch_size
+            n, a = 6.0 * one.weights, one.attention_per_position
+            ends = [(sqrt(n * n + 4 * a * flops) - n) / (2 * a) for flops in (sample.low, sample.high)]
+        else:
+            ends = []
+        if ends and ends[1] > 0:
+            yield Interval(max(ends[0], 1e-9), ends[1])
+    if row.tokens_per_step is None and row.batch_size is not None and row.step_ms is not None and TOKENS in rate:
+        yield rate[TOKENS] * (row.step_ms.interval * 1e-3) / (row.batch_size * setting.devices)
+
+
+def _work(row: AuditRow, setting: Setting) -> Interval | None:
+    """FLOP/s of one device from what is neither tokens nor time."""
+    told = witnesses(row, setting)
+    return common([told[name] for name in (TFLOPS, MFU) if name in told])
+
+
+def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
+    """A rate of tokens that does not follow from sequence length and devices."""
+    if TOKENS in rate:
+        return TOKENS
+    return STEP if STEP in rate and row.tokens_per_step is not None else None
+
+
+def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
+    """Powers of two, and multiples of 64, in ``allowed``; of very many, the shortest."""
+    first, last = ceil(log2(max(allowed.low * (1 - SAME), SHORTEST))), floor(log2(max(allowed.high * (1 + SAME), 1)))
+    found = {2**power for power in range(first, last + 1)}
+    if not powers_only:
+        start = ceil(allowed.low * (1 - SAME) / LENGTH_STEP)
+        end = min(floor(allowed.high * (1 + SAME) / LENGTH_STEP), start + MOST)
+        found |= {LENGTH_STEP * factor for factor in range(max(start, 1), end + 1)}
+    return sorted(found)
+
+
+def devices(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[FittedReading]:
+    """Another number of devices, or TFLOP/s that count all of them."""
+    rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
+    allowed = []
+    if flops is not None and work is not None and (name := _fixed_rate(row, rate)):
+        allowed.append(rate[name] * flops / work)
+    if row.batch_size and row.tokens_per_step is None and row.step_ms and setting.sequence and TOKENS in rate:
+        allowed.append(rate[TOKENS] * (row.step_ms.interval * 1e-3) / (row.batch_size * setting.sequence))
+    needed = common(allowed)
+    if needed is not None:
+        fewest = max(1, ceil(needed.low * (1 - SAME)))
+        numbers = range(fewest, min(floor(needed.high * (1 + SAME)), fewest + MOST) + 1)
+        hits = [n for n in numbers if n != setting.devices and fits(row, replace(setting, devices=n))]
+        for n in hits[:1]:
+            words = f"{n} device{'' if n == 1 else 's'} instead of {setting.devices:.0f}"
+            if n == 1:
+                words += " (tokens/s counts one device, not all)"
+            elif len(hits) > 1:
+                words += f" (its figures allow {hits[0]} to {hits[-1]})"
+            yield FittedReading("devices", words, replace(setting, devices=n), n, needed.low, needed.high)
+        if not hits and not numbers:
+            excluded.append(f"no other number of devices ({span(needed)} would be needed)")
+    if setting.devices > 1 and row.tflops is not None:
+        total = replace(row, tflops=row.tflops.times(1 / setting.devices))
+        if fits(total, setting):
+            yield FittedReading("total", f"TFLOP/s of all {setting.devices:.0f} devices, not of one", setting)
+
+
+def span(interval: Interval) -> str:
+    low, high = f"{interval.low:,.4g}", f"{interval.high:,.4g}"
+    return low if low == high else f"{low} to {high}"

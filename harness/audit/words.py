@@ -1,0 +1,181 @@
+"""The audit in words: a few sentences for each row, and two lines for the whole table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import floor, log10
+
+from harness.audit.checks import AuditCheck, Setting
+from harness.audit.figures import Interval
+from harness.audit.gains import Gain, change
+from harness.audit.result import Formula, RowAudit
+from harness.audit.solve import SAME, FittedReading
+from harness.report.words import count, listing, percent
+
+NAMED_ROWS, NAMED_READINGS = 3, 2  # in the first line
+VERDICTS = {
+    "not comparable": "not comparable",
+    "no ceiling": "without isolated figures, so without a ceiling",
+    "loss with a faster data path": "a loss although the data path is faster (so not its doing)",
+    "gain with a slower data path": "a gain although the data path is slower (so not its doing)",
+    "above the ceiling": "a gain above the ceiling",
+    "below the floor": "a loss beyond what the slower data path can cause",
+    "possible": "within what the data path can do",
+}
+
+
+def row_sentence(
+    audited: RowAudit,
+    setting: Setting,
+    implied: Interval | None,
+    formulas: Mapping[str, Formula],
+    alike: Sequence[FittedReading],
+) -> str:
+    """What the row's figures say of one another, in plain words."""
+    reasons = [part for check in audited.checks if check.status == "not checkable" for part in check.reasons]
+    missing = "; ".join(dict.fromkeys(reasons))
+    if audited.status == "not checkable":
+        return f"Not checkable: {missing or 'it gives no two figures'}."
+    parts = [f"{audited.status.capitalize()}: {_flops(audited, setting, implied)}{_checks(audited.checks)}."]
+    if audited.status == "inconsistent":
+        parts += _explained(audited, formulas, alike)
+    return " ".join(parts) + (f" Not all could be checked: {missing}." if missing else "")
+
+
+def _flops(audited: RowAudit, setting: Setting, implied: Interval | None) -> str:
+    if implied is None or audited.expected_gflops_per_token is None:
+        return ""
+    low, high, expected = implied.low / 1e9, implied.high / 1e9, audited.expected_gflops_per_token
+    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4  # as many as the printed digits carry
+    text = (
+        f"its figures amount to {low:.{places}f} to {high:.{places}f} GFLOP per token, the declared shape at sequence "
+        f"{setting.sequence:,.0f} needs {expected:.{places}f}"
+    )
+    if not implied.holds(expected * 1e9):
+        text += f" ({(implied.middle / 1e9 / expected - 1) * 100:+.2f} %)"
+    return f"{text}; "
+
+
+def _checks(found: Sequence[AuditCheck]) -> str:
+    """All of an inconsistent row's checks; of a consistent row's the one nearest to its limit."""
+    made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
+    if all(check.status == "consistent" for check in made):
+        figures = [check for check in made if not check.reasons]
+        tightest = max(figures, key=lambda check: abs(check.discrepancy or 0) / (check.allowed or 1), default=None)
+        made = ([tightest] if tightest else []) + [check for check in made if check.reasons]
+    return ", ".join(map(_check, made))
+
+
+def _check(check: AuditCheck) -> str:
+    agrees = "agree" if check.status == "consistent" else "disagree"
+    rest = "".join(f"; {reason}" for reason in check.reasons)
+    return (
+        f"{check.name} {agrees} ({(check.discrepancy or 0) * 100:+.3f} %, rounding allows "
+        f"{(check.allowed or 0) * 100:.3f} %{rest})"
+    )
+
+
+def _explained(audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequence[FittedReading]) -> list[str]:
+    if not audited.readings:
+        tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
+        return [f"No single change, and no pair of changes, makes it consistent.{tried}"]
+    said = []
+    for number, one in enumerate(audited.readings, 1):
+        text = f"({number}) {one.words}"
+        formula = formulas.get(one.words.removeprefix("FLOPs counted "))
+        if formula is not None and formula.of > 1:
+            text += f", which fits {len(formula.rows)} of {formula.of} rows"
+        said.append(f"{text} [fits any figure]" if one.free else text)
+    parts = [f"What would make it consistent: {'; '.join(said)}."]
+    numbers = [f"({n})" for n, one in enumerate(audited.readings, 1) if one.words in {two.words for two in alike}]
+    if len(numbers) > 1:
+        parts.append(
+            f"For this shape {listing(numbers)} count the same {(alike[0].setting.flops_per_token or 0) / 1e9:.2f} "
+            "GFLOP per token, so this row alone cannot tell them apart."
+        )
+    if audited.incomparable is not None:
+        parts.append(f"Its tokens/s is not comparable with its neighbours': it {audited.incomparable}")
+        slip = any(one.kind == "sequence" for one in audited.readings)
+        parts[-1] += " (a length that reaches one row alone is a usual slip of launch scripts)." if slip else "."
+    if audited.tokens_per_s_as_declared is not None:
+        parts.append(
+            "Inference: with the same FLOP/s at the declared sequence length it would have read "
+            f"{audited.tokens_per_s_as_declared:,.0f} tokens/s (shorter steps usually reach fewer FLOP/s)."
+        )
+    if audited.excluded:
+        parts.append(f"What does not: {'; '.join(audited.excluded)}.")
+    return parts
+
+
+def short(row: RowAudit) -> str:
+    """What explains an inconsistent row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
+    firm = [one.words.partition(" (its")[0] for one in row.readings if not one.free]
+    if not row.readings:
+        return "nothing fits"
+    if not firm:
+        return f"fits only with {row.readings[0].words}, which would fit any figure"
+    rest = len(firm) - NAMED_READINGS
+    return f"fits with {', or with '.join(firm[:NAMED_READINGS])}{f', or {rest} more readings' if rest > 0 else ''}"
+
+
+def formula_sentence(formulas: Sequence[Formula]) -> str | None:
+    """Which way of counting FLOPs per token the table uses, and which others cannot be told from it."""
+    best = max(formulas, key=lambda one: len(one.rows), default=None)
+    if best is None or not best.rows:
+        return None
+    text = f"FLOPs per token counted {best.words} fit {len(best.rows)} of {count(best.of, 'row')}"
+    equals = [one for one in formulas if one is not best and one.rows == best.rows]
+    if not equals:
+        return f"{text}, and counted in no other known way so many."
+    text += f"; those rows cannot tell it from FLOPs counted {', or '.join(one.words for one in equals)}"
+    if all(abs(one.gflops_per_token / best.gflops_per_token - 1) <= SAME for one in equals):
+        text += f" (for this shape and sequence length the same {best.gflops_per_token:.2f} GFLOP per token)"
+    return f"{text}."
+
+
+def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str]) -> str:
+    """``7 of 8 rows consistent, 1 inconsistent: padding-free b1 (…)``. ``supported``: row -> reading with evidence."""
+    states = Counter(row.status for row in rows)
+    text = f"{states['consistent']} of {count(len(rows), 'row')} consistent"
+    if open_rows := states["not checkable"]:
+        text += f", {open_rows} not checkable"
+    wrong = [row for row in rows if row.status == "inconsistent"]
+    if not wrong:
+        return f"{text}, none inconsistent."
+    said = []
+    for row in wrong[:NAMED_ROWS]:
+        more = f"; the other rows speak for {supported[row.name]}" if row.name in supported else ""
+        said.append(f"{row.name} ({short(row)}{more})")
+    rest = f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
+    return f"{text}, {states['inconsistent']} inconsistent: {'; '.join(said)}{rest}."
+
+
+def gains_line(found: Sequence[Gain], noise_known: bool) -> str:
+    """How many comparisons are what, and whether anything can be decided about noise."""
+    if not found:
+        return "No comparison is declared, and none can be derived."
+    states = Counter[str](gain.verdict for gain in found)
+    said = [f"{states[verdict]} {words}" for verdict, words in VERDICTS.items() if states[verdict]]
+    text = f"{count(len(found), 'comparison')}: {', '.join(said)}"
+    if noise_known:
+        return f"{text}; {sum(gain.noise == 'inside the noise' for gain in found)} inside the noise."
+    return f"{text}; no noise floor is published, so no difference of single runs is decided."
+
+
+def unexplained_sentence(worst: Gain | None, found: Sequence[Gain]) -> str | None:
+    """How far the table's own figures scatter for reasons that are not its data paths."""
+    if worst is None or not worst.unexplained:
+        return None
+    text = (
+        f"{worst.candidate} against {worst.baseline} lies {percent(worst.unexplained)} outside what its data path can "
+        "do: run-to-run differences or other changes in this table are at least that large"
+    )
+    small = [
+        f"{gain.candidate} against {gain.baseline} ({change(gain)})"
+        for gain in found
+        if gain.measured is not None
+        and gain.verdict in ("possible", "above the ceiling")
+        and abs(gain.measured - 1) < worst.unexplained
+    ]
+    return f"{text}, and {listing(small)} cannot be told from them." if small else f"{text}."

@@ -1,0 +1,159 @@
+"""A process that has everything imported and forks runs: one start of six seconds of CPU a block instead of one a run.
+
+One fork server serves the runs of one block that live side by side, so they share its memory layout and its code pages,
+and the next block gets another. It never computes, tokenizes or touches a device, so forking it is safe.
+Started as ``python -m harness.launch.fork_server FD PARENT MODULE...``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from harness.launch.protocol import OWN
+
+if TYPE_CHECKING:
+    from harness.launch.code import Code
+
+_MOST_BYTES = 4096  # of one request
+
+
+class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and survived
+    """The fork server has ended, and the runs that it had forked with it."""
+
+
+class ForkServer:
+    """The parent's side: start it, ask it for runs, close it. Its methods raise ForkServerGone."""
+
+    def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
+        """``modules``: what its runs import besides what every run does. ``code``: what it runs, if not this code."""
+        self._begun_ns = time.monotonic_ns()
+        self.import_ns: int | None = None  # until it could answer for the first time
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
+        environment = {
+            **(os.environ if code is None else code.environment()),
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        paths = OWN if code is None else code.paths
+        arguments = ["-m", paths.fork_server, str(theirs.fileno()), str(os.getpid()), *paths.preloaded, *modules]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments] if code is None else code.command(*arguments),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the parent, which decides what is kept
+            )
+
+    def fork(self, channel: socket.socket, log: Path) -> int:
+        """Fork a run that speaks over ``channel`` and appends its output to ``log``; its process id."""
+        with open(log, "ab") as file:
+            request = json.dumps({"do": "fork"}).encode()
+            try:
+                socket.send_fds(self._socket, [request], [channel.fileno(), file.fileno()])
+            except OSError as error:
+                raise self._gone() from error
+        while "code" in (answer := self._answer()):  # of a wait that Ctrl-C cut short
+            pass
+        if self.import_ns is None:
+            self.import_ns = time.monotonic_ns() - self._begun_ns
+        return int(answer["pid"])
+
+    def wait(self, pid: int) -> int:
+        """Block until that run has ended; its exit status, negative for a signal as subprocess has it."""
+        try:
+            self._socket.send(json.dumps({"do": "wait", "pid": pid}).encode())
+        except OSError as error:
+            raise self._gone() from error
+        # An answer to another request is one that Ctrl-C cut short; asked again, it says the same again.
+        while (answer := self._answer())["pid"] != pid or "code" not in answer:
+            pass
+        return int(answer["code"])
+
+    def close(self) -> None:
+        """End the fork server at once, importing or not, and by their own request whatever runs are left."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            answer = self._socket.recv(_MOST_BYTES)
+        except OSError as error:
+            raise self._gone() from error
+        if not answer:
+            raise self._gone()
+        return json.loads(answer)  # type: ignore[no-any-return]
+
+    def _gone(self) -> ForkServerGone:
+        return ForkServerGone(f"the fork server ended with status {self._process.wait()}")
+
+
+def main() -> int:
+    from harness.machine.lifetime import die_with_parent
+
+    die_with_parent(int(sys.argv[2]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is here stays in shared pages: no collection in a run touches it
+    codes: dict[int, int] = {}
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 2)
+        if not request:
+            return 0
+        message = json.loads(request)
+        if message["do"] == "wait":
+            pid = message["pid"]
+            if pid not in codes:
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            answer = {"pid": pid, "code": codes[pid]}
+        else:
+            server = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _become_run(server, *descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            answer = {"pid": pid}
+        connection.send(json.dumps(answer).encode())
+
+
+def _become_run(server: int, channel: int, log: int) -> NoReturn:
+    """In the forked process: a session of its own, its output into its log, then the run; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from harness.launch.child import main as run
+
+        code = run(channel, server)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()  # into the log: the parent only sees that the run has gone
+        raise
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

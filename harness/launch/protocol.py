@@ -1,0 +1,73 @@
+"""The protocol between the launcher and the processes that it starts, which may run another state of the code.
+
+``harness regress`` measures two states of this project side by side. The launcher of the state that runs the command
+starts both; the processes that it starts import modules of *their* state. So everything that one state must know of
+another stands here: module paths, command lines and messages. Change any of it and raise :data:`VERSION`; keep the
+version before in :data:`PATHS` for as long as somebody may want to compare with it.
+
+    launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors, {"do": "wait", "pid"}
+    fork server -> launcher   {"pid"} or {"pid", "code"}
+    launcher -> run           lines of JSON: {"record", "study", "probes"}, then {"do": "profile"}, {"do": "finish"} or
+                              {"do": "turn", "turn", "settle", "steps"}
+    run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error"}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import InputError
+
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where one state of the code has what the launcher names: module paths as Python imports them."""
+
+    fork_server: str  # run with -m: forks runs
+    preloaded: tuple[str, ...]  # what every run imports anyway
+    environment: str  # has record_environment()
+
+
+# By version. Version 1 is every state before this file existed; to be deleted once nobody compares with those.
+PATHS = {
+    1: Paths(
+        "harness.launch.template",
+        ("harness.launch.child", "trainer.loop", "trainer.compute", "trainer.data.loader"),
+        "harness.environment",
+    ),
+    2: Paths(
+        "harness.launch.fork_server",
+        ("harness.launch.child", "trainer.loop", "trainer.compute.build", "trainer.data.loader"),
+        "harness.machine.environment",
+    ),
+}
+OWN = PATHS[VERSION]
+# Fields of a run's record that are not sent: an older state's record does not have them, and the run fills in none.
+RECORD_FIELDS_OF_LAUNCHER = ("startup_ns", "peak_memory_bytes", "peak_device_bytes")
+# Of another state only its files are read, never its code: the number stands in the line that begins so.
+_VERSION_LINE = "VERSION = "
+
+
+def protocol_of(folder: Path) -> int:
+    """The version that the state of the code in ``folder`` speaks.
+
+    Raises InputError (one line) where it holds no state of this project, or one that speaks an unknown protocol.
+    """
+    file = folder / "harness" / "launch" / "protocol.py"
+    if file.is_file():
+        lines = [line for line in file.read_text().splitlines() if line.startswith(_VERSION_LINE)]
+        number = lines[0].removeprefix(_VERSION_LINE).strip() if lines else "none"
+        if not number.isdecimal() or int(number) not in PATHS:
+            known = ", ".join(map(str, PATHS))
+            raise InputError(f"{folder}: speaks protocol {number} between launcher and runs; this state knows {known}")
+        version = int(number)
+    else:
+        version = 1
+    server = folder.joinpath(*PATHS[version].fork_server.split(".")).with_suffix(".py")
+    if not server.is_file() or not (folder / "trainer").is_dir():
+        wanted = server.relative_to(folder)
+        raise InputError(f"{folder}: holds no {wanted} and trainer/: not a state of this project")
+    return version

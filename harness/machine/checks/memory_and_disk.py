@@ -1,0 +1,87 @@
+"""Memory, swap, /dev/shm, open files, and room on the disks of studies and cache."""
+
+from __future__ import annotations
+
+from harness.machine.cgroup import MemoryLimit
+from harness.machine.checks.check import Check, fail, ok, size, warn
+from harness.machine.memory import Memory, SharedMemory
+from harness.machine.storage import Storage
+
+LEAST_FREE_MEMORY_BYTES = 2 * 2**30  # torch, transformers and a tiny model in two processes
+LEAST_SHARED_BYTES = 2**30
+LEAST_SHARED_FREE_BYTES = 256 * 2**20
+SWAP_IN_USE_BYTES = 2**30  # less was put there long ago and is not missed
+LEAST_OPEN_FILES = 1024
+NEEDED_BYTES = 100 * 2**20  # a small study with its corpus
+LEAST_FREE_DISK_BYTES = 5 * 2**30  # profiles and pretokenized corpora of some size
+
+
+def check_memory(memory: Memory, limit: MemoryLimit | None) -> Check:
+    free = [room for room in (memory.available_bytes, limit.free_bytes if limit else None) if room is not None]
+    if memory.total_bytes is None or not free:
+        return ok("memory", "not told by this system")
+    limited = "no cgroup limit"
+    if limit is not None:
+        limited = f"cgroup v{limit.version} limit {size(limit.limit_bytes)}"
+        if limit.oom_kills:
+            limited += f", {limit.oom_kills} killed there for want of memory"
+    finding = f"{size(min(free))} free of {size(memory.total_bytes)}, {limited}"
+    if memory.huge_pages is not None:
+        finding += f"; huge pages {memory.huge_pages}"
+    if min(free) >= LEAST_FREE_MEMORY_BYTES:
+        return ok("memory", finding)
+    return warn("memory", finding, "end other processes, or raise the limit; --interleave runs keeps one arm at a time")
+
+
+def check_swap(memory: Memory) -> Check:
+    if not memory.swap_total_bytes:
+        return ok("swap", "none")
+    finding = f"{size(memory.swap_used_bytes)} of {size(memory.swap_total_bytes)} in use"
+    if memory.swap_used_bytes < SWAP_IN_USE_BYTES:
+        return ok("swap", finding)
+    return warn(
+        "swap",
+        f"{finding}: a step that touches a swapped page waits for the disk",
+        "sudo swapoff -a && sudo swapon -a, once enough memory is free",
+    )
+
+
+def check_shared_memory(shared: SharedMemory | None) -> Check:
+    if shared is None or not shared.writable:
+        what = "none" if shared is None else "may not be written"
+        fix = "mount a tmpfs on /dev/shm (mode 1777); until then data.workers 0"
+        return warn("/dev/shm", f"{what}: loader workers cannot start", fix)
+    finding = f"{size(shared.free_bytes)} free of {size(shared.total_bytes)}"
+    if shared.total_bytes >= LEAST_SHARED_BYTES and shared.free_bytes >= LEAST_SHARED_FREE_BYTES:
+        return ok("/dev/shm", finding)
+    return warn(
+        "/dev/shm",
+        f"{finding}: workers hand batches over there, and a full one ends them (bus error)",
+        "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm",
+    )
+
+
+def check_open_files(soft: int, hard: int) -> Check:
+    """RLIMIT_NOFILE; -1 is no limit."""
+    if soft < 0 or soft >= LEAST_OPEN_FILES:
+        return ok("open files", "no limit" if soft < 0 else f"at most {soft}")
+    most = "unlimited" if hard < 0 else str(hard)
+    if hard < 0 or hard >= LEAST_OPEN_FILES:
+        fix = f"ulimit -n {4096 if hard < 0 else min(hard, 4096)}"
+    else:
+        fix = "docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf"
+    return warn("open files", f"at most {soft} (hard limit {most}): each batch from a worker takes some", fix)
+
+
+def check_storage(name: str, storage: Storage, other: str) -> Check:
+    """``other``: how another folder is chosen."""
+    there = "" if storage.existing == storage.folder else " (not yet there)"
+    kind = f", {storage.kind}" if storage.kind else ""
+    finding = f"{storage.folder}{there}: {size(storage.free_bytes)} free{kind}"
+    if not storage.writable:
+        return fail(name, f"{finding}; {storage.existing} may not be written", f"another folder: {other}")
+    if storage.free_bytes < NEEDED_BYTES:
+        return fail(name, f"{finding}: a study needs {size(NEEDED_BYTES)} and more", f"make room, or {other}")
+    if storage.free_bytes < LEAST_FREE_DISK_BYTES:
+        return warn(name, f"{finding}: profiles and corpora may not fit", f"make room, or {other}")
+    return ok(name, f"{finding}{' over the network: reading pays for it' if storage.network else ''}")

@@ -1,0 +1,57 @@
+"""When each step began and ended, and nothing else: what the ledger's own cost is measured against."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+
+from harness.probes.ledger.rows import Rows, StepRow
+from trainer.telemetry import BatchTrace, Blocked, Kernel
+
+
+class BareRecorder:
+    """Implements ``trainer.telemetry.Recorder`` with one clock read a step; see ``probes.steps.StepRecorder``."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.warmup = True
+        self.steps: list[StepRow] = []
+        self.counts: list[tuple[int, int, int]] = []  # of each step: tokens, trained tokens, samples
+        self.losses: dict[int, float] = {}
+        self._open: tuple[int, int, bool, int] | None = None
+        self._counted = [0, 0, 0]
+
+    def step(self, index: int) -> None:
+        now = monotonic_ns()
+        self._close(now)
+        self._open = (index, self.turn, self.warmup, now)
+
+    def pause(self) -> None:
+        """Close the open step: the loop stands still until the next :meth:`step`."""
+        self._close(monotonic_ns())
+
+    def _close(self, now: int) -> None:
+        if self._open is not None:
+            index, turn, warmup, start = self._open
+            self.steps.append(StepRow(index, turn, warmup, start, now - start, (), None))
+            self.counts.append((self._counted[0], self._counted[1], self._counted[2]))
+        self._open, self._counted = None, [0, 0, 0]
+
+    def rows(self) -> Rows:
+        return Rows(self.steps)
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        self._counted = [sum(pair) for pair in zip(self._counted, (tokens, trained_tokens, samples), strict=True)]
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def enter(self, name: str) -> None: ...
+
+    def exit(self, name: str) -> None: ...
+
+    def device(self, kernel: Kernel) -> None: ...
+
+    def blocked(self, call: Blocked) -> None: ...
+
+    def take(self) -> BatchTrace | None:
+        return None

@@ -1,0 +1,165 @@
+"""Rows of the step ledger, made from what its recorder noted: one per step, phase and batch.
+
+An event is a tuple that begins with its kind, times in CLOCK_MONOTONIC nanoseconds:
+
+    ENTER, name, time, CPU time of the thread or None for the one read last
+    EXIT, name, time, CPU time
+    STEP, time, run-queue reading, number, turn, warmup         a step begins, and the one before ends
+    PAUSE, time, run-queue reading                              the loop stands still until the next STEP
+    RECEIVED, trace, tokens, trained tokens, samples            the batch of the last fetch
+    TAKEN, number                                               the stages since the last one were batch NUMBER, inline
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.probes.ledger.run_queue import SchedstatReading, most_delayed_ns
+from harness.study.store import PHASES
+from trainer.telemetry import STAGES, BatchTrace, RawSpan
+
+ENTER, EXIT, STEP, PAUSE, RECEIVED, TAKEN = range(6)
+MAIN = "main"  # role of a trace made inline
+_STAGES = frozenset(STAGES)
+
+
+class PhaseSpan(NamedTuple):
+    """One phase on the main thread; ``batch`` is the number of the batch it worked on, -1 before the first."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    batch: int
+    cpu_ns: int  # of the main thread
+
+
+class Received(NamedTuple):
+    """One batch as the main thread got it: the wait for it and what its loader told."""
+
+    step_row: int  # index into Rows.steps
+    batch: int  # order of receipt, from 0
+    wait_start_ns: int
+    wait_end_ns: int
+    trace: BatchTrace | None
+    tokens: int
+    trained_tokens: int
+    samples: int
+
+
+class StepRow(NamedTuple):
+    """One step. ``phases_ns`` in the order of results.PHASES, summing to ``wall_ns`` exactly."""
+
+    step: int
+    turn: int
+    warmup: bool
+    start_ns: int
+    wall_ns: int
+    phases_ns: tuple[int, ...]
+    contended_ns: int | None
+
+
+@dataclass
+class Rows:
+    """Finished steps; phases in the order they ended; batches in the order they came."""
+
+    steps: list[StepRow] = field(default_factory=list)
+    phases: list[PhaseSpan] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
+
+
+@dataclass
+class _Open:
+    """A span that has begun. ``nested_ns``: of the phases inside it that have ended."""
+
+    name: str
+    start_ns: int
+    cpu_ns: int
+    nested_ns: int = 0
+
+
+class _Step(NamedTuple):
+    start_ns: int
+    reading: SchedstatReading
+    number: int
+    turn: int
+    warmup: bool
+
+
+def make_rows(events: Iterable[tuple[Any, ...]]) -> Rows:
+    """What a recorder noted, as rows. A span whose beginning was not noted is left out."""
+    maker = _Maker()
+    for kind, *values in events:
+        maker.notes[kind](*values)
+    return maker.rows
+
+
+class _Maker:
+    def __init__(self) -> None:
+        self.rows = Rows()
+        self.notes: dict[int, Callable[..., None]] = {
+            ENTER: self._enter, EXIT: self._exit, STEP: self._begin, PAUSE: self._end,
+            RECEIVED: self._received, TAKEN: self._taken,
+        }  # fmt: skip
+        self._phases: list[_Open] = []
+        self._stages: list[_Open] = []
+        self._cpu_ns = 0  # read last
+        self._step: _Step | None = None
+        self._spent_ns: dict[str, int] = defaultdict(int)  # of the open step, by phase
+        self._last_fetch = (0, 0)
+        self._spans: list[RawSpan] = []  # since the last batch made inline
+        self._inline: dict[int, tuple[RawSpan, ...]] = {}
+
+    def _enter(self, name: str, now: int, cpu_ns: int | None) -> None:
+        if cpu_ns is not None:
+            self._cpu_ns = cpu_ns
+        (self._stages if name in _STAGES else self._phases).append(_Open(name, now, self._cpu_ns))
+
+    def _exit(self, name: str, now: int, cpu_ns: int) -> None:
+        self._cpu_ns = cpu_ns
+        stack = self._stages if name in _STAGES else self._phases
+        if not stack:
+            return
+        span = stack.pop()
+        wall = now - span.start_ns
+        if stack is self._stages:
+            self._spans.append((name, span.start_ns, now, cpu_ns - span.cpu_ns))
+            return
+        if self._phases:
+            self._phases[-1].nested_ns += wall  # exclusive: what is nested is not counted twice
+        self._spent_ns[name] += wall - span.nested_ns
+        batch = len(self.rows.received) - (name != "fetch")
+        self.rows.phases.append(PhaseSpan(name, span.start_ns, now, batch, cpu_ns - span.cpu_ns))
+        if name == "fetch":
+            self._last_fetch = (span.start_ns, now)
+
+    def _begin(self, now: int, reading: SchedstatReading, number: int, turn: int, warmup: bool) -> None:
+        self._end(now, reading)
+        self._step = _Step(now, reading, number, turn, warmup)
+
+    def _end(self, now: int, reading: SchedstatReading) -> None:
+        step, spent = self._step, self._spent_ns
+        self._step, self._spent_ns = None, defaultdict(int)
+        if step is None:
+            return
+        wall = now - step.start_ns
+        spent["other"] = wall - sum(spent.values())
+        delay = most_delayed_ns(step.reading, reading)
+        self.rows.steps.append(
+            StepRow(
+                step.number, step.turn, step.warmup, step.start_ns, wall, tuple(spent.get(name, 0) for name in PHASES),
+                None if delay is None else min(delay, wall),
+            )
+        )  # fmt: skip
+
+    def _received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        if trace is not None and trace.role == MAIN:
+            trace = trace._replace(spans=self._inline.pop(trace.batch, trace.spans))
+        received = self.rows.received
+        row = len(self.rows.steps)
+        received.append(Received(row, len(received), *self._last_fetch, trace, tokens, trained_tokens, samples))
+
+    def _taken(self, number: int) -> None:
+        self._inline[number], self._spans = tuple(self._spans), []

@@ -1,0 +1,81 @@
+"""Run-queue delay: how long threads were runnable but had no core (Linux schedstat).
+
+The kernel keeps it per thread in ``/proc/self/task/TID/schedstat``, second field, nanoseconds
+(Documentation/scheduler/sched-stats.rst). SchedstatReading it is a
+system call per thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+MOST_COMPUTE_THREADS = 16  # a reading per thread and step: beyond this the probe would cost what it measures
+SchedstatReading = tuple[bytes, ...]  # the kernel's line of each thread; b"" of one that has ended
+
+
+class RunQueue:
+    """The main thread and the native threads that compute for it (OpenMP and its like).
+
+    On a CPU device the main thread waits at a barrier for the slowest compute thread, so a core taken from that one
+    stretches the step as much as one taken from the main thread: see :func:`most_delayed_ns`.
+    """
+
+    def __init__(self, compute_threads: bool) -> None:
+        main = self._open(threading.get_native_id())
+        self._compute_threads = compute_threads
+        self._descriptors = [] if main is None else [main]
+        self._known: set[int] = set()
+
+    @property
+    def available(self) -> bool:
+        """Whether this kernel tells (schedstat is a build option)."""
+        return bool(self._descriptors)
+
+    def find_threads(self) -> None:
+        """Look for compute threads once more (they start at the first parallel region)."""
+        if not self._descriptors or not self._compute_threads:
+            return
+        python_threads = {thread.native_id for thread in threading.enumerate()}
+        for task in Path("/proc/self/task").iterdir():
+            tid = int(task.name)
+            if tid in python_threads or tid in self._known or len(self._known) >= MOST_COMPUTE_THREADS:
+                continue
+            descriptor = self._open(tid)
+            if descriptor is not None:
+                self._known.add(tid)
+                self._descriptors.append(descriptor)
+
+    def read(self) -> SchedstatReading:
+        """What the kernel says of each thread now, as it says it: reading is cheap, understanding it can wait."""
+        try:
+            return tuple([os.pread(descriptor, 96, 0) for descriptor in self._descriptors])
+        except OSError:
+            return tuple(map(self._line, self._descriptors))
+
+    @staticmethod
+    def _open(tid: int) -> int | None:
+        try:
+            return os.open(f"/proc/self/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    @staticmethod
+    def _line(descriptor: int) -> bytes:
+        try:
+            return os.pread(descriptor, 96, 0)
+        except OSError:  # the thread has ended
+            return b""
+
+
+def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
+    """Delay between two readings of the thread that was delayed most; None where nothing was read.
+
+    A lower bound when several were delayed one after the other.
+    """
+    if not before or not after:
+        return None
+    # A thread found in between is in the second reading alone, at its end.
+    pairs = zip(before, after, strict=False)
+    return max((int(now.split()[1]) - int(then.split()[1]) for then, now in pairs if then and now), default=0)

@@ -1,0 +1,91 @@
+"""The step ledger's collector: phases of the main thread, stages of every batch, one row per step.
+
+Always on, so it must cost next to nothing: on a busy machine its code and its data are out of the caches each time, and
+what counts is how little of both it touches. It reads clocks and counters and appends them to one list, as they come;
+``probes.rows`` makes rows of them when the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from time import monotonic_ns, thread_time_ns
+from typing import Any
+
+from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, Rows, make_rows
+from harness.probes.ledger.run_queue import RunQueue
+from trainer.telemetry import BatchTrace, Blocked, Kernel
+
+# The CPU time of a thread is a system call, the clock is not: a span that begins so soon after the last reading takes
+# that one. Spans follow one another closely, so that is most; the error is at most this.
+NEAR_NS = 20_000
+
+
+class StepRecorder:
+    """Implements ``trainer.telemetry.Recorder`` in the trainer's main process.
+
+    ``turn`` and ``warmup`` are set by whoever drives the loop; they are stamped on each step as it begins.
+    """
+
+    def __init__(self, run_queue: RunQueue | None = None) -> None:
+        self.turn = 0
+        self.warmup = True
+        self.losses: dict[int, float] = {}
+        self.kernels: list[Kernel] = []
+        self.blocking: list[Blocked] = []
+        self._run_queue = run_queue
+        self._pid = os.getpid()
+        self._tid = threading.get_native_id()
+        self._events: list[tuple[Any, ...]] = []  # see probes.rows
+        self._made: tuple[int, Rows] | None = None  # of so many events
+        self._inline_batches = 0
+        self._read_ns = 0  # when the CPU time was read last
+
+    def rows(self) -> Rows:
+        """Steps, phases and batches so far: not for while steps are measured."""
+        if self._made is None or self._made[0] != len(self._events):
+            self._made = (len(self._events), make_rows(self._events))
+        return self._made[1]
+
+    def enter(self, name: str) -> None:
+        now = monotonic_ns()
+        if now - self._read_ns > NEAR_NS:
+            self._read_ns = now
+            self._events.append((ENTER, name, now, thread_time_ns()))
+        else:
+            self._events.append((ENTER, name, now, None))
+
+    def exit(self, name: str) -> None:
+        # A real system call, unlike the clock, so a busy machine may take the core away here: still within the span.
+        cpu_ns = thread_time_ns()
+        self._read_ns = now = monotonic_ns()
+        self._events.append((EXIT, name, now, cpu_ns))
+
+    def step(self, index: int) -> None:
+        now = monotonic_ns()
+        reading = self._run_queue.read() if self._run_queue is not None else ()
+        self._events.append((STEP, now, reading, index, self.turn, self.warmup))
+
+    def pause(self) -> None:
+        """Close the open step: the loop stands still until the next :meth:`step`."""
+        now = monotonic_ns()
+        self._events.append((PAUSE, now, self._run_queue.read() if self._run_queue is not None else ()))
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        self._events.append((RECEIVED, trace, tokens, trained_tokens, samples))
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def device(self, kernel: Kernel) -> None:
+        self.kernels.append(kernel)
+
+    def blocked(self, call: Blocked) -> None:
+        self.blocking.append(call)
+
+    def take(self) -> BatchTrace:
+        """The trace of a batch made inline. Its spans are those recorded since the last call; rows have them."""
+        number = self._inline_batches
+        self._inline_batches = number + 1
+        self._events.append((TAKEN, number))
+        return BatchTrace(self._pid, self._tid, MAIN, number, ())

@@ -1,0 +1,160 @@
+"""NVIDIA's counters through nvidia-ml-py, in the sampling process: power, energy, clocks, utilisation, throttling.
+
+Sources are "nvml:N", N being CUDA's number of the device. A metric that a card lacks is said once, with the reason, and
+not asked for again; a card that is lost is said once, and the others go on. What counts up (energy) is sampled as what
+it grew by since the reading before, all else as it stands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import partial
+from time import monotonic_ns
+from typing import Any, Literal
+
+from harness.machine.environment import has_nvidia_driver
+from harness.probes.nvml.devices import Card, find_cards
+from harness.probes.nvml.metrics import make_readers
+from harness.probes.nvml.reader import FINAL, LOST, Reader, is_one_of, reason_of
+from harness.probes.sampler.series import SampleSeries
+
+MOST_FAILURES = 3  # in a row, of a metric that may yet come back
+SLOW_NS = 1_000_000_000
+
+
+def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
+    """The collector of the visible cards, None where there are none; and what went wrong, one line each.
+
+    "auto" says nothing where there is no driver; true does.
+    """
+    there = has_nvidia_driver()
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than finding that there is no driver
+    except OSError as error:
+        if there:  # as in a container that was given the devices for computing only
+            return None, [f"nvml: cannot be used: {error} (a container needs NVIDIA_DRIVER_CAPABILITIES with utility)"]
+        return None, [f"nvml: no NVIDIA driver here ({error})"] if wanted is True else []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED and wanted == "auto" and not there:
+            return None, []
+        return None, [f"nvml: cannot be used: {error}"]
+    try:
+        cards, problems = find_cards(pynvml)
+    except pynvml.NVMLError as error:
+        return None, [f"nvml: cannot list the cards: {error}"]
+    if not cards and not problems and wanted is True:
+        problems = ["nvml: no visible card (CUDA_VISIBLE_DEVICES)"]
+    return NvmlCollector(pynvml, series, cards) if cards else None, problems
+
+
+class NvmlCollector:
+    """Reads all visible cards one after the other."""
+
+    source = "nvml"
+
+    def __init__(self, nvml: Any, series: SampleSeries, cards: list[Card]) -> None:
+        self.problems: list[str] = []
+        self._cards = [_CardReader(nvml, series, card) for card in cards]
+
+    def begin(self, pids: dict[int, str]) -> None:
+        for card in self._cards:
+            card.begin(set(pids))
+        self._collect()
+
+    def read(self, *, last: bool) -> bool:
+        answered = [card.read(last=last) for card in self._cards]
+        self._collect()
+        return any(answered)
+
+    def end(self) -> None:
+        for card in self._cards:
+            card.end()
+        self._collect()
+
+    def _collect(self) -> None:
+        for card in self._cards:
+            self.problems += card.take_problems()
+
+
+class _CardReader:
+    def __init__(self, nvml: Any, series: SampleSeries, card: Card) -> None:
+        self._nvml = nvml
+        self._series = series
+        self._card = card
+        self._lost = ""
+        self._answers = 0
+        self._slow_due_ns = 0
+        self._missing: dict[str, list[str]] = {}  # metrics by the reason that there are none, until said
+        self._readers, lacking = make_readers(nvml, card)
+        for words, reason in lacking:
+            self._lacks(words, reason)
+
+    def begin(self, pids: set[int]) -> None:
+        """A turn begins: counters start to count."""
+        for reader in list(self._readers):
+            self._attempt(reader, partial(reader.begin, pids))
+
+    def read(self, *, last: bool) -> bool:
+        """Sample every metric that is due; False where the card did not answer at all."""
+        now = monotonic_ns()
+        slow = now >= self._slow_due_ns
+        if slow:
+            self._slow_due_ns = now + SLOW_NS
+        answered = False
+        for reader in list(self._readers):
+            if reader.rate == "fast" or (slow and not (last and reader.rate == "slow, inside")):
+                answered |= self._attempt(reader, partial(self._sample, reader))
+        self._answers += answered
+        return answered
+
+    def end(self) -> None:
+        """Say what never had an answer."""
+        for reader in self._readers:
+            if reason := reader.silent():
+                self._lacks(reader.words, reason)
+
+    def take_problems(self) -> list[str]:
+        """What has not been said yet: one line per reason."""
+        label = f"{self._card.source} ({self._card.name})"
+        lines = [f"{label}: no {', '.join(words)}: {reason}" for reason, words in self._missing.items()]
+        if self._lost:
+            lines.append(f"{label}: lost after {self._answers} samples: {self._lost}")
+        self._missing, self._lost = {}, ""
+        return lines
+
+    def _sample(self, reader: Reader) -> None:
+        for metric, value, unit in reader.read():
+            if math.isfinite(value):
+                self._series.add(monotonic_ns(), self._card.source, metric, value, unit)
+        for words, reason in reader.take_lacking():
+            self._lacks(words, reason)
+
+    def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
+        """Whether ``action``, of ``reader``, worked; a reader that never will is given up."""
+        if reader not in self._readers:
+            return False
+        try:
+            action()
+        except self._nvml.NVMLError as error:
+            reader.failures += 1
+            if is_one_of(self._nvml, error, LOST):
+                self._lost, self._readers = str(error), []
+            elif is_one_of(self._nvml, error, FINAL) or reader.failures >= MOST_FAILURES:
+                self._readers.remove(reader)
+                self._lacks(reader.words, reason_of(self._nvml, error))
+            return False
+        except AttributeError:  # of the bindings, not of the driver
+            self._readers.remove(reader)
+            self._lacks(reader.words, "nvidia-ml-py is older than the metric")
+            return False
+        reader.failures = 0
+        return True
+
+    def _lacks(self, words: str, reason: str) -> None:
+        self._missing.setdefault(reason, []).append(words)

@@ -1,0 +1,213 @@
+"""The metrics of one card, one reader each: what it calls, in which units it answers, how often it is worth asking.
+
+A call costs some tens of microseconds, the list of processes more. PCIe throughput without GPM is a count over 20 ms
+for which the call blocks, so that it is asked for once a second, one direction at a time, and never after a turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from harness.probes.nvml.devices import Card
+from harness.probes.nvml.gpm import open_gpm
+from harness.probes.nvml.reader import Reader, Sample
+
+ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: the sum over the card's links
+
+
+class Gauges(Reader):
+    """What one call tells, as it stands."""
+
+    def __init__(self, words: str, call: Callable[[], Iterable[Sample]]) -> None:
+        super().__init__(words)
+        self._call = call
+
+    def read(self) -> Iterable[Sample]:
+        return self._call()
+
+
+class Energy(Reader):
+    """Energy since the reading before, in joules, from the card's own counter (millijoules since the driver loaded)."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        super().__init__("energy")
+        self._nvml, self._handle = nvml, handle
+        self._before_mj = 0
+
+    def begin(self, pids: set[int]) -> None:
+        self._before_mj = self._counter_mj()
+
+    def read(self) -> Iterable[Sample]:
+        before, self._before_mj = self._before_mj, self._counter_mj()
+        return [("energy_j", (self._before_mj - before) / 1000, "J")]
+
+    def _counter_mj(self) -> int:
+        return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+
+
+class PcieThroughput(Reader):
+    """Of cards without GPM: KB/s over the 20 ms that the call blocks, sent and received in turns."""
+
+    rate = "slow, inside"
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        super().__init__("PCIe traffic")
+        self._nvml, self._handle, self._sent = nvml, handle, False
+
+    def read(self) -> Iterable[Sample]:
+        self._sent = not self._sent
+        counter = self._nvml.NVML_PCIE_UTIL_TX_BYTES if self._sent else self._nvml.NVML_PCIE_UTIL_RX_BYTES
+        value = self._nvml.nvmlDeviceGetPcieThroughput(self._handle, counter) * 1000.0
+        return [("pcie_tx_bytes_per_s" if self._sent else "pcie_rx_bytes_per_s", value, "bytes/s")]
+
+
+class NvLinkThroughput(Reader):
+    """Of cards without GPM: what all NVLinks carried since the reading before, from counters of KiB."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        super().__init__("NVLink traffic")
+        self._nvml, self._handle = nvml, handle
+        self._fields = [nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX]
+        self._before: tuple[int, list[int]] = (0, [0, 0])
+
+    def begin(self, pids: set[int]) -> None:
+        self._before = self._counters()
+
+    def read(self) -> Iterable[Sample]:
+        (before_ns, before), self._before = self._before, self._counters()
+        elapsed_s = (self._before[0] - before_ns) / 1e9
+        names = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
+        moved = zip(names, self._before[1], before, strict=True)
+        return [(name, (now - then) * 1024 / elapsed_s, "bytes/s") for name, now, then in moved if elapsed_s > 0]
+
+    def _counters(self) -> tuple[int, list[int]]:
+        values = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, ALL_LINKS) for field in self._fields])
+        for value in values:
+            if value.nvmlReturn != self._nvml.NVML_SUCCESS:
+                raise self._nvml.NVMLError(value.nvmlReturn)
+        return monotonic_ns(), [value.value.ullVal for value in values]
+
+
+class Processes(Reader):
+    """Other processes that compute on the card, and the memory they hold."""
+
+    rate = "slow"
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        super().__init__("other processes on the card")
+        self._nvml, self._handle = nvml, handle
+        self._own: set[int] = set()
+        self._said = False
+
+    def begin(self, pids: set[int]) -> None:
+        self._own = pids | {os.getpid()}
+
+    def read(self) -> Iterable[Sample]:
+        listed = {process.pid: process.usedGpuMemory for process in self._list()}
+        others = {pid for pid in listed.keys() - self._own if not is_sibling(pid, self._own)}
+        # A container sees the card's list in the numbers of the host: its own processes are then not among them.
+        foreign = [pid for pid in others if not Path(f"/proc/{pid}").exists()]
+        if foreign and not self._own & listed.keys():
+            if not self._said:
+                self._said = True
+                self._lacking = [(self.words, "NVML numbers processes as the host does, not as this container")]
+            return []
+        memory = sum(listed[pid] or 0 for pid in others)
+        return [("other_processes", float(len(others)), "processes"), ("other_memory_bytes", float(memory), "bytes")]
+
+    def _list(self) -> list[Any]:
+        nvml = self._nvml
+        try:
+            return list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handle))
+        except nvml.NVMLError_FunctionNotFound:
+            return list(nvml.nvmlDeviceGetComputeRunningProcesses_v2(self._handle))
+
+
+def is_sibling(pid: int, own: set[int]) -> bool:
+    """Whether ``pid`` is another arm of the study whose run's processes are ``own``.
+
+    Stopped while it has no turn, it computes nothing, but keeps its memory on the card.
+    """
+    study = _study(pid)
+    return study is not None and study in {_study(one) for one in own} - own
+
+
+def _study(pid: int) -> int | None:
+    """The process that runs the study, if ``pid`` is one of its runs: the parent of the fork server that forked it."""
+    server = _parent(pid)
+    return _parent(server) if server is not None and _is_fork_server(server) else None
+
+
+def _is_fork_server(pid: int) -> bool:
+    """Whether ``pid`` runs a module of ``harness.launch``: that room has the same name in every state of the code."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(argument.startswith(b"harness.launch.") for argument in arguments)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:
+    """A reader for each metric, and (words, reason) of what is known to be missing. ``nvml``: pynvml."""
+    handle, inside = card.handle, card.slice if card.slice is not None else card.handle
+    readers: list[Reader] = [
+        Energy(nvml, handle),  # first: it is what the turn's ends matter most for
+        Gauges("power", lambda: [("power_w", nvml.nvmlDeviceGetPowerUsage(handle) / 1000, "W")]),
+        Gauges("utilisation", lambda: _utilisation(nvml, inside)),
+        Gauges("SM clock", lambda: _clock(nvml, handle, "sm_clock_mhz", nvml.NVML_CLOCK_SM)),
+        Gauges("memory clock", lambda: _clock(nvml, handle, "memory_clock_mhz", nvml.NVML_CLOCK_MEM)),
+        Gauges("throttle reasons", lambda: [("throttle_reasons", float(_throttle(nvml, handle)), "bits")]),
+        Gauges("temperature", lambda: [("temperature_c", float(_temperature(nvml, handle)), "°C")]),
+        Gauges("memory in use", lambda: _memory(nvml, inside)),
+        Processes(nvml, inside),
+    ]
+    lacking = []
+    if card.slice is not None:
+        lacking.append(("readings of its own for power, clocks and temperature", "a MIG slice; they are the card's"))
+    gpm, reason = open_gpm(nvml, card)
+    if gpm is not None:
+        readers.append(gpm)
+    else:
+        lacking.append(("SM, tensor and DRAM activity, C2C traffic", reason))
+        readers += [PcieThroughput(nvml, handle), NvLinkThroughput(nvml, handle)]
+    return readers, lacking
+
+
+def _utilisation(nvml: Any, handle: Any) -> list[Sample]:
+    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+    return [("utilisation_percent", float(rates.gpu), "%"), ("memory_utilisation_percent", float(rates.memory), "%")]
+
+
+def _clock(nvml: Any, handle: Any, metric: str, kind: int) -> list[Sample]:
+    return [(metric, float(nvml.nvmlDeviceGetClockInfo(handle, kind)), "MHz")]
+
+
+def _memory(nvml: Any, handle: Any) -> list[Sample]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # what the driver keeps for itself counts as used
+    return [("memory_used_bytes", float(memory.used), "bytes"), ("memory_total_bytes", float(memory.total), "bytes")]
+
+
+def _throttle(nvml: Any, handle: Any) -> int:
+    """NVML_CLOCKS_EVENT_REASON_* as bits; drivers before 535 know them as throttle reasons only."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except nvml.NVMLError_FunctionNotFound:
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _temperature(nvml: Any, handle: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU))
+    except nvml.NVMLError_FunctionNotFound:  # drivers before 570
+        return int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))

@@ -1,0 +1,69 @@
+"""NVML with a limit to waiting: a driver in trouble, as when a card fell off the bus, may not answer for minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from harness.probes.nvml.collector import NvmlCollector, open_nvml
+from harness.probes.nvml.worker import Worker
+from harness.probes.sampler.series import ClosableSeries, SampleSeries
+from trainer.errors import in_words
+
+OPEN_S = 50  # to wake a node's devices takes seconds each; less than sampler.ANSWER_S
+READ_S = 20
+
+
+def open_with_timeout(
+    series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
+) -> tuple[TimedNvml | None, list[str]]:
+    """Like ``collector.open_nvml``, but a driver that hangs, or whatever it raises, becomes a problem to report.
+
+    ``timeout_s``: how long it may take to open and for each reading of all cards; None: OPEN_S and READ_S.
+    """
+    gate, worker = ClosableSeries(series), Worker("nvml")
+    try:
+        collector, problems = worker.call(partial(open_nvml, gate, wanted), timeout_s or OPEN_S)
+    except TimeoutError as error:
+        gate.shut()
+        return None, [f"nvml: the driver gave {error}: nvidia-smi must work first; probes.nvml: false does without"]
+    except Exception as error:  # of the bindings: a name that is no UTF-8, a version they do not know
+        return None, [f"nvml: cannot be used: {in_words(error)}"]
+    return None if collector is None else TimedNvml(collector, worker, gate, timeout_s or READ_S), problems
+
+
+class TimedNvml:
+    """The collector, called in a thread. Once the driver hangs, methods raise TimeoutError; none may be called then."""
+
+    source = NvmlCollector.source
+
+    def __init__(self, collector: NvmlCollector, worker: Worker, gate: ClosableSeries, timeout_s: int) -> None:
+        self._collector = collector
+        self._worker = worker
+        self._gate = gate
+        self._timeout_s = timeout_s
+
+    @property
+    def problems(self) -> list[str]:
+        return self._collector.problems
+
+    @problems.setter
+    def problems(self, problems: list[str]) -> None:
+        self._collector.problems = problems
+
+    def begin(self, pids: dict[int, str]) -> None:
+        self._call(partial(self._collector.begin, pids))
+
+    def read(self, *, last: bool) -> bool:
+        return bool(self._call(partial(self._collector.read, last=last)))
+
+    def end(self) -> None:
+        self._call(self._collector.end)
+
+    def _call(self, action: Callable[[], bool | None]) -> bool | None:
+        try:
+            return self._worker.call(action, self._timeout_s)
+        except TimeoutError as error:
+            self._gate.shut()
+            raise TimeoutError(f"the driver gave {error}") from error

@@ -1,0 +1,200 @@
+"""py-spy on this process and its children: a window of sampled stacks with clock marks, and one for a flame graph.
+
+py-spy (github.com/benfred/py-spy) reads the stacks from outside, and stops a process for each reading: what runs under
+it is not measured. It runs twice, as it writes one format at a time: first chrometrace, which alone keeps times, then
+the flame graph, of threads that run only.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic_ns
+from types import FunctionType
+from typing import Any
+
+from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
+from harness.probes.sampler.sampler import process_roles
+from harness.study.store import write_bytes
+from harness.traces.clock_marks import MARK
+from harness.traces.py_spy import read_stacks
+from harness.traces.speedscope import speedscope
+from trainer.errors import InputError
+
+MARKS = 6  # at either end of the window: each has two edges, and each edge narrows down py-spy's clock
+MARK_PERIODS = 3.0  # of the sampling period; py-spy draws its intervals, so 5 % of such marks go unseen
+GAP_PERIODS = 2.0  # between marks
+TRACE, SPEEDSCOPE, FLAME_GRAPH = "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg"
+# A process's command line, up to the count in a box's title, or where the picture cuts its label.
+_PROCESS = re.compile(r"process (\d+):[^<]*?(?= \([\d,]+ samples|<)")
+_TITLE = re.compile(r'(<text id="title"[^>]*>)[^<]*')  # py-spy's is its own command line
+
+
+class PySpy:
+    """``settings``: the scenario's ``probes.py_spy``; ``folder``: the run's own, for the files.
+
+    What goes wrong is one line in ``problems``, with the fix; the run goes on without its stacks.
+    """
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.problems: list[str] = []
+        self._failed = False
+        self._folder = folder
+        self._rate_hz = int(settings.get("rate_hz", 100))
+        self._seconds = float(settings.get("seconds", 5))
+        self._switches = {name: bool(settings.get(name)) for name in ("native", "gil", "nonblocking")}
+        self._facts: dict[str, Any] = {}
+        self._calibrated: tuple[SpyRecording, tempfile.TemporaryDirectory[str]] | None = None
+        if self._switches["native"] and self._switches["nonblocking"]:
+            self._switches["nonblocking"] = False
+            self.problems.append("py-spy: nonblocking left out, as native stacks need the process to stand still")
+
+    def run(self, next_step: Callable[[], int]) -> None:
+        """Take steps for twice the declared time under py-spy, and write the three files."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._told(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
+            self._trace(next_step, Path(scratch) / "trace.json")
+            self._flame_graph(next_step, Path(scratch) / "stacks.svg")
+
+    def begin(self) -> None:
+        """Sample from here to :meth:`end` and throw it away: for what py-spy costs. Not again once it failed."""
+        if self._failed:
+            return
+        with self._told():
+            scratch = tempfile.TemporaryDirectory(prefix="py-spy")
+            try:
+                output = Path(scratch.name) / "trace.json"
+                self._calibrated = SpyRecording(self._options("chrometrace"), output, metronome=True), scratch
+            except BaseException:
+                scratch.cleanup()
+                raise
+
+    def end(self) -> None:
+        if self._calibrated is None:
+            return
+        recording, scratch = self._calibrated
+        self._calibrated = None
+        with scratch, self._told():
+            recording.end()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it could not sample: ``problems`` says why."""
+        return self._failed
+
+    def facts(self) -> dict[str, Any]:
+        """The entry "py_spy" of probes.json: what :func:`harness.traces.py_spy.read_stacks` needs; {} if it failed."""
+        return self._facts
+
+    def _trace(self, next_step: Callable[[], int], output: Path) -> None:
+        recording = SpyRecording(self._options("chrometrace"), output, metronome=True)
+        with _ended(recording):
+            marks = list(_spin_marks(0, self._rate_hz))
+            recording.check()
+            start_ns, steps = monotonic_ns(), self._take(next_step)
+            end_ns = monotonic_ns()
+            marks += _spin_marks(MARKS, self._rate_hz)
+        raw = output.read_bytes()
+        facts = {
+            "rate_hz": self._rate_hz,
+            "seconds": self._seconds,
+            **self._switches,
+            "pid": os.getpid(),
+            "metronome": recording.metronome_pids,
+            "started": [recording.started_ns, recording.ready_ns],
+            "marks": marks,
+            "window": [start_ns, end_ns],
+            "steps": steps,
+            "samples": recording.samples,
+            "errors": recording.errors,
+            "roots": _import_roots(),
+        }
+        write_bytes(self._folder / TRACE, gzip.compress(raw, 6))
+        self._facts = facts
+        try:
+            file = speedscope(read_stacks(raw, facts, process_roles()))
+        except InputError as error:
+            raise SpyFailed(str(error)) from error
+        write_bytes(self._folder / SPEEDSCOPE, json.dumps(file).encode())
+
+    def _flame_graph(self, next_step: Callable[[], int], output: Path) -> None:
+        recording = SpyRecording(self._options("flamegraph"), output)
+        with _ended(recording):
+            self._take(next_step)
+        title = f"Threads that run, {self._rate_hz} samples a second for {self._seconds:g} s (py-spy)"
+        write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
+
+    def _take(self, next_step: Callable[[], int]) -> int:
+        """Steps until the declared time has passed, at least one; how many."""
+        end_ns, steps = monotonic_ns() + int(self._seconds * 1e9), 0
+        while monotonic_ns() < end_ns or not steps:
+            next_step()
+            steps += 1
+        return steps
+
+    def _options(self, form: str) -> list[str]:
+        options = ["--format", form, "--rate", str(self._rate_hz)]
+        options += [f"--{name}" for name, on in self._switches.items() if on]
+        # A trace without the threads that wait would draw out, over their waiting, what they did last.
+        return options + ["--idle", "--threads"] * (form == "chrometrace")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong with py-spy is a problem to tell; what goes wrong in a step is the run's own."""
+        try:
+            yield
+        except SpyFailed as error:
+            self._failed = True
+            self.problems.append(str(error))
+
+
+@contextmanager
+def _ended(recording: SpyRecording) -> Iterator[None]:
+    """End the recording in any case; what went wrong in the steps comes before what went wrong at the end."""
+    try:
+        yield
+    except BaseException:
+        with suppress(SpyFailed):
+            recording.end()
+        raise
+    recording.end()
+
+
+def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
+    """Run :data:`MARKS` clock marks from number ``first`` on; when each began and ended, CLOCK_MONOTONIC."""
+    for number in range(first, first + MARKS):
+        _spin_until(monotonic_ns() + int(GAP_PERIODS / rate_hz * 1e9))
+        name = f"{MARK}{number}"
+        code = _spin_until.__code__.replace(co_name=name, co_qualname=name)
+        mark = FunctionType(code, globals(), name)  # found in the stacks by its name
+        start_ns = monotonic_ns()
+        mark(start_ns + int(MARK_PERIODS / rate_hz * 1e9))
+        yield start_ns, monotonic_ns()
+
+
+def _spin_until(end_ns: int) -> None:
+    while monotonic_ns() < end_ns:
+        pass
+
+
+def _import_roots() -> list[str]:
+    """Folders that modules are imported from, the longest first: frames are named from there on."""
+    roots = {Path(entry).absolute() for entry in sys.path}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and "." not in name:  # of an editable install, which need not be on sys.path
+            roots.add(Path(file).absolute().parents[1 if hasattr(module, "__path__") else 0])
+    return sorted(map(str, roots), key=len, reverse=True)
+
+
+def _renamed(svg: str, title: str, roles: dict[int, str]) -> str:
+    """The flame graph with processes named by what they are for, not by command lines that they share."""
+    named = _PROCESS.sub(lambda match: f"{roles.get(int(match[1]), 'process')} {match[1]}", svg)
+    return _TITLE.sub(lambda match: match[1] + title, named, count=1)

@@ -1,0 +1,189 @@
+"""The py-spy program as a child process: start it on this very process, wait until it samples, end it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic_ns
+
+from harness.machine.ptrace import allow_tracing, find_py_spy, remedy
+
+READY_S = 60.0  # py-spy reads the symbols of every library first: under a second, on a busy network disk much more
+END_S = 60.0  # from SIGINT until its file is written
+# py-spy 0.4.3 where it may not trace: the kernel's words by way of its log, or its own where it may not even follow
+# /proc/PID/exe, which with --subprocesses is the only sign.
+_REFUSED = re.compile(
+    r"permission denied|operation not permitted|EPERM|failed to get process executable", re.IGNORECASE
+)
+# What else it says of a process that it may not stop: with --subprocesses not why. Only of this very process is that a
+# refusal; a child may have ended meanwhile.
+_NOT_STOPPED = "failed to suspend process"
+_STARTED = b"Sampling process"
+_TOTALS = re.compile(r"Samples: (\d+) Errors: (\d+)")
+# Linux kills the program with this process, even one that was stopped (SIGSTOP) meanwhile. It stays so across execv.
+_DIE_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+# Two processes that sleep: see Metronome. PyDLL keeps the interpreter's lock, so that --gil samples them too.
+_SLEEP = """\
+import ctypes, os, sys
+libc = ctypes.PyDLL(None)
+libc.prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()
+child = os.fork()
+libc.prctl(1, 9, 0, 0, 0)
+libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
+if child:
+    print(child, flush=True)
+while True:
+    libc.pause()
+"""
+
+
+class SpyFailed(Exception):  # noqa: N818 - an outcome, said once in the report
+    """py-spy did not do its work; the message is one line, with the fix where there is one."""
+
+
+class SpyRecording:
+    """One run of ``py-spy record`` on this process and its children, begun when this returns.
+
+    ``options`` are py-spy's own; ``output`` is the file it writes when it is ended; ``metronome``: whether it is to
+    have one. Raises SpyFailed.
+    """
+
+    def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
+        binary = find_py_spy()
+        if binary is None:
+            raise SpyFailed("py-spy: no such program beside this Python or on PATH; fix: pip install 'py-spy>=0.4'")
+        command = [binary, "record", "--pid", str(os.getpid()), "--subprocesses", "--hideprogress", *options]
+        self.output = output
+        self.samples = self.errors = 0
+        self._told = b""
+        allow_tracing()
+        self._metronome = Metronome() if metronome else None
+        self.metronome_pids = self._metronome.pids if self._metronome is not None else []
+        self.started_ns = monotonic_ns()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _close
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command, "--output", output],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env={**os.environ, "RUST_LOG": "warn"},  # else it keeps to itself why a process could not be sampled
+            )
+        except OSError as error:
+            raise SpyFailed(f"py-spy: {error}") from error
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._close()
+            raise
+        self.ready_ns = monotonic_ns()
+
+    def check(self) -> None:
+        """Raise SpyFailed where this very process cannot be sampled: py-spy goes on as long as a child of it can."""
+        if (reason := self._unsampled()) is not None:
+            raise SpyFailed(_explain(reason))
+
+    def end(self) -> None:
+        """Have it write its file, and wait for that. Raises SpyFailed."""
+        try:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                rest, _ = self._process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                raise SpyFailed(f"py-spy: killed, as it had not ended {END_S:.0f} s after it was told to") from None
+            self._told += rest
+            if self._process.returncode != 0 or not self.output.exists():
+                raise self._failure()
+            self.check()
+            totals = _TOTALS.search(self._told.decode(errors="replace"))
+            if totals is not None:
+                self.samples, self.errors = int(totals[1]), int(totals[2])
+        finally:
+            self._close()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process.stdout is not None
+        deadline_ns = monotonic_ns() + int(READY_S * 1e9)
+        while _STARTED not in self._told:
+            left_s = (deadline_ns - monotonic_ns()) / 1e9
+            if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
+                raise SpyFailed(f"py-spy: not sampling {READY_S:.0f} s after its start")
+            piece = os.read(self._process.stdout.fileno(), 4096)
+            if not piece:
+                self._process.wait()
+                raise self._failure()
+            self._told += piece
+
+    def _failure(self) -> SpyFailed:
+        if self._process.returncode < 0:
+            return SpyFailed(f"py-spy: ended by signal {-self._process.returncode}")
+        log = self._read_log()
+        said = [line for line in log.splitlines() if line.strip()] or self._told.decode(errors="replace").split("\n")
+        errors = [line for line in said if line.startswith("Error:")] + [log] * bool(_REFUSED.search(log))
+        return SpyFailed(_explain(self._unsampled() or (errors or said)[-1].removeprefix("Error:").strip()))
+
+    def _unsampled(self) -> str | None:
+        """Why py-spy does not sample this process; None where it does, or has not said yet."""
+        found = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
+        return None if found is None else found[1].strip()
+
+    def _read_log(self) -> str:
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    def _close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+        if self._metronome is not None:
+            self._metronome.close()
+
+
+def _explain(reason: str) -> str:
+    if _REFUSED.search(reason) or _NOT_STOPPED in reason.lower():
+        return f"py-spy: no permission to trace this process; fix: {remedy()}"
+    return f"py-spy: {reason or 'ended by itself'}"
+
+
+class Metronome:
+    """Makes every sample of py-spy show in its trace, at no cost but two processes that sleep.
+
+    The format chrometrace holds changes, not samples: while no thread changes its stack, samples leave no event, and
+    how often a long call was met cannot be told. But py-spy 0.4 compares a stack with the last one of the same
+    *pthread id*, and a process and its fork have that in common: met in turn, each differs from the other (at its
+    root, where --subprocesses names the process), so each sample of the two leaves events. Where a later py-spy tells
+    processes apart, samples without a change are missing again, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _SLEEP, str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        told = self._process.stdout.readline()
+        self.pids = [self._process.pid, *map(int, told.split())]
+
+    def close(self) -> None:
+        """End both: the kernel kills the fork with its parent."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

@@ -1,0 +1,178 @@
+"""torch.profiler for a window of steps, in the main process and in its loader workers.
+
+A run that is profiled measures nothing else: the profiler slows what it records. Outside its window it is not even
+attached. Everything goes to files in the run's folder (``harness.traces.profiles`` names them and reads them).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.probes.profilers.torch_session import MOST_BYTES, Settings, describe, export, make_profiler
+from harness.probes.profilers.torch_spans import TorchSpans
+from harness.probes.profilers.torch_worker import FAILED, OVER, attach_in_worker
+from harness.traces.profiles import CUT, OFFSET, file_name, files, header
+from trainer import telemetry
+from trainer.errors import InputError
+from trainer.telemetry import Recorder
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+__all__ = ["TorchProfiler", "attach_in_worker"]
+
+_FAILURES = f".torch_profile.*{FAILED}"
+_CLOCK_SET_NS = 50_000  # the realtime clock was set in between: the files' times are off by as much
+
+
+class Pausable(Recorder, Protocol):
+    """A recorder of the main process."""
+
+    def pause(self) -> None: ...
+
+
+class TorchProfiler:
+    """The main process's side. Make it before the loader's workers start, and keep it until they have ended.
+
+    ``settings``: wait, warmup, active, repeat (steps; windows), shapes, memory, stack, flops, workers.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._problems: list[str] = []
+        self._settings = settings
+        self._folder = folder
+        self._window = 0
+        self._windows: list[list[int]] = []
+        self._flops: Counter[str] = Counter()
+        self._offsets: list[tuple[int, int]] = []
+        self._running: profile | None = None  # between begin() and end()
+        profiles = [path for path, _ in files(folder)]
+        for path in [*profiles, *folder.glob(_FAILURES)]:  # of an earlier try at the same run
+            path.unlink()
+        (folder / OVER).unlink(missing_ok=True)
+
+    def run(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
+        """Take the steps of the whole schedule: ``next_step()`` takes one and returns its number.
+
+        ``recorder`` is the one attached; with it the profile shows its phases, and its last step ends before the
+        profile is written.
+        """
+        from torch.profiler import schedule
+
+        wait, warmup, active, repeat = (self._settings[name] for name in ("wait", "warmup", "active", "repeat"))
+        self._offsets.append(realtime_minus_monotonic())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Profiler won't be using warmup")  # the user's choice
+            for _ in range(repeat):
+                for _ in range(wait):  # one profiler for all windows would mark these steps: 12 us each
+                    next_step()
+                profiler = make_profiler(
+                    self._settings,
+                    schedule=schedule(wait=0, warmup=warmup, active=active, repeat=1),
+                    on_trace_ready=self._write,
+                )
+                with profiler:
+                    for _ in range(warmup):
+                        next_step()
+                        profiler.step()
+                    self._record(profiler, next_step, recorder)
+        self._offsets.append(realtime_minus_monotonic())
+        (self._folder / OVER).touch()  # for the workers, which look at their next batch
+
+    def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Pausable | None) -> None:
+        """Take the active steps of one window; the profiler is recording already and writes when they are over."""
+        active = self._settings["active"]
+        self._window += 1
+        if recorder is not None:
+            telemetry.attach(TorchSpans(recorder))
+        start_ns, steps = monotonic_ns(), []
+        try:
+            for place in range(active):
+                steps.append(next_step())
+                if place + 1 < active:
+                    profiler.step()
+        finally:
+            if recorder is not None:
+                telemetry.attach(recorder)
+        self._windows.append([start_ns, monotonic_ns(), steps[0], steps[-1]])
+        if recorder is not None:
+            recorder.pause()
+        describe(profiler, [self._offsets[0][0], realtime_minus_monotonic()[0]])
+        profiler.step()
+
+    def _write(self, profiler: profile) -> None:
+        number = self._window
+        if self._settings["flops"]:  # not in the file: torch only adds them up
+            self._flops.update({one.key: one.flops for one in profiler.key_averages() if one.flops})
+        try:
+            cut = export(profiler, self._folder / file_name("main", number))
+        except OSError as error:
+            self._say(f"torch_profiler: window {number} could not be written ({error.strerror or error})")
+            return
+        if cut:
+            self._say(
+                f"torch_profiler: window {number} is cut after {MOST_BYTES / 1e6:.0f} MB of text and in no table of "
+                "operators; profile fewer steps (probes.torch_profiler.active)"
+            )
+
+    def begin(self) -> None:
+        """Record from here to :meth:`end`, to know what that costs."""
+        self._running = make_profiler(self._settings)
+        self._running.start()
+
+    def end(self) -> None:
+        """Stop recording and throw it away."""
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
+
+    @property
+    def problems(self) -> list[str]:
+        """One line each. After the workers have ended, theirs too."""
+        for path, role in files(self._folder):
+            if role != "main":
+                try:
+                    cut = header(path).get(CUT)
+                except InputError as error:
+                    cut = str(error)
+                self._say(f"torch_profiler: the profile of {role} is not whole: {cut}" if cut else None)
+        for leftover in sorted(self._folder.glob(".torch_profile.*.tmp")):
+            leftover.unlink()
+            role = leftover.name.split(".")[2]
+            if role.startswith("loader-"):  # what the main process could not write has been said
+                self._say(f"torch_profiler: {role} was ended before its profile was written")
+        for mark in sorted(self._folder.glob(_FAILURES)):
+            mark.unlink()
+            role = mark.name.split(".")[2]
+            self._say(f"torch_profiler: the profile of {role} could not be written; the run's log says why")
+        offsets = [offset for offset, _ in self._offsets]
+        if offsets and max(offsets) - min(offsets) > _CLOCK_SET_NS:
+            off_us = (max(offsets) - min(offsets)) / 1e3
+            self._say(f"torch_profiler: the realtime clock was set meanwhile: times are off by up to {off_us:.0f} us")
+        return self._problems
+
+    def facts(self) -> dict[str, Any]:
+        """The entry "torch_profiler" of probes.json. After the workers have ended: names those that left a profile.
+
+        ``windows``: [start_ns, end_ns, first step, last step] each; ``clock_error_ns``: by how much the offset of the
+        clocks can be off; ``flops``: floating point operations by operator, over all windows, where asked for.
+        """
+        (self._folder / OVER).unlink(missing_ok=True)
+        return {
+            "windows": self._windows,
+            OFFSET: [offset for offset, _ in self._offsets],
+            "clock_error_ns": max((error for _, error in self._offsets), default=0),
+            "workers": [role for _, role in files(self._folder) if role != "main"],
+            "flops": dict(self._flops),
+        }
+
+    def _say(self, problem: str | None) -> None:
+        if problem is not None and problem not in self._problems:
+            self._problems.append(problem)

@@ -1,0 +1,92 @@
+"""One session of torch.profiler: made from our settings, described in its own header, and written to a file."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.traces.chrome_json import BETWEEN
+from harness.traces.kineto import CUT_NAME
+from harness.traces.profiles import CUT, HEADER, OFFSET
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+Settings = dict[str, Any]  # harness.scenario.model.TorchProfilerConfig as plain data
+MOST_BYTES = 400_000_000  # of text, about a million events: what viewers still open
+_CLOSE = f'\n  }}\n  ],\n  "traceName": "{CUT_NAME}"\n}}'.encode()
+_PIECE_BYTES = 1 << 20
+_LEVEL = 3  # of gzip: a fifth of the time of its default, a tenth more bytes
+
+
+def make_profiler(settings: Settings, device: bool = True, **more: Any) -> profile:
+    """A torch profiler of the CPU and, where there is one and ``device`` is true, the CUDA device."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if device and torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(
+        activities=activities,
+        record_shapes=settings["shapes"],
+        profile_memory=settings["memory"],
+        with_stack=settings["stack"],
+        with_flops=settings["flops"],
+        **more,
+    )
+
+
+def describe(profiler: profile, offsets: list[int], cut: str | None = None) -> None:
+    """Put our own facts into the header of the trace that ``profiler`` is recording: clock offsets, why it was cut."""
+    profiler.add_metadata_json(HEADER, json.dumps({OFFSET: offsets, CUT: cut}))
+
+
+def export(profiler: profile, path: Path) -> bool:
+    """Write the last window of ``profiler``, once, to ``path`` (.json.gz); whether it had to be cut to MOST_BYTES.
+
+    OSError as writing does.
+    """
+    text, packed = (path.with_name(f".{path.name}.{os.getpid()}.{part}.tmp") for part in ("text", "gz"))
+    try:
+        profiler.export_chrome_trace(str(text))
+        if not _is_whole(text):  # torch says nothing where it could not write
+            raise OSError(errno.EIO, "torch could not write all of it: is the disk full, or the size of files limited?")
+        cut = pack(text, packed, MOST_BYTES)
+        packed.replace(path)
+    finally:
+        for leftover in (text, packed, text.with_name(f"{text.name}.tmp")):  # the last: torch's own
+            leftover.unlink(missing_ok=True)
+    return cut
+
+
+def _is_whole(text: Path) -> bool:
+    """Whether torch wrote the trace to its end: after the events it gives its own name for the file."""
+    try:
+        with open(text, "rb") as file:
+            file.seek(max(text.stat().st_size - _PIECE_BYTES, 0))
+            return b'"traceName"' in file.read()
+    except FileNotFoundError:
+        return False
+
+
+def pack(text: Path, packed: Path, most_bytes: int) -> bool:
+    """Gzip a trace. One with more than ``most_bytes`` ends there, between two events (what was recorded last is lost).
+
+    Whether it was cut.
+    """
+    whole = text.stat().st_size <= most_bytes
+    with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_LEVEL) as target:
+        left = most_bytes
+        while piece := source.read(_PIECE_BYTES if whole else min(_PIECE_BYTES, left)):
+            left -= len(piece)
+            if not whole and left <= 0:
+                piece = piece[: piece.rindex(BETWEEN)] + _CLOSE
+                target.write(piece)
+                break
+            target.write(piece)
+    return not whole

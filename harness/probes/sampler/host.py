@@ -1,0 +1,197 @@
+"""Host readings of one run: what its processes used and waited for, what others took, what limits held it back.
+
+Counters are sampled as what they grew by since the reading before, and ``interval_s`` (source "host") says how long
+that was: over any set of samples, their sum / the sum of ``interval_s`` is the mean rate. Sources: "host" for the
+machine, "host:ROLE" for a process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from time import monotonic_ns
+
+from harness.machine.files import ROOT
+from harness.probes.sampler.host_processes import ProcessCounters
+from harness.probes.sampler.host_system import SystemCounters
+from harness.probes.sampler.series import SampleSeries
+
+# Between two full readings, in nanoseconds: at least this, and so long that they take no more than this share of the
+# time, since a run with hundreds of threads makes them dear; and the same of memory shares, read between turns only.
+FULL_NS = 1_000_000_000
+FULL_SHARE = 0.002
+PSS_NS = 5_000_000_000
+PSS_SHARE = 0.01
+OWN = "sampler"  # the role of this very process
+LEAST_S = 0.5  # of running: a clock tick of the kernel's (10 ms) is then 2 % of a core
+LEAST_NS = 5_000_000  # a rate over a shorter interval says little
+
+UNITS = {
+    "cpu_s": "s",
+    "run_queue_delay_s": "s",
+    "major_faults": "faults",
+    "disk_read_bytes": "bytes",
+    "voluntary_switches": "switches",
+    "involuntary_switches": "switches",
+}
+Counters = dict[tuple[str, str, str], float]  # by source, metric and unit
+
+
+class RepetitionLoad:
+    """Sums turns, and tells whenever they come to enough: a single short turn says nothing."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float, float, float] | None = None
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, and CPU by this run, by everyone, stolen
+
+    def begin(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> None:
+        """``own_s``: CPU of the run's processes so far; ``machine``: of everyone, and stolen; None where unknown."""
+        self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
+
+    def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
+        """(metric, cores) where this turn and those not told of yet make up at least LEAST_S; else nothing."""
+        if machine is None or self._before is None:
+            return []
+        now = (now_ns / 1e9, own_s, *machine)
+        self._sums = [
+            total + after - before for total, after, before in zip(self._sums, now, self._before, strict=True)
+        ]
+        self._before = None
+        elapsed_s, own, busy, stolen = self._sums
+        if elapsed_s < LEAST_S:
+            return []
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+        return [
+            ("own_cpu_cores", own / elapsed_s),
+            ("other_cpu_cores", max(busy - own, 0.0) / elapsed_s),
+            ("stolen_cpu_cores", stolen / elapsed_s),
+        ]
+
+
+class HostCollector:
+    """Every deadline the CPU of each process; at a turn's ends, and about once a second between them, all the rest."""
+
+    source = "host"
+
+    def __init__(self, series: SampleSeries, root: Path = ROOT) -> None:
+        self.problems: list[str] = []
+        self._series = series
+        self._system = SystemCounters(root)
+        self._load = RepetitionLoad()
+        self._processes: dict[tuple[int, str], ProcessCounters] = {}
+        self._cpu: dict[str, tuple[int, float]] = {}  # by role: when, and the CPU seconds then
+        self._counters: Counters = {}
+        self._counted_ns = 0
+        self._full_due_ns = 0
+        self._pss_due_ns = 0
+        self._own_cpu: dict[int, float] = {}  # by process: the last that was seen, of ended ones too
+        self._resident_bytes = 0.0  # of the main process, at the last reading
+        self._told: set[str] = set()
+
+    def begin(self, pids: dict[int, str]) -> None:
+        self._find({os.getpid(): OWN} | pids)
+        now = monotonic_ns()
+        cpu = self._system.cpu()
+        self._own_cpu = {}
+        self._cpu = {role: (now, cpu_s) for role, cpu_s in self._read_cpu()}
+        self._load.begin(now, sum(self._own_cpu.values()), cpu)
+        self._counters, self._counted_ns = self._read_counters(now, cpu, sample=False), now
+        self._full_due_ns = now + FULL_NS
+
+    def read(self, *, last: bool) -> bool:
+        now = monotonic_ns()
+        cpu = self._system.cpu() if last or now >= self._full_due_ns else None
+        for role, cpu_s in self._read_cpu():
+            before_ns, before_s = self._cpu.setdefault(role, (now, cpu_s))
+            if now - before_ns >= LEAST_NS:
+                self._add(now, f"host:{role}", "cpu_cores", (cpu_s - before_s) * 1e9 / (now - before_ns), "cores")
+                self._cpu[role] = (now, cpu_s)
+        if last or now >= self._full_due_ns:
+            self._read_all(now, cpu)
+        if last:
+            self._end(now, cpu)
+        return True
+
+    def end(self) -> None:
+        """All has been said at the end of each turn."""
+
+    def _read_all(self, now: int, cpu: tuple[float, float] | None) -> None:
+        self._add(now, "host", "interval_s", (now - self._counted_ns) / 1e9, "s")
+        counters = self._read_counters(now, cpu, sample=True)
+        for key, value in counters.items():
+            if key in self._counters:  # a process that came since then has no interval yet
+                self._add(now, *key[:2], value - self._counters[key], key[2])
+        for (metric, unit), value in self._system.gauges().items():
+            self._add(now, "host", metric, value, unit)
+        self._counters, self._counted_ns = counters, now
+        self._full_due_ns = now + max(FULL_NS, round((monotonic_ns() - now) / FULL_SHARE))
+
+    def _end(self, now: int, cpu: tuple[float, float] | None) -> None:
+        """What is read after the turn only: whose CPU it was, and memory shares, which are dear."""
+        for metric, cores in self._load.end(now, sum(self._own_cpu.values()), cpu):
+            self._add(now, "host", metric, cores, "cores")
+            if metric == "own_cpu_cores":
+                self._add(now, "host", "resident_bytes", self._resident_bytes, "bytes")
+        if now >= self._pss_due_ns:
+            start_ns = monotonic_ns()
+            for (_, role), process in self._processes.items():
+                if role != OWN and (pss := process.pss_bytes()) is not None:
+                    self._add(now, f"host:{role}", "pss_bytes", pss, "bytes")
+            self._pss_due_ns = start_ns + max(PSS_NS, round((monotonic_ns() - start_ns) / PSS_SHARE))
+        for process in self._processes.values():
+            self._tell(process)
+
+    def _find(self, pids: dict[int, str]) -> None:
+        """Open what is new, close what is gone."""
+        for key in [key for key in self._processes if pids.get(key[0]) != key[1]]:
+            self._processes.pop(key).close()
+        for pid, role in pids.items():
+            if (pid, role) not in self._processes:
+                try:
+                    self._processes[pid, role] = ProcessCounters(pid)
+                except OSError:  # it has just ended
+                    continue
+
+    def _read_cpu(self) -> list[tuple[str, float]]:
+        found = []
+        for pid, role, process in self._alive():
+            try:
+                self._own_cpu[pid] = process.cpu_s()
+            except OSError:
+                self._processes.pop((pid, role)).close()
+                continue
+            found.append((role, self._own_cpu[pid]))
+        return found
+
+    def _read_counters(self, now: int, cpu: tuple[float, float] | None, *, sample: bool) -> Counters:
+        found: Counters = {("host", metric, unit): value for (metric, unit), value in self._system.counters().items()}
+        if cpu is not None:
+            found["host", "others_cpu_s", "s"] = cpu[0] - sum(self._own_cpu.values())
+            found["host", "stolen_cpu_s", "s"] = cpu[1]
+        for pid, role, process in self._alive():
+            if role == OWN:  # of itself it tells its cost, no more
+                found[f"host:{role}", "cpu_s", "s"] = self._own_cpu[pid]
+                continue
+            try:
+                counters, resident_bytes = process.read()
+            except OSError:
+                self._processes.pop((pid, role)).close()
+                continue
+            found |= {(f"host:{role}", metric, UNITS[metric]): value for metric, value in counters.items()}
+            if role == "main":
+                self._resident_bytes = resident_bytes
+            if sample:
+                self._add(now, f"host:{role}", "resident_bytes", resident_bytes, "bytes")
+        return found
+
+    def _alive(self) -> list[tuple[int, str, ProcessCounters]]:
+        return [(pid, role, process) for (pid, role), process in self._processes.items()]
+
+    def _tell(self, process: ProcessCounters) -> None:
+        for what, why in process.missing.items():
+            if what not in self._told:
+                self._told.add(what)
+                self.problems.append(f"host: no {what} ({why})")
+
+    def _add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        self._series.add(t_ns, source, metric, value, unit)

@@ -1,0 +1,170 @@
+"""Host and NVML readings at a steady rate, by a light process of its own: never on the training thread.
+
+    this process      start        (measured steps)        stop          wait
+    the sampler         |baseline ... reading ... reading ...|last reading, what the turn gave|
+
+The order to start or stop is one write to a pipe. :meth:`Sampler.wait` belongs where no step is measured: before the
+run says that it is ready (the sampler may still be looking for devices), and after a turn, before this process group is
+stopped (SIGSTOP), or the last reading of the turn is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from harness.probes.sampler.series import Unpacked
+
+ANSWER_S = 60  # NVML needs seconds to wake a node's devices; who is silent for longer hangs
+EXIT_S = 5
+
+
+class Sampler:
+    """One sampling process. It ends with this one, and without it the run goes on: ``problems`` then says so.
+
+    ``settings``: ``host`` (bool), ``nvml`` ("auto", true or false), ``rate_hz``, and if wanted ``timeout_s``: how long
+    NVML may take to answer, less than ``ANSWER_S``. ``pids``: the run's processes and their roles (main, loader-K),
+    asked at each start. After :meth:`close`, ``samples`` is the samples table, and ``taken`` and ``missed`` count
+    readings by source (host, nvml) as far as turns were finished.
+    """
+
+    def __init__(self, settings: dict[str, Any], pids: Callable[[], dict[int, str]]) -> None:
+        self.samples: dict[str, list[Any]] = {}
+        self.problems: list[str] = []
+        self.missed: dict[str, int] = {}
+        self.taken: dict[str, int] = {}
+        self._pids = pids
+        self._unpacked = Unpacked()
+        self._buffer = b""
+        self._outstanding = 1  # answers: that it is ready
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "harness.probes.sampler.sampler", json.dumps(settings), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        except OSError as error:
+            self._give_up(f"could not start ({error})")
+            return
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # who does not listen must not stop the training
+
+    @property
+    def pid(self) -> int | None:
+        """Of the sampling process: no part of what is measured. None where there is none (any more)."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Steps that count begin: sample from now on."""
+        self.wait()
+        self._send({"do": "start", "pids": self._pids()})
+
+    def stop(self) -> None:
+        """Steps that count have ended: one last reading, then silence."""
+        self._send({"do": "stop", "t_ns": monotonic_ns()})
+        self._outstanding += 1
+
+    def wait(self) -> None:
+        """Block until the sampler has done all it was told; at once where nothing is outstanding."""
+        while self._process is not None and self._outstanding:
+            self._take(self._answer())
+
+    def close(self) -> None:
+        """End the sampling process and unpack what it read. Harmless when called again."""
+        self._send({"do": "close"})
+        self._outstanding += 1
+        self.wait()
+        if self._process is not None:
+            self._end(EXIT_S)
+        self.samples = self._unpacked.columns()
+
+    def _send(self, order: dict[str, Any]) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), json.dumps(order).encode() + b"\n")
+        except BlockingIOError:
+            self._give_up("takes no orders")
+        except OSError:
+            self._gone()
+
+    def _take(self, answer: tuple[dict[str, Any], bytes] | None) -> None:
+        if answer is None:
+            return
+        header, payload = answer
+        self._outstanding -= 1
+        self._unpacked.add(header["series"], payload)
+        self.problems += header["problems"]
+        self.missed, self.taken = header["missed"], header["taken"]
+
+    def _answer(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next answer: a line of JSON, and as many bytes of samples as it says; None where there is none."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            if not self._more():
+                return None
+        header = json.loads(self._buffer[:end])
+        last = end + 1 + header["bytes"]
+        while len(self._buffer) < last:
+            if not self._more():
+                return None
+        payload, self._buffer = self._buffer[end + 1 : last], self._buffer[last:]
+        return header, payload
+
+    def _more(self) -> bool:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        answers = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(answers, select.POLLIN)
+        for _ in range(ANSWER_S):  # not in one go: a time in which both were stopped must not count in full
+            if poll.poll(1000):
+                data = os.read(answers, 1 << 20)
+                if not data:
+                    self._gone()
+                self._buffer += data
+                return bool(data)
+        self._give_up(f"did not answer within {ANSWER_S} s")
+        return False
+
+    def _gone(self) -> None:
+        status = self._end(EXIT_S)
+        self._give_up(f"ended with status {status}; the run's log may say why")
+
+    def _give_up(self, reason: str) -> None:
+        if self._process is not None:
+            self._end(0)
+        self.problems.append(f"sampling: the sampling process {reason}; no host and NVML samples from then on")
+
+    def _end(self, timeout_s: float) -> int:
+        assert self._process is not None
+        process, self._process = self._process, None
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        try:
+            return process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:  # in the kernel, as a driver that hangs keeps it: the run does not wait
+            return -signal.SIGKILL
+
+
+def process_roles() -> dict[int, str]:
+    """By process id: main, and loader-K in the order they were started (Process-1, Process-2, ...)."""
+    workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))
+    return {os.getpid(): "main"} | {child.pid: f"loader-{number}" for number, child in enumerate(workers) if child.pid}
+
+
+if __name__ == "__main__":
+    from harness.probes.sampler.sampling import main
+
+    sys.exit(main(json.loads(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,72 @@
+"""Samples on their way from the sampling process to the samples table: packed by series, 16 bytes each."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+Key = tuple[str, str, str]  # source, metric, unit
+
+
+class SampleSeries:
+    """Gathers samples: for each (source, metric, unit) its times (CLOCK_MONOTONIC, ns) and values."""
+
+    def __init__(self) -> None:
+        self._packed: dict[Key, tuple[array[int], array[float]]] = {}
+
+    def add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        key = (source, metric, unit)
+        columns = self._packed.get(key)
+        if columns is None:
+            columns = self._packed[key] = (array("q"), array("d"))
+        columns[0].append(t_ns)
+        columns[1].append(value)
+
+    def take(self) -> tuple[list[list[Any]], bytes]:
+        """What came since the last call: [source, metric, unit, count] of each series, and all times and values."""
+        packed, self._packed = self._packed, {}
+        # Values are added after their times: a thread in between the two has given no sample yet.
+        counts = {key: len(values) for key, (_, values) in packed.items()}
+        header = [[*key, count] for key, count in counts.items()]
+        payload = (
+            times[: counts[key]].tobytes() + values[: counts[key]].tobytes() for key, (times, values) in packed.items()
+        )
+        return header, b"".join(payload)
+
+
+class ClosableSeries(SampleSeries):
+    """Passes samples on to ``into`` until it is shut: who answers late, when nobody waits any more, adds nothing."""
+
+    def __init__(self, into: SampleSeries) -> None:
+        super().__init__()
+        self._into = into
+        self._is_open = True
+
+    def shut(self) -> None:
+        self._is_open = False
+
+    def add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        if self._is_open:
+            self._into.add(t_ns, source, metric, value, unit)
+
+
+class Unpacked:
+    """The samples table (``SAMPLE_COLUMNS``) from what :meth:`SampleSeries.take` gave, call by call."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, str, str, float, str]] = []
+
+    def add(self, header: list[list[Any]], payload: bytes) -> None:
+        start = 0
+        for source, metric, unit, count in header:
+            times, values = array("q"), array("d")
+            times.frombytes(payload[start : start + 8 * count])
+            values.frombytes(payload[start + 8 * count : start + 16 * count])
+            start += 16 * count
+            self._rows += [(t, source, metric, value, unit) for t, value in zip(times, values, strict=True)]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """All of them in the order of time."""
+        rows = sorted(self._rows, key=lambda row: row[0])
+        names = ("t_ns", "source", "metric", "value", "unit")
+        return {name: [row[index] for row in rows] for index, name in enumerate(names)}

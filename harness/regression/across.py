@@ -1,0 +1,194 @@
+"""Two series of different times: what forbids comparing them, what must be said beside it, and the decision.
+
+Nothing alternated here, so whatever the machine did in between (its clocks, its neighbours, its temperature) looks like
+a regression, and no interval over blocks knows of it. Hence the wider limits, and `harness regress` where it matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from harness.analysis.confounds import LOAD, USEFUL
+from harness.analysis.statistics import CONFIDENCE, from_block_values, unpaired
+from harness.regression.decision import Decision, judge
+from harness.regression.gate import NOTICEABLE, PARTS, Gate, Limits, Part, StateComparison, nothing
+from harness.regression.rounds import STEP
+from harness.regression.series import MACHINE, BlockSeries
+from harness.report.words import percent
+
+MEMORY = 0.05  # of the machine's, relative: a few pages more or less come with every kernel
+CLOCK = 0.01  # relative difference of mean SM clocks
+# Configuration that decides how much a step has to do, or how: other values, another question. What corpus and
+# tokenizer hold is told by their fingerprints. A key that one side lacks came later: it is said, no more.
+WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
+FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not alike. ``forbids``: the two cannot be compared while it differs, unless it is allowed."""
+
+    key: str
+    baseline: Any
+    candidate: Any
+    forbids: bool
+
+    def __str__(self) -> str:
+        return f"{self.key} is {_shown(self.baseline)} against {_shown(self.candidate)}"
+
+
+@dataclass(frozen=True)
+class Across:
+    """One arm of two studies."""
+
+    arm: str
+    comparison: StateComparison
+    refused: list[Difference] = field(default_factory=list)
+    warned: list[Difference] = field(default_factory=list)
+
+
+def compare_series(
+    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, allowed: Iterable[str] = ()
+) -> Across:
+    """``candidate`` against ``baseline``; undecided, with the reason, where a difference forbids it."""
+    found = differences(baseline, candidate)
+    allowed = set(allowed)
+    refused = [one for one in found if one.forbids and one.key not in allowed]
+    warned = [one for one in found if one not in refused]
+    comparison = _comparison(baseline, candidate, limits, [str(one) for one in warned])
+    if refused:
+        reason = f"not comparable: {'; '.join(map(str, refused))}"
+        sides = comparison.name, comparison.baseline, comparison.candidate
+        comparison = nothing(*sides, limits.step, reason, comparison.blocks, comparison.confounds)
+    return Across(candidate.arm, comparison, refused, warned)
+
+
+def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
+    """Everything that is not alike, what forbids a comparison first."""
+    found = []
+
+    def check(key: str, one: Any, other: Any, forbids: bool) -> None:
+        if one != other:
+            found.append(Difference(key, one, other, forbids))
+
+    for key in sorted(set(baseline.environment) | set(candidate.environment)):
+        if key != "git_commit":
+            ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
+            if key == "memory_bytes" and ours_is and theirs_is and abs(ours_is / theirs_is - 1) < MEMORY:
+                continue
+            known = key in baseline.environment and key in candidate.environment  # else one is of an older version
+            check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
+    for key in sorted(set(baseline.facts) | set(candidate.facts)):
+        known = key in baseline.facts and key in candidate.facts
+        check(key, baseline.facts.get(key, "unknown"), candidate.facts.get(key, "unknown"), known)
+    check("scenario", baseline.scenario, candidate.scenario, False)
+    for key in sorted(set(baseline.config) | set(candidate.config)):
+        known = key in baseline.config and key in candidate.config
+        work = known and key.startswith(WORK) and not key.startswith(FINGERPRINTED)
+        check(key, baseline.config.get(key), candidate.config.get(key), work)
+    ours, theirs = baseline.useful_fraction, candidate.useful_fraction
+    if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL * max(ours, theirs):
+        found.append(Difference("useful tokens", percent(ours), percent(theirs), True))
+    clocks = baseline.sm_clock_mhz, candidate.sm_clock_mhz
+    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK:
+        found.append(Difference("SM clock", f"{clocks[0]:.0f} MHz", f"{clocks[1]:.0f} MHz", True))
+    loads = baseline.other_cpu_cores, candidate.other_cpu_cores
+    if max((load or 0.0 for load in loads), default=0.0) > LOAD:
+        shown = ["unknown" if load is None else f"{load:.2f} cores" for load in loads]
+        found.append(Difference("load by other processes", shown[0], shown[1], False))
+    if baseline.failed_runs or candidate.failed_runs:
+        found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
+    check("interleave", baseline.interleave, candidate.interleave, False)
+    if baseline.arms and candidate.arms and baseline.probes and candidate.probes:  # older baselines do not say
+        check("arms of the study", baseline.arms, candidate.arms, False)
+        for key in sorted(set(baseline.probes) | set(candidate.probes)):
+            check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
+    return sorted(found, key=lambda one: not one.forbids)
+
+
+def common_move(comparisons: Sequence[StateComparison]) -> str | None:
+    """A sentence where every arm moved alike: that is the machine, or something they share, and not one arm's code."""
+    changes = [
+        change.median
+        for one in comparisons
+        if (change := one.step.change) is not None
+        and change.ci_low is not None
+        and change.ci_high is not None
+        and (change.ci_low > 0 or change.ci_high < 0)
+    ]
+    if len(changes) < len(comparisons) or len(changes) < 3:
+        return None
+    least, most = min(changes), max(changes)
+    if (least > 0 or most < 0) and min(abs(least), abs(most)) > 0.5 * max(abs(least), abs(most)):
+        return (
+            f"all {len(changes)} arms moved the same way ({least * 100:+.1f} % to {most * 100:+.1f} %): that is rather "
+            "the machine, or something they all share, than any one of them"
+        )
+    return None
+
+
+def _comparison(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, confounds: list[str]) -> StateComparison:
+    step_ms = baseline.part_ms[STEP]
+    parts = [
+        name
+        for name in PARTS
+        if name in baseline.part_ms
+        and name in candidate.part_ms
+        and max(median(one.part_ms[name]) for one in (baseline, candidate)) >= NOTICEABLE * median(step_ms)
+    ]
+    level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
+
+    def part(name: str, confidence: float) -> Decision:
+        twin = baseline if name == STEP else None  # no part's twin is kept
+        return _decide(baseline.part_ms[name], candidate.part_ms[name], limits.step, twin, confidence)
+
+    return StateComparison(
+        candidate.arm,
+        baseline.created_utc,
+        candidate.created_utc,
+        min(len(baseline.blocks), len(candidate.blocks)),
+        part(STEP, CONFIDENCE),
+        baseline_ms=median(step_ms),
+        candidate_ms=median(candidate.part_ms[STEP]),
+        parts=[
+            Part(name, PARTS[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
+            for name in parts
+        ],
+        gates=_gates(baseline, candidate, limits),
+        confounds=confounds,
+        emulated=candidate.emulated,
+    )
+
+
+def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits) -> list[Gate]:
+    found = []
+    kinds: tuple[tuple[str, str, float | None, Callable[[BlockSeries], list[float]]], ...] = (
+        ("peak memory", "MiB", limits.memory, lambda one: [value / 2**20 for value in one.peak_memory_bytes]),
+        ("startup", "ms", limits.startup, lambda one: one.startup_ms),
+    )
+    for name, unit, within, values in kinds:
+        ours, theirs = values(baseline), values(candidate)
+        if name == "startup" and baseline.started != candidate.started:
+            continue  # alone or beside others: not the same thing
+        if within is not None and ours and theirs:
+            decision = _decide(ours, theirs, within, None, CONFIDENCE)
+            found.append(Gate(name, unit, median(ours), median(theirs), decision))
+    return found
+
+
+def _decide(
+    ours: Sequence[float], theirs: Sequence[float], within: float, noisy: BlockSeries | None, level: float
+) -> Decision:
+    """Of values that did not alternate; ``noisy``: whose a-a twin says what no change looks like."""
+    logs = [[math.log(value) for value in values if value > 0] for values in (ours, theirs)]
+    twin = None if noisy is None else from_block_values(noisy.twin_logs)
+    decision = judge(unpaired(logs[0], logs[1], level), within, twin, level)
+    return replace(decision, more_blocks=None)  # more of one study would not narrow the other's share
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)

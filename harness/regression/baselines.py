@@ -1,0 +1,115 @@
+"""Baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
+
+``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores, CPU
+quota, governor and turbo, NVIDIA driver and memory, the device, Python's version and those of the packages that do the
+work; their fingerprint names the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from harness.machine.environment import OWN_PACKAGE, PACKAGES
+from harness.regression.rounds import STEP
+from harness.regression.series import MACHINE, BlockSeries
+from harness.study.store import write_text
+from trainer.errors import InputError
+
+SCHEMA = 1
+# Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
+KEYS = (*MACHINE, "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
+
+
+class NoBaselineError(InputError):
+    """None is kept that may be compared: none at all, or of another environment."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One file: where it lies, the environment it holds for, and what was measured."""
+
+    path: Path
+    key: str
+    series: BlockSeries
+
+
+def environment_of(series: BlockSeries) -> dict[str, Any]:
+    """What a baseline's environment is made of."""
+    found = {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.get("device")}
+    return {**found, "memory_bytes": whole_gib(found["memory_bytes"])}
+
+
+def environment_key(series: BlockSeries) -> str:
+    """Twelve hex digits: the name of the environment's folder."""
+    return hashlib.sha256(json.dumps(environment_of(series), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def path_of(folder: Path, series: BlockSeries) -> Path:
+    return folder / environment_key(series) / f"{series.scenario}--{series.arm}.json"
+
+
+def save(folder: Path, series: BlockSeries) -> Path:
+    """Write (over) the baseline of this arm in its environment; its path. Lists stay on a line: diffs are read."""
+    path = path_of(folder, series)
+    content = {"schema": SCHEMA, "environment_key": environment_key(series), **asdict(series)}
+    lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in content.items()]
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return path
+
+
+def read(path: Path) -> Baseline:
+    """The baseline at ``path``; InputError where it is none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    again = "make it anew with harness baseline save STUDY"
+    try:
+        content = json.loads(path.read_text())
+        schema = content["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a baseline ({error}); {again}") from error
+    if schema != SCHEMA:
+        raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
+    known = {one.name for one in fields(BlockSeries)}
+    try:
+        series = TypeAdapter(BlockSeries).validate_python({key: content[key] for key in content if key in known})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {again}") from error
+    for name in dict.fromkeys([STEP, *series.part_ms]):
+        if not series.part_ms.get(name):
+            raise InputError(f"{path}: part_ms.{name}: no times; {again}")
+    return Baseline(path, str(content.get("environment_key")), series)
+
+
+def every(folder: Path) -> Iterator[Baseline]:
+    """All baselines under ``folder``, by environment and name."""
+    for path in sorted(folder.glob("*/*.json")):
+        yield read(path)
+
+
+def whole_gib(amount: Any) -> Any:
+    """Bytes of memory rounded to GiB: a few pages more or less come with every kernel."""
+    return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
+
+
+def find(folder: Path, series: BlockSeries) -> Baseline:
+    """The baseline that ``series`` may be compared with. InputError, saying what there is instead, where none is."""
+    path = path_of(folder, series)
+    if path.is_file():
+        return read(path)
+    others = [one for one in every(folder) if (one.series.scenario, one.series.arm) == (series.scenario, series.arm)]
+    if not others:
+        raise NoBaselineError(
+            f"{folder}: no baseline of {series.scenario}, {series.arm}; keep one with harness baseline save"
+        )
+    here, there = environment_of(series), environment_of(others[0].series)
+    differs = [f"{key} {there[key]!r}, here {here[key]!r}" for key in here if here[key] != there.get(key)]
+    raise NoBaselineError(
+        f"{folder}: the baseline of {series.scenario}, {series.arm} is of another environment ({'; '.join(differs)}): "
+        "never compared; keep one of this environment with harness baseline save"
+    )

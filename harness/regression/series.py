@@ -1,0 +1,124 @@
+"""One arm as it was measured, in few numbers: what a baseline keeps in git, and what two studies are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from harness.analysis.comparisons import Blocks
+from harness.analysis.confounds import useful_fraction
+from harness.analysis.ledger import mean_over, measure
+from harness.analysis.probes.device_health import device_health
+from harness.regression.rounds import STEP, rounds, typical_log
+from harness.scenario.overrides import flatten
+from harness.study.store import PHASES, STAGES, RunData, StudyRecord
+from trainer.errors import InputError
+
+DIGITS = 6  # of milliseconds, that is nanoseconds
+KEPT = ("a-a", "ideal-data", "data-only")  # controls that are figures of their own; the a-a twin gives the noise
+# Of the environment: another machine, or one that is set otherwise.
+MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvidia_driver", "memory_bytes")
+# Facts of a run that say what it ran on and what it did.
+FACTS = (
+    "device", "device_count", "emulated", "threads", "parameters", "tokenizer_fingerprint", "corpus_fingerprint",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BlockSeries:
+    """Typical values of every finished block: milliseconds per step by part (the step, phases, stages), and so on.
+
+    ``twin_logs``: log of the a-a twin's step time / its own, one a block; empty without a twin.
+    """
+
+    scenario: str
+    arm: str
+    created_utc: str
+    blocks: list[int]
+    part_ms: dict[str, list[float]]
+    twin_logs: list[float] = field(default_factory=list)
+    peak_memory_bytes: list[int] = field(default_factory=list)
+    startup_ms: list[float] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)  # dotted keys; the first block's
+    environment: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    useful_fraction: float | None = None
+    sm_clock_mhz: float | None = None
+    other_cpu_cores: float | None = None
+    failed_runs: int = 0
+    interleave: str = "runs"
+    arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
+    probes: dict[str, Any] = field(default_factory=dict)  # dotted keys
+    started: str = "together"  # or one by one, where startup is what is judged
+
+    @property
+    def emulated(self) -> bool:
+        return bool(self.facts.get("emulated"))
+
+
+def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSeries]:
+    """Every arm of a study that finished a block, by name, with the controls that are figures of their own."""
+    by_arm: dict[str, dict[int, RunData]] = {}
+    for run in runs:
+        if run.record.control is None or run.record.control in KEPT:
+            by_arm.setdefault(run.record.arm, {})[run.record.block] = run
+    found = {}
+    for arm, group in by_arm.items():
+        twin = next((b for b in by_arm.values() if _twin_of(b) == arm), {})
+        one = None if _twin_of(group) else _series(study, arm, group, twin)
+        if one is not None:
+            found[arm] = one
+    return found
+
+
+def _twin_of(group: Mapping[int, RunData]) -> str | None:
+    record = next(iter(group.values())).record
+    return record.of if record.control == "a-a" else None
+
+
+def _series(
+    study: StudyRecord, arm: str, group: Mapping[int, RunData], twin: Mapping[int, RunData]
+) -> BlockSeries | None:
+    found = {block: one for block, run in sorted(group.items()) if (one := rounds(run)) is not None}
+    ledgers: Blocks = {block: ledger for block, run in group.items() if (ledger := measure(run)) is not None}
+    if not found:
+        return None
+    twins = {block: one for block, run in twin.items() if (one := rounds(run)) is not None}
+    records = [group[block].record for block in found]
+    names = [part for part in (STEP, *PHASES, *STAGES) if all(part in one.parts for one in found.values())]
+    clocks = [card.sm_clock_mhz for card in device_health({arm: list(group.values())}) if card.sm_clock_mhz]
+    first = records[0]
+    for record in records:
+        differs = [key for key in first.environment if record.environment.get(key) != first.environment[key]]
+        if differs:
+            raise InputError(
+                f"{study.scenario}: {arm}: block {record.block} ran in another environment than block {first.block} "
+                f"({', '.join(differs)}): no figures of one state"
+            )
+    return BlockSeries(
+        scenario=study.scenario,
+        arm=arm,
+        created_utc=study.created_utc,
+        blocks=list(found),
+        part_ms={part: [round(one.typical_ms(part) or 0.0, DIGITS) for one in found.values()] for part in names},
+        twin_logs=[
+            round(log, DIGITS)
+            for block in found
+            if block in twins and (log := typical_log(found[block], twins[block])) is not None
+        ],
+        peak_memory_bytes=[record.peak_memory_bytes for record in records if record.peak_memory_bytes],
+        startup_ms=[round(record.startup_ns / 1e6, 1) for record in records if record.startup_ns],
+        config={key: value for key, value in flatten(first.config).items() if key != "seed"},
+        environment=dict(first.environment),
+        facts={key: first.facts[key] for key in FACTS if key in first.facts},
+        useful_fraction=useful_fraction(ledgers),
+        sm_clock_mhz=median(clocks) if clocks else None,
+        other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
+        failed_runs=sum(run.record.status == "failed" for run in group.values()),
+        interleave=first.interleave,
+        arms=len(study.arms) or None,
+        probes=flatten(study.scenario_text.get("probes") or {}),
+        started="one by one" if any(one.get("contest") for one in study.arms) else "together",
+    )

@@ -1,0 +1,242 @@
+"""A comparison in words: what was measured and how surely, what could have been gained, and why.
+
+The reader bets a week of device time on these lines: never a bare ratio, and every witness that disagrees is named.
+"""
+
+from __future__ import annotations
+
+from harness.analysis.comparisons import SAME, Comparison, Waits
+from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.report.words import count, interval, listing, ms, number, percent, ratio
+
+ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
+COARSE = 0.1  # a study that resolves no better says so
+TOLERANCE = 0.05  # an unedited replay further off than this gives its predictions no licence
+NOTHING = 0.001  # a share of the step below this is called nothing
+
+
+def sentence(c: Comparison) -> str:
+    """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
+    if c.missing is not None or c.measured is None:
+        return f"{c.candidate} against {c.baseline}: not measured ({c.missing or 'no throughput in the tables'})."
+    where = f" on an {c.emulated}" if c.emulated else ""
+    parts = [f"{c.candidate} against {c.baseline}{where}: {_finding(c, c.measured)}."]
+    steps = _steps(c)
+    if steps:
+        parts.append(f"{steps}.")
+    parts.append(f"{_reason(c)}.")
+    witnesses = _witnesses(c)
+    if witnesses:
+        parts.append(f"{witnesses}.")
+    dissent = disagreements(c)
+    if dissent:
+        parts.append(f"Witnesses disagree: {'; '.join(dissent)}.")
+    return " ".join(parts)
+
+
+def _finding(c: Comparison, measured: Estimate) -> str:
+    if measured.ci_low is None:
+        return (
+            f"undecided ({ratio(measured.median)} the {c.measure} from {count(measured.n, 'block')}, and fewer than "
+            f"{MIN_BLOCKS} give no interval: repeat with --repeats {ASK_FOR})"
+        )
+    evidence = (
+        f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, {_floor(c)}"
+    )
+    if c.verdict != "none":
+        return f"{c.verdict} of {percent(measured.median - 1)} in {c.measure}{_more_tokens(c)} ({evidence})"
+    found = f"no detectable difference in {c.measure} (smaller than {percent(c.resolution or 0)}; {evidence})"
+    if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
+        return f"{found}, as the median does not clear the noise floor"
+    if (c.resolution or 0) > COARSE:
+        found += f", too coarse to decide much: repeat with more than {count(measured.n, 'block')} or a quieter machine"
+    return found
+
+
+def _more_tokens(c: Comparison) -> str:
+    """Keeps a change of padding or batch size from passing as a change of speed."""
+    per_step = c.trained_per_step
+    return "" if per_step is None or abs(per_step - 1) <= SAME else f" with {ratio(per_step)} as many of them per step"
+
+
+def _floor(c: Comparison) -> str:
+    if c.noise_floor is None:
+        return f"noise floor unknown: {c.reasons.get('noise_floor', 'not measured')}"
+    other = "" if c.noise_floor_of == c.baseline else f" measured on {c.noise_floor_of}"
+    return f"noise floor {percent(c.noise_floor)}{other}"
+
+
+def _steps(c: Comparison) -> str | None:
+    """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
+    trained, positions = c.trained_per_step, c.positions_per_step
+    if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
+        return None
+    text = f"Steps take {_time(c.step_time)}" if c.step_time is not None else "The time of a step was not measured"
+    if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or c.tokens_ratio is None:
+        return text
+    rate = f"{ratio(c.tokens_ratio.median)} the tokens/s, {interval(c.tokens_ratio)}"
+    return f"{text} for {ratio(positions)} as many positions, padding included ({rate})"
+
+
+def _time(speed: Estimate) -> str:
+    """``the same time (…)`` where the interval holds 1, else how much less or more."""
+    evidence = f"({ratio(speed.median)} as fast, {interval(speed)})"
+    if speed.ci_low is None or speed.ci_high is None:
+        return f"{ratio(1 / speed.median)} the time {evidence}"
+    if speed.ci_low <= 1 <= speed.ci_high:
+        return f"the same time {evidence}"
+    return f"{percent(1 / speed.median - 1)} {'less' if speed.median > 1 else 'more'} time {evidence}"
+
+
+def _reason(c: Comparison) -> str:
+    isolated = ""
+    if c.isolated is not None:
+        isolated = f"In isolation its data path is {ratio(c.isolated.median)} as fast ({interval(c.isolated)})"
+    waits = c.baseline_waits
+    if waits is None or waits.waited_ms is None:
+        return f"{isolated + '; ' if isolated else ''}how long {c.baseline} waits for data was not measured"
+    share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
+    contrast = _contrast(c)
+    link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
+    if share < NOTHING:
+        text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {ms(waits.step_ms)} step"
+    else:
+        text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{ms(waits.waited_ms)} of each "
+        text += f"{ms(waits.step_ms)} step ({percent(share)}"
+    text += f"{_stages(waits)})"
+    other = c.candidate_waits
+    if other is not None and other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
+        text += f" and {c.candidate} {ms(other.waited_ms)} of {ms(other.step_ms)}"
+    if c.ceiling is None:
+        return f"{text}; no ceiling ({c.reasons.get('ceiling', 'not measured')})"
+    if c.ceiling.median - 1 < NOTHING:
+        text += f", so ending that wait would not speed {c.baseline} up (ceiling {ratio(c.ceiling.median)})"
+    else:
+        text += (
+            f", so without any wait for data {c.baseline} could be at most {ratio(c.ceiling.median)} as fast (ceiling)"
+        )
+    if (
+        c.ceiling.median - 1 >= NOTHING
+        and c.verdict == "none"
+        and c.resolution is not None
+        and c.ceiling.median - 1 < c.resolution
+    ):
+        text += ", less than this study can resolve"
+    if not isolated:
+        text += f"; isolated ratio unknown: {c.reasons.get('isolated', 'not measured')}"
+    return text
+
+
+def _contrast(c: Comparison) -> bool:
+    """Whether isolation promises far more than waiting allows: then the sentence says "but … only"."""
+    if c.isolated is None or c.ceiling is None:
+        return False
+    return c.isolated.median > 1 and (c.isolated.median - 1) > 2 * (c.ceiling.median - 1)
+
+
+def _stages(waits: Waits) -> str:
+    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize is hidden; contended 0.8 ms``: what is worth a word."""
+    worth = max(0.005, 0.05 * (waits.waited_ms or 0))
+    exposed = [f"{stage} {number(value)}" for stage, value in waits.exposed_ms.items() if value >= worth]
+    text = f": {', '.join(exposed)} ms" if exposed else ""
+    hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * waits.step_ms}
+    if hidden:
+        text += f"; {ms(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
+    if waits.contended_ms is not None and waits.contended_ms >= 0.01 * waits.step_ms:
+        text += f"; contended {ms(waits.contended_ms)}"
+    return text
+
+
+def _witnesses(c: Comparison) -> str:
+    """What replay predicted and what the dose showed."""
+    found = []
+    if c.predicted is not None:
+        found.append(
+            f"replay of {c.baseline} with {c.candidate}'s data path predicts {ratio(c.predicted.median)} "
+            f"({interval(c.predicted)})"
+            + ("" if c.within_tolerance else f", not licensed: unedited it is {percent(c.validation or 0)} off")
+        )
+    found += [dose.words for dose in c.doses if dose.slope is not None]
+    text = "; ".join(found)
+    return text[:1].upper() + text[1:]
+
+
+def disagreements(c: Comparison) -> list[str]:
+    """Where two witnesses differ by more than their intervals and the noise floor allow."""
+    found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
+    floor = 1 + (c.noise_floor or 0.0)
+    limit = c.ceiling
+    if limit is None:
+        return found
+    top, bottom = (limit.ci_high or limit.median) * floor, (limit.ci_low or limit.median) / floor
+    waits = c.baseline_waits
+    contended = ""
+    if waits is not None and waits.contended_ms is not None:
+        contended = f" (contended: {ms(waits.contended_ms)} per step)"
+    ideal = c.ideal
+    if ideal is not None and ideal.ci_low is not None and ideal.ci_high is not None:
+        what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
+        if ideal.ci_low > top:
+            found.append(
+                f"{what}, more than its ceiling of {ratio(limit.median)} from waiting, "
+                + (
+                    f"so hidden data work may slow the step as well{contended}"
+                    if _hides(waits)
+                    else f"and why is not known{contended}"
+                )
+            )
+        elif ideal.ci_high < bottom:
+            found.append(
+                f"{what}, less than its ceiling of {ratio(limit.median)} from waiting, "
+                "so part of the wait is not caused by data work"
+            )
+    step = c.step_time
+    same_positions = c.positions_per_step is None or abs(c.positions_per_step - 1) <= SAME
+    if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
+        found.append(
+            f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
+            f"{ratio(limit.median)} from waiting, so more than the wait for data changed{contended}"
+        )
+    return found
+
+
+def _hides(waits: Waits | None) -> bool:
+    """Whether any data work runs behind the step: only then can hidden work be blamed for anything."""
+    return waits is not None and sum(waits.hidden_ms.values()) > 0
+
+
+def _prediction_against_measurement(c: Comparison) -> list[str]:
+    measured, predicted, floor = c.measured, c.predicted, 1 + (c.noise_floor or 0.0)
+    if measured is None or predicted is None or measured.ci_low is None or measured.ci_high is None:
+        return []
+    low, high = predicted.ci_low or predicted.median, predicted.ci_high or predicted.median
+    if low <= measured.ci_high * floor and high >= measured.ci_low / floor:
+        return []
+    found = (
+        f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "
+        f"({interval(measured)}) was measured, so more than the data path changed"
+    )
+    if c.validation is not None and c.validation > TOLERANCE:
+        found += f" or the replay is not to be trusted (unedited it is {percent(c.validation)} off)"
+    return [found]
+
+
+def _doses_against_ledger(c: Comparison) -> list[str]:
+    """What costs nothing when there is more of it cannot be what the step waits for; and hidden work may cost."""
+    waits, found = c.baseline_waits, []
+    for dose in c.doses:
+        exposed = waits.exposed_ms.get(dose.what) if waits is not None else None
+        if waits is None or exposed is None or dose.slope is None or dose.slope.ci_low is None:
+            continue
+        share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
+        if dose.kind == "hidden" and share > max(COARSE / 2, c.noise_floor or 0.0):
+            found.append(
+                f"the ledger has {ms(exposed)} of {dose.what} exposed, and more of it costs nothing "
+                f"(dose slope {low:.2f} to {high:.2f})"
+            )
+        elif dose.kind == "contended":
+            found.append(
+                f"the ledger has {ms(exposed)} of {dose.what} exposed, and yet each further millisecond of it costs "
+                f"{low:.2f} to {high:.2f} ms: hidden, it takes cores from the step"
+            )
+    return found

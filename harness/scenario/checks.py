@@ -1,0 +1,148 @@
+"""Everything that can be wrong with a scenario whose shape is right: configurations, matrix, comparisons, size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.scenario.errors import Problem, did_you_mean, dotted_keys, problems_of
+from harness.scenario.matrix import Variant, count_arms, points, value_name, variants
+from harness.scenario.model import Compare, Scenario
+from harness.scenario.overrides import DottedKeyError, edit_texts, expand, flatten, lookup
+from harness.scenario.yaml import MAX_ARMS, KeyPath
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
+_ABSENT = object()
+
+
+def problems(scenario: Scenario) -> list[Problem]:
+    """All problems, unordered. Ends early where going on would be expensive or would only repeat what is wrong."""
+    if too_many := list(_size(scenario)):
+        return too_many
+    matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
+    if matrix:
+        return matrix + base
+    found = [*base, *_compare(scenario), *_whatif(scenario)]
+    try:
+        everything = list(variants(scenario))
+    except DottedKeyError as error:
+        return [*found, Problem(error.path, error.message)]
+    found += _overlaps(scenario)
+    for variant in everything:
+        found += _variant(scenario, variant)
+    return list(dict.fromkeys(found))
+
+
+def _size(scenario: Scenario) -> Iterator[Problem]:
+    arms, count = len(scenario.arms), count_arms(scenario)
+    if count > MAX_ARMS:
+        times = f" ({arms} in arms x {count // arms} matrix points)" if scenario.matrix else ""
+        key = "matrix" if arms <= MAX_ARMS else "arms"
+        yield Problem((key,), f"{count} arms{times}; at most {MAX_ARMS}")
+
+
+def _matrix(scenario: Scenario) -> Iterator[Problem]:
+    keys, known = list(scenario.matrix), dotted_keys(TrainerConfig)
+    for key, values in scenario.matrix.items():
+        for other in keys:
+            if key.startswith(f"{other}."):
+                yield Problem(("matrix", key), f"{other} in the matrix already sets it")
+        for name, times in Counter(map(value_name, values)).items():
+            if times > 1:
+                yield Problem(("matrix", key), f"{times} of its values give the same arm name ({name})")
+        for index, value in enumerate(values):
+            try:
+                nested = expand({key: value})
+            except DottedKeyError as error:
+                yield Problem(("matrix", key), error.message)
+                break
+            for problem in _config(nested, ()):
+                path: KeyPath = ("matrix", key, index) if key in known else ("matrix", key)
+                yield Problem(path, _relative(problem, key))
+
+
+def _relative(problem: Problem, key: str) -> str:
+    """The message, with what of the problem's path lies beyond the matrix key (a value that is a mapping)."""
+    beyond = ".".join(str(part) for part in problem.path[len(key.split(".")) :])
+    return f"{beyond}: {problem.message}" if beyond else problem.message
+
+
+def _config(nested: Mapping[str, Any], root: KeyPath) -> Iterator[Problem]:
+    """Problems of a part of a configuration by itself: rules between keys are left to the whole."""
+    try:
+        TrainerConfig.model_validate(expand(nested), strict=True)
+    except DottedKeyError as error:
+        yield Problem((*root, *error.path), error.message)
+    except ValidationError as error:
+        for kind, problem in problems_of(error, TrainerConfig):
+            if kind != "value_error":
+                yield Problem((*root, *problem.path), problem.message)
+
+
+def _variant(scenario: Scenario, variant: Variant) -> Iterator[Problem]:
+    arm: KeyPath = ("arms", variant.arm)
+    if len(variant.name.encode()) > MAX_FOLDER:
+        yield Problem(arm, f"{variant.name}: longer than {MAX_FOLDER} bytes; shorten the arm or the matrix values")
+    try:
+        TrainerConfig.model_validate(variant.nested, strict=True)
+    except ValidationError as error:
+        for _, problem in problems_of(error, TrainerConfig):
+            key = ".".join(str(part) for part in problem.path)
+            if lookup(expand(scenario.arms[variant.arm] or {}), key, _ABSENT) is not _ABSENT:
+                yield Problem((*arm, *problem.path), problem.message)
+            elif lookup(variant.point.values, key, _ABSENT) is _ABSENT:
+                yield Problem(("base", *problem.path), problem.message)
+            else:
+                held = next(one for one in scenario.matrix if one.startswith(key) or key.startswith(one))
+                yield Problem(("matrix", held), f"{key}: {problem.message}")
+
+
+def _whatif(scenario: Scenario) -> Iterator[Problem]:
+    if not scenario.whatif:
+        return
+    from harness.scenario.edits import parse_edits  # brings numpy
+
+    for index, edits in enumerate(scenario.whatif):
+        if not edits:
+            yield Problem(("whatif", index), "give at least one edit, such as ranks: 16")
+            continue
+        try:
+            parse_edits(edit_texts(edits))
+        except InputError as error:
+            yield Problem(("whatif", index), str(error).removeprefix("--set "))
+
+
+def _overlaps(scenario: Scenario) -> Iterator[Problem]:
+    """An arm that sets what the matrix sets would be the same at every point."""
+    for name, overrides in scenario.arms.items():
+        for key in flatten(expand(overrides or {})):
+            for held in scenario.matrix:
+                if held == key or held.startswith(f"{key}."):
+                    yield Problem(("arms", name, *key.split(".")), f"the matrix sets {held} too; keep one of them")
+
+
+def _compare(scenario: Scenario) -> Iterator[Problem]:
+    before = list(scenario.arms)
+    exact = [f"{arm}{point.suffix}" for arm in before for point in points(scenario.matrix)] if scenario.matrix else []
+    for index, pair in enumerate(scenario.compare or ()):
+        unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in {*before, *exact}]
+        for side in unknown:
+            name = getattr(pair, side)
+            guess = did_you_mean(name, [*before, *exact]) or ";"
+            yield Problem(("compare", index, side), f"no arm {name!r}{guess} arms: {', '.join(before)}")
+        if not unknown:
+            yield from _pair(index, pair, before)
+
+
+def _pair(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:
+    if pair.baseline == pair.candidate:
+        yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
+    if (pair.baseline in before) != (pair.candidate in before):
+        yield Problem(
+            ("compare", index), "one name has a matrix point and one has not; give both with, or both without"
+        )

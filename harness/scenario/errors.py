@@ -1,0 +1,121 @@
+"""Wording of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from harness.scenario.yaml import Document, KeyPath, Mark, dotted
+from trainer.errors import InputError, one_line
+
+
+class Problem(NamedTuple):
+    """One thing wrong at ``path`` (keys into the scenario, dotted keys split)."""
+
+    path: KeyPath
+    message: str
+
+
+def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the nearest of ``allowed``, or nothing where none is near."""
+    near = get_close_matches(wrong, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: YAML's words, short, on one line."""
+    words = {True: "true", False: "false"}
+    text = "null" if value is None else words[value] if isinstance(value, bool) else one_line(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic model inside an annotation (``X | None``, ``list[X]``), or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(model_in, get_args(annotation))), None)
+
+
+def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
+    """The model that ``path`` leads to from ``model``; None where it leads to a value or nowhere."""
+    current: type[BaseModel] | None = model
+    for part in path:
+        if current is None or isinstance(part, int):
+            continue
+        field = current.model_fields.get(part)
+        current = model_in(field.annotation) if field else None
+    return current
+
+
+def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key of ``model``, sections included, in the order they are declared."""
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(f"{prefix}{name}")
+        if section := model_in(field.annotation):
+            keys += dotted_keys(section, f"{prefix}{name}.")
+    return keys
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
+    """(pydantic's error type, Problem) for each error that validating against ``model`` found."""
+    for one in error.errors(include_url=False):
+        path = tuple(part for part in one["loc"] if not str(part).startswith("["))  # [key], and the tags of a union
+        yield one["type"], Problem(path, _message(one, model, path))
+
+
+def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
+    kind, given, context = error["type"], error.get("input"), error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown(model, path)
+    if kind == "missing":
+        return "this key is required"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "too_short":
+        return "give at least one"
+    if kind == "literal_error":
+        expected = context["expected"].replace("True", "true").replace("False", "false")  # YAML's words
+        text = f"must be {expected}; got {shown(given)}"
+        if isinstance(given, str):
+            text += did_you_mean(given, expected.replace("'", "").replace(" or ", ", ").split(", "))
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        section = section_at(model, path)
+        keys = f"; allowed: {', '.join(section.model_fields)}" if section else ""
+        text = f"must be a mapping of keys; got {shown(given)}{keys}"
+    else:
+        said = error["msg"].replace("Input should be", "must be")
+        said = said.replace("a valid integer", "an integer").replace("a valid ", "a ")
+        text = f"{said}; got {shown(given)}"
+    if isinstance(given, bool) and kind != "bool_type":
+        text += " (YAML reads yes, no, on, off as true, false; quote text)"
+    return text
+
+
+def _unknown(model: type[BaseModel], path: KeyPath) -> str:
+    key = str(path[-1])
+    section = section_at(model, path[:-1])
+    allowed = list(section.model_fields) if section else []
+    guess = did_you_mean(key, allowed)
+    if not guess:
+        everywhere = dotted_keys(model)
+        same = [name for name in everywhere if name.rpartition(".")[2] == key]
+        guess = f"; did you mean {same[0]!r}?" if same else did_you_mean(dotted(path), everywhere)
+    end = " " if guess else "; "
+    return f"unknown key{guess}{end}allowed: {', '.join(allowed) or 'nothing: this is a value, not a section'}"
+
+
+def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
+    """One InputError for all ``problems``: the first by source and line, and how many more there are."""
+    nowhere = Mark(0, 0, "scenario")
+    found = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
+    placed = sorted(found, key=lambda p: (p[0], dotted(p[1].path)))
+    if not placed:
+        return None
+    mark, problem = placed[0]
+    more = f" (and {len(placed) - 1} more)" if len(placed) > 1 else ""
+    where = f"{dotted(problem.path)}: " if problem.path else ""
+    return InputError(one_line(f"{mark}: {where}{problem.message}{more}"))

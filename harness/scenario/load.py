@@ -1,0 +1,181 @@
+"""Loads a scenario: files and options merged into one document (``extends``, dotted keys, ``--set``), then checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.scenario.checks import problems
+from harness.scenario.errors import Problem, first_error, problems_of
+from harness.scenario.model import Scenario
+from harness.scenario.overrides import DottedKeyError, expand, flatten, merge
+from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_document
+from trainer.errors import InputError, one_line
+
+SETTABLE = ("name", "question", "controls", "dose", "repeats", "interleave", "slice_steps", "seed", "probes")
+FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
+_COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
+
+
+def load_scenario(
+    path: str | Path, sets: list[str] | None = None, *, repeats: int | None = None, interleave: str | None = None
+) -> Scenario:
+    """Read, extend, override and check the scenario file at ``path``.
+
+    ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
+    (``repeats=3``). Raises InputError with one line (file, line, dotted key, what is allowed) for anything wrong.
+    """
+    document = read_merged(Path(path))
+    for text in sets or ():
+        apply_set(document, text)
+    for option, value in (("repeats", repeats), ("interleave", interleave)):
+        if value is not None:
+            apply_option(document, option, value)
+    found: list[Problem] = []
+    data = {key: value for key, value in document.data.items() if value is not None}
+    try:
+        scenario = Scenario.model_validate(data, strict=True)
+    except ValidationError as error:
+        found += [problem for _, problem in problems_of(error, Scenario)]
+        bad = {str(problem.path[0]) for problem in found}
+        if bad & {"arms", "matrix"}:
+            bad.add("compare")  # its names would not be found
+        rest = {"name": "unknown", "question": "", "arms": {"unknown": None}}
+        rest |= {key: value for key, value in data.items() if key not in bad}
+        scenario = Scenario.model_validate(rest, strict=True)
+    error_line = first_error([*found, *problems(scenario)], document)
+    if error_line:
+        raise error_line
+    return scenario
+
+
+def read_merged(path: Path) -> Document:
+    """The scenario at ``path`` laid over what it extends; dotted keys of base and arms are nested. Marks are kept."""
+    chain: list[Path] = []
+    documents: list[Document] = []
+    while True:
+        document = read_document(path, order=len(documents))
+        _check_is_mapping(document, path)
+        chain.append(path)
+        documents.append(document)
+        parent = document.data.get("extends")
+        if parent is None:
+            break
+        mark = document.marks[("extends",)]
+        if not isinstance(parent, str) or not parent:
+            raise InputError(f"{mark}: extends: give the path of another scenario file")
+        path = Path(os.path.normpath(path.parent / parent))
+        if path.resolve() in {file.resolve() for file in chain}:
+            names = " -> ".join(str(file) for file in [*chain, path])
+            raise InputError(one_line(f"{mark}: extends: a cycle: {names}"))
+        if not path.exists():
+            raise InputError(f"{mark}: extends: {path}: no such file")
+    for document in documents:
+        _nest(document)
+    merged = documents.pop()
+    while documents:
+        merged = _merge(merged, documents.pop())
+    merged.data["extends"] = None
+    return merged
+
+
+def apply_set(document: Document, text: str) -> None:
+    """Lay ``--set key=value`` (a YAML value) over ``document``; InputError where it is malformed or has no effect."""
+    label = one_line(f"--set {text}")
+    key, equals, value_text = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"{label}: give key=value, as in --set data.batch_size=2")
+    value = parse_document(value_text, label, numbered=False).data
+    first = key.split(".")[0]
+    if first in FILE_ONLY:
+        raise InputError(f"{label}: {first} is set in the file; --set takes keys of base, or of {', '.join(SETTABLE)}")
+    if first not in (*SETTABLE, "base"):
+        key = f"base.{key}"
+    try:
+        over = expand({key: value})
+    except DottedKeyError as error:
+        raise InputError(f"{label}: {error}") from error
+    _check_effect(document.data, over.get("base"), label)
+    mark, layer = Mark(_COMMAND_LINE, 0, label), Document(over)
+    for leaf in flatten(over):
+        path = tuple(leaf.split("."))
+        layer.marks |= {path[:end]: mark for end in range(2 if path[0] == "base" else 1, len(path) + 1)}
+    merged = _merge(document, layer)
+    document.data, document.marks = merged.data, merged.marks
+
+
+def apply_option(document: Document, option: str, value: Any) -> None:
+    """Lay ``--repeats`` or ``--interleave`` over ``document``."""
+    document.data[option] = value
+    document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
+
+
+def _check_is_mapping(document: Document, path: Path) -> None:
+    if document.data is None:
+        raise InputError(f"{path}: empty; a scenario needs at least name, question and arms")
+    if not isinstance(document.data, dict):
+        raise InputError(f"{document.marks[()]}: not a mapping; a scenario has keys and values (name, question, ...)")
+
+
+def _nest(document: Document) -> None:
+    """Make the dotted keys of ``base`` and of every arm nested, and let marks follow."""
+    data = document.data
+    if isinstance(data.get("base"), dict):
+        data["base"] = _expand(document, ("base",), data["base"])
+    if isinstance(data.get("arms"), dict):
+        for name, overrides in data["arms"].items():
+            if isinstance(overrides, dict):
+                data["arms"][name] = _expand(document, ("arms", name), overrides)
+
+
+def _expand(document: Document, root: tuple[str, ...], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    seen: dict[tuple[str, ...], list[int]] = {}
+
+    def follow(written: tuple[str, ...], parts: tuple[str, ...]) -> None:
+        mark = document.marks[(*root, *written)]
+        for end in range(1, len(parts) + 1):
+            document.marks.setdefault((*root, *parts[:end]), mark)
+        seen.setdefault(parts, []).append(mark.line)
+
+    try:
+        return expand(mapping, split=follow)
+    except DottedKeyError as error:
+        same = [found for path, found in seen.items() if path[: len(error.path)] == error.path]
+        lines = sorted({line for found in same for line in found})
+        where = f" (lines {' and '.join(map(str, lines))})" if len(lines) > 1 else ""
+        path = (*root, *error.path)
+        raise InputError(f"{document.nearest(path)}: {dotted(path)}: {error.message}{where}") from error
+
+
+def _merge(under: Document, over: Document) -> Document:
+    """``over`` on ``under``: base, probes and each arm as configurations, other mappings by key, the rest replaced."""
+    data = dict(under.data)
+    for key, value in over.data.items():
+        below = data.get(key)
+        if not isinstance(value, dict) or not isinstance(below, dict):
+            data[key] = value
+        elif key in ("base", "probes"):
+            data[key] = merge(below, value)
+        elif key == "arms":
+            data[key] = below | {
+                name: merge(below[name], arm) if isinstance(arm, dict) and isinstance(below.get(name), dict) else arm
+                for name, arm in value.items()
+            }
+        else:
+            data[key] = below | value
+    return Document(data, under.marks | over.marks)
+
+
+def _check_effect(data: Mapping[str, Any], base: Any, label: str) -> None:
+    """Refuse a --set that nothing would see, because the matrix or every arm sets the same key."""
+    arms, matrix = (data[key] if isinstance(data.get(key), dict) else {} for key in ("arms", "matrix"))
+    for leaf in flatten(base) if isinstance(base, dict) else ():
+        if leaf in matrix:
+            raise InputError(f"{label}: has no effect: the scenario's matrix sets {leaf}")
+        if arms and all(isinstance(arm, dict) and leaf in flatten(arm) for arm in arms.values()):
+            raise InputError(f"{label}: has no effect: every arm of the scenario sets {leaf}")

@@ -1,0 +1,152 @@
+"""Scenario files: a question, a base configuration, arms, controls, comparisons, probes, repeats.
+
+Relative paths inside a configuration (``data.corpus.parquet``, tokenizer files) are relative to the current directory,
+``extends`` to the file that says it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from trainer.config import Config
+
+Control = Literal["a-a", "ideal-data", "data-only", "dose"]
+Dosed = Literal["tokenize", "read", "device"]
+MAX_NAME = 80  # bytes; the matrix point and the control are added to it, and a folder name may have 255
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def _folder_name(name: str) -> str:
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ValueError(
+            f"not usable as a folder name; allowed: letters, digits, '.', '_', '-', "
+            f"first a letter, digit or '_', at most {MAX_NAME} characters"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_folder_name)]
+
+
+class Compare(Config):
+    """Two arms: names before the matrix (then compared at each of its points), or both exact names of matrix arms."""
+
+    baseline: str
+    candidate: str
+
+
+class TorchProfilerConfig(Config):
+    """torch.profiler's schedule, in steps, and what it records. Its steps never count as measured."""
+
+    wait: int = Field(1, ge=0, le=10_000)
+    warmup: int = Field(2, ge=0, le=1000)
+    active: int = Field(3, ge=1, le=1000)
+    """Steps recorded, after `wait` steps with no profiler in the main process and `warmup` ones that are not kept."""
+    repeat: int = Field(1, ge=1, le=100)
+    shapes: bool = False
+    memory: bool = False
+    """Every allocation and release, for the memory timeline."""
+    stack: bool = False
+    flops: bool = False
+    workers: bool = True
+    """Also inside loader workers, where torch.profiler by itself sees nothing: they record from their start to the last
+    window's end, as batches are built ahead of it (2,000 batches or about 50,000 events each at most)."""
+
+
+class PySpyConfig(Config):
+    """py-spy's sampling of the trainer and its workers. Its steps never count as measured."""
+
+    rate_hz: int = Field(100, ge=1, le=1000)
+    seconds: float = Field(5, ge=0.5, le=600)
+    """How long it samples; twice, as the flame graph takes a pass of its own."""
+    native: bool = False
+    """Also C, C++ and Rust frames."""
+    gil: bool = False
+    """Only threads that hold Python's global lock."""
+    nonblocking: bool = False
+    """Do not pause the trainer for a sample: cheaper, and some samples are torn."""
+
+
+def _switched(value: Any) -> Any:
+    """`true` is a probe with its defaults, `false` none."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+TorchProfilerSetting = Annotated[
+    TorchProfilerConfig | None,
+    BeforeValidator(_switched, json_schema_input_type=TorchProfilerConfig | bool | None),
+]
+PySpySetting = Annotated[
+    PySpyConfig | None, BeforeValidator(_switched, json_schema_input_type=PySpyConfig | bool | None)
+]
+
+
+def _no_number(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):  # 1 equals true
+        raise ValueError(f"must be 'auto', true or false; got {value}")
+    return value
+
+
+def _single(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"must be one value; got {value!r:.60}")
+    return value
+
+
+EditValue = Annotated[bool | int | float | str, BeforeValidator(_single)]
+
+
+class ProbesConfig(Config):
+    """What is measured besides the steps. What would disturb them runs in a process of its own for each arm."""
+
+    host: bool = True
+    """CPU, memory, disk and limits of the run's processes, and the load by others."""
+    nvml: Annotated[Literal["auto", True, False], BeforeValidator(_no_number)] = "auto"
+    """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
+    sample_hz: float = Field(10, ge=0.1, le=100)
+    """Readings per second of host and nvml, by a process of their own."""
+    torch_profiler: TorchProfilerSetting = None
+    """Operators and kernels of a few steps, in one more run of every arm; true: with its defaults."""
+    py_spy: PySpySetting = None
+    """Sampled stacks of the trainer and its workers, in that same run; true: with its defaults."""
+    calibrate: bool = False
+    """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
+    timeline_steps: int = Field(20, ge=1, le=10_000)
+    """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last turn."""
+
+
+class Scenario(Config):
+    """One scenario file, resolved: ``extends`` is merged, dotted keys of ``base`` are nested."""
+
+    name: Name
+    """Names the study's folder under results/."""
+    question: str
+    """What the scenario answers; the report's first line."""
+    extends: str | None = None
+    """Another scenario file, relative to this one; this file is laid over it, key by key (lists are replaced)."""
+    base: dict[str, Any] = Field(default_factory=dict)
+    """The trainer's configuration that all arms share; nested or dotted keys."""
+    arms: Annotated[dict[Name, dict[str, Any] | None], Field(min_length=1)]
+    """Named variants: dotted keys and the values that differ from base; null differs in nothing."""
+    matrix: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """Dotted keys and their values: every arm is run with every combination."""
+    controls: list[Control] = Field(default_factory=list)
+    """Automatic variants of every arm; a-a and dose only of baselines."""
+    dose: Annotated[list[Dosed], Field(min_length=1)] = Field(default_factory=lambda: list[Dosed](["tokenize"]))
+    """What the dose control does 1, 2 and 4 times more of: tokenize, read, device (forward passes)."""
+    whatif: list[dict[str, EditValue]] = Field(default_factory=list)
+    """Edits of `harness whatif`, several at once or one ({ranks: 16}): what every comparison would be under them."""
+    compare: list[Compare] | None = None
+    """Default: the first arm is the baseline of every other."""
+    repeats: int = Field(5, ge=1, le=1000)
+    """Blocks: each holds every arm once. Fewer than 5 seldom decide anything."""
+    interleave: Literal["auto", "slices", "runs"] = "auto"
+    """slices: the arms of a block stay alive and take turns; runs: one by one; auto: slices where memory allows."""
+    slice_steps: int = Field(10, ge=1, le=100_000)
+    """Measured steps of one turn with interleave: slices."""
+    seed: int = 0
+    """Seed of the order of arms within blocks (base.seed is the trainer's)."""
+    probes: ProbesConfig = ProbesConfig()

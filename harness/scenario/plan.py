@@ -1,0 +1,213 @@
+"""From a scenario to every run in order: arms with their controls, comparisons, and the order of each block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from harness.machine.environment import has_nvidia_driver
+from harness.scenario.checks import problems
+from harness.scenario.errors import did_you_mean
+from harness.scenario.matrix import Variant, variants
+from harness.scenario.model import Control, Dosed, ProbesConfig, Scenario
+from harness.scenario.overrides import Nested, expand, flatten, lookup, merge
+from harness.scenario.yaml import MAX_ARMS, dotted
+from harness.study.store import ALONE, BARE, LEDGER, PROFILED
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+# What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more; dose is
+# several arms, each of which does one kind of work (by a key of DOSES) DOSE_TIMES as often on top.
+CONTROLS: dict[Control, Nested] = {
+    "a-a": {},
+    "ideal-data": {"data": {"replay": True, "workers": 0, "inject": None}},
+    "data-only": {"compute": {"work": "none", "inject": None}},
+}
+BASELINES_ONLY: set[Control] = {"a-a", "dose"}
+DOSES: dict[Dosed, str] = {
+    "tokenize": "data.extra_tokenizations",
+    "read": "data.extra_reads",
+    "device": "compute.extra_forwards",
+}
+DOSE_TIMES = (1, 2, 4)
+MAX_EXTRA = 64  # what the keys of DOSES allow
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration to run. ``declared``: the dotted keys it sets on top of base, with their values."""
+
+    name: str
+    control: str | None
+    of: str | None  # the arm that this control belongs to
+    declared: dict[str, Any]
+    config: TrainerConfig
+
+
+@dataclass(frozen=True)
+class PlannedComparison:
+    """Names of two arms (no controls)."""
+
+    baseline: str
+    candidate: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``blocks[b]`` holds the names of all arms in the order that block b runs them."""
+
+    scenario: Scenario
+    arms: tuple[Arm, ...]
+    comparisons: tuple[PlannedComparison, ...]
+    blocks: tuple[tuple[str, ...], ...]
+
+
+def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
+    """Every run of ``scenario``; ``arms`` are glob patterns that select arms, with or without their matrix point.
+
+    Controls of selected arms stay, and comparisons of which both sides are selected. InputError names ``source``.
+    """
+    for problem in problems(scenario):
+        raise InputError(f"{source}: {dotted(problem.path)}: {problem.message}")
+    plain = list(variants(scenario))
+    comparisons = list(_comparisons(scenario, plain))
+    kept = _selected(plain, arms)
+    baselines = {pair.baseline for pair in comparisons} or {one.name for one in plain if one.arm == plain[0].arm}
+    everything = list(_with_controls(scenario, source, kept, baselines))
+    if len(everything) > MAX_ARMS:
+        raise InputError(
+            f"{source}: arms: {len(everything)} arms ({len(kept)} without their controls); at most {MAX_ARMS}"
+        )
+    names = {one.name for one in kept}
+    return Plan(
+        scenario,
+        tuple(everything),
+        tuple(pair for pair in comparisons if pair.baseline in names and pair.candidate in names),
+        tuple(_order(scenario.seed, block, everything) for block in range(scenario.repeats)),
+    )
+
+
+def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[PlannedComparison]:
+    before = list(scenario.arms)
+    pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare or ()]
+    if scenario.compare is None:
+        pairs = [(before[0], other) for other in before[1:]]
+    suffixes = dict.fromkeys(one.point.suffix for one in plain)
+    found: dict[PlannedComparison, None] = {}
+    for baseline, candidate in pairs:
+        for suffix in suffixes if baseline in scenario.arms else ("",):
+            found[PlannedComparison(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
+    yield from found
+
+
+def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant]:
+    def chosen(one: Variant, pattern: str) -> bool:
+        return fnmatchcase(one.name, pattern) or fnmatchcase(one.arm, pattern)
+
+    for pattern in patterns:
+        if not any(chosen(one, pattern) for one in plain):
+            names = dict.fromkeys(name for one in plain for name in (one.arm, one.name))
+            guess = did_you_mean(pattern, names) or ";"
+            shown = list(dict.fromkeys(one.arm for one in plain))
+            raise InputError(f"--arm {pattern}: no arm matches{guess} arms: {', '.join(shown)}")
+    return [one for one in plain if not patterns or any(chosen(one, pattern) for pattern in patterns)]
+
+
+def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], baselines: set[str]) -> Iterator[Arm]:
+    for one in plain:
+        yield _arm(one.name, None, one, {})
+        for control in dict.fromkeys(scenario.controls):
+            if control in BASELINES_ONLY and one.name not in baselines:
+                continue
+            overs = _doses(scenario, source, one) if control == "dose" else [(control, CONTROLS[control])]
+            for kind, over in overs:
+                yield _arm(f"{one.name}+{kind}", kind, one, over)
+        first = next((other.name for other in plain if other.name in baselines), plain[0].name)
+        for kind in _probe_runs(scenario.probes, calibrated=one.name == first):
+            yield _arm(f"{one.name}+{kind}", kind, one, {})
+
+
+def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
+    """The controls that probes ask for: what they cost, and the run that is looked into."""
+    if calibrated and probes.calibrate:
+        sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
+        disturbing = {"torch_profiler": probes.torch_profiler, "py_spy": probes.py_spy}
+        yield from (BARE, LEDGER)
+        yield from (f"{ALONE}{name}" for name, there in (sampled | disturbing).items() if there)
+    if probes.torch_profiler or probes.py_spy:
+        yield PROFILED
+
+
+def _doses(scenario: Scenario, source: str, one: Variant) -> Iterator[tuple[str, Nested]]:
+    """``dose-tokenize-2`` and what it lays over the arm, for every dose of work that the arm has at all."""
+    config = TrainerConfig.model_validate(one.nested, strict=True)
+    for what in dict.fromkeys(scenario.dose):
+        key = DOSES[what]
+        work = 1 + lookup(one.nested, key)  # an arm may repeat its work itself
+        for times in DOSE_TIMES if _has_work(config, what) else ():
+            extra = work * (1 + times) - 1
+            if extra > MAX_EXTRA:
+                raise InputError(
+                    f"{source}: controls: dose: {key} of {one.name} would be {extra} ({times} times its own {work} "
+                    f"more); at most {MAX_EXTRA}"
+                )
+            yield f"dose-{what}-{times}", expand({key: extra})
+
+
+def _has_work(config: TrainerConfig, what: Dosed) -> bool:
+    """Whether there is anything to repeat: real work, or a declared cost of that stage."""
+    if what == "device":
+        return config.compute.work != "none"
+    data = config.data
+    if data.inject is not None and (data.inject.tokenize_ms if what == "tokenize" else data.inject.read_ms):
+        return True
+    return not data.replay and (what == "read" or data.path.startswith("text-"))
+
+
+def _arm(name: str, control: str | None, one: Variant, over: Nested) -> Arm:
+    config = TrainerConfig.model_validate(merge(one.nested, over), strict=True)
+    return Arm(name, control, one.name if control else None, flatten(merge(one.declared, over)), config)
+
+
+def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
+    names = [arm.name for arm in arms if arm.control != PROFILED]
+    random.Random(f"{seed}/{block}").shuffle(names)
+    # Once is enough to look into an arm, and last, so that no measured run stands beside a profiler.
+    return (*names, *(arm.name for arm in arms if arm.control == PROFILED and block == 0))
+
+
+def describe(plan: Plan) -> str:
+    """Every run in order as an aligned table, the declared keys as columns, and a line of counts."""
+    keys = list(dict.fromkeys(key for arm in plan.arms for key in arm.declared))
+    cells = {}
+    for arm in plan.arms:
+        config = arm.config.model_dump()
+        values = [_cell(arm.declared.get(key, lookup(config, key))) for key in keys]
+        cells[arm.name] = [arm.name, arm.control or "-", *values]
+    rows = [["run", "block", "arm", "control", *keys]]
+    for block, names in enumerate(plan.blocks):
+        rows += [[str(len(rows) + place), str(block), *cells[name]] for place, name in enumerate(names)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    profiled = sum(arm.control == PROFILED for arm in plan.arms)
+    plain = sum(arm.control is None for arm in plan.arms)
+    controls = len(plan.arms) - plain - profiled
+    counts = (
+        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {plain + controls} ({_count(plain, 'arm')}, "
+        f"{_count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
+        f"{_count(len(plan.comparisons), 'comparison')}"
+    )
+    return "\n".join([*lines, counts])
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "-" if value is None else str(value).lower()
+    return str(value).replace("\n", " ")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

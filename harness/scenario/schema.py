@@ -1,0 +1,60 @@
+"""The JSON Schema of scenario files, with every dotted key spelled out, so that editors complete them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.scenario.errors import dotted_keys
+from harness.scenario.model import NAME, Scenario
+from trainer.config import TrainerConfig
+
+Json = dict[str, Any]
+
+
+def schema_text() -> str:
+    """The schema as ``harness schema`` prints it and as scenarios/schema.json holds it."""
+    return json.dumps(scenario_schema(), indent=1) + "\n"
+
+
+def scenario_schema() -> Json:
+    """Scenario's schema; ``base`` and arms take any key of TrainerConfig, nested or dotted, ``matrix`` lists."""
+    schema = Scenario.model_json_schema()
+    trainer = TrainerConfig.model_json_schema()
+    definitions: Json = {**schema.pop("$defs"), **trainer.pop("$defs")}
+    keys = {key: _subschema(trainer, definitions, key) for key in dotted_keys(TrainerConfig)}
+    definitions["Overrides"] = {
+        "type": "object",
+        "description": "Keys of the trainer's configuration, nested or dotted.",
+        "additionalProperties": False,
+        "properties": keys,
+    }
+    overrides = {"$ref": "#/$defs/Overrides"}
+    properties = schema["properties"]
+    properties["base"] = {**overrides, "description": properties["base"]["description"]}
+    properties["arms"]["additionalProperties"] = {"anyOf": [overrides, {"type": "null"}]}
+    properties["name"]["pattern"] = f"^{NAME.pattern}$"
+    properties["arms"]["propertyNames"] = {"pattern": f"^{NAME.pattern}$"}
+    properties["matrix"] |= {
+        "additionalProperties": False,
+        "properties": {key: {"type": "array", "minItems": 1, "items": value} for key, value in keys.items()},
+    }
+    # A file that extends another may leave everything to it.
+    required = schema.pop("required")
+    schema["anyOf"] = [{"required": required}, {"required": ["extends"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+
+
+def _subschema(trainer: Json, definitions: Json, key: str) -> Json:
+    """The schema of one dotted key; a section may also be given partly, so its own default says nothing here."""
+    current = trainer
+    for part in key.split("."):
+        reference = next(iter(_references(current)), None)
+        if reference is not None:
+            current = definitions[reference.rpartition("/")[2]]
+        current = current["properties"][part]
+    return {name: value for name, value in current.items() if name not in ("default", "title")}
+
+
+def _references(schema: Json) -> list[str]:
+    return [one["$ref"] for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())) if "$ref" in one]

@@ -1,0 +1,191 @@
+"""YAML in, plain data out, with the line of every key: what a clear error message needs.
+
+Safe tags only. Two departures from PyYAML: ``1e-3`` is a number (YAML 1.1 wants ``1.0e-3``), dates stay text.
+Refused with one line each: duplicate keys, cycles, alias bombs, keys that are not text, more than one document.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import InputError, one_line
+
+MAX_DEPTH = 64  # libyaml's composer recurses in C: deeper input would overflow its stack
+MAX_VALUES = 200_000  # after aliases are expanded: a billion laughs stops here
+MAX_ARMS = 256  # with matrix and controls; beyond that no study finishes, and a slip is more likely
+
+KeyPath = tuple[str | int, ...]
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """Where a value was written: ``order`` ranks sources (0 is read first), ``line`` counts from 1, 0 is unknown."""
+
+    order: int
+    line: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+@dataclass
+class Document:
+    """Plain data (dict, list, str, int, float, bool, None) and the mark of each path into it."""
+
+    data: Any
+    marks: dict[KeyPath, Mark] = field(default_factory=dict)
+
+    def nearest(self, path: KeyPath) -> Mark | None:
+        """The mark of ``path`` or of its nearest ancestor that has one."""
+        for end in range(len(path), -1, -1):
+            if mark := self.marks.get(path[:end]):
+                return mark
+        return None
+
+
+def dotted(path: KeyPath) -> str:
+    """``("compare", 0, "baseline")`` as ``compare[0].baseline``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C one where PyYAML has it
+    pass
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    f"{_TAG}float", re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+0123456789.")
+)
+
+
+def read_document(path: Path, order: int = 0) -> Document:
+    """Read the YAML file at ``path``; InputError (one line) where it is missing, unreadable or not valid YAML."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file{_neighbours(path)}") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path}: is a directory; give a scenario file (*.yaml)") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    return parse_document(text, str(path), order)
+
+
+def parse_document(text: str, source: str, order: int = 0, numbered: bool = True) -> Document:
+    """Parse YAML ``text``; errors name ``source`` and, where ``numbered``, the line. ``data`` is None when empty."""
+    try:
+        node = yaml.compose(text, Loader=_Loader) if _shallow(text, source) else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = Mark(order, mark.line + 1 if mark and numbered else 0, source)
+        raise InputError(f"{where}: not valid YAML: {one_line(error.problem or str(error))}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{source}: not valid YAML: {one_line(str(error))}") from error
+    document = Document(None, {(): Mark(order, 1 if numbered else 0, source)})
+    if node is not None:
+        document.data = _Builder(document, source, order, numbered).build(node, (), ())
+    return document
+
+
+def _neighbours(path: Path) -> str:
+    names = sorted(entry.name for entry in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    return f"; {path.parent} has {', '.join(names[:12])}" if names else ""
+
+
+def _shallow(text: str, source: str) -> bool:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            raise InputError(f"{Mark(0, line, source)}: nested more than {MAX_DEPTH} levels deep")
+    return True
+
+
+class _Builder:
+    """Turns yaml nodes into plain data and notes the line of every path."""
+
+    def __init__(self, document: Document, source: str, order: int, numbered: bool) -> None:
+        self._document = document
+        self._source, self._order, self._numbered = source, order, numbered
+        self._values = 0
+        self._constructor = yaml.constructor.SafeConstructor()
+
+    def _mark(self, node: yaml.Node) -> Mark:
+        return Mark(self._order, node.start_mark.line + 1 if self._numbered else 0, self._source)
+
+    def _refuse(self, node: yaml.Node, path: KeyPath, message: str) -> InputError:
+        where = f"{dotted(path)}: " if path else ""
+        return InputError(one_line(f"{self._mark(node)}: {where}{message}"))
+
+    def build(self, node: yaml.Node, path: KeyPath, open_nodes: tuple[int, ...]) -> Any:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise self._refuse(node, path[:1], f"expands to more than {MAX_VALUES} values (aliases that repeat?)")
+        self._document.marks.setdefault(path, self._mark(node))
+        if id(node) in open_nodes:
+            raise self._refuse(node, path, "an alias refers to the value that holds it (a cycle)")
+        inside = (*open_nodes, id(node))
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+            return self._mapping(node, path, inside)
+        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+            return [self.build(item, (*path, index), inside) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and node.tag.removeprefix(_TAG) in ("null", "bool", "int", "float", "str"):
+            try:
+                value = self._constructor.construct_object(node)
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"{node.value} is not finite")
+                return value
+            except (ValueError, KeyError) as error:
+                raise self._refuse(node, path, f"not a readable value: {error}") from error
+        raise self._refuse(node, path, f"tag {node.tag.replace(_TAG, '!!')} is not allowed in a scenario")
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, inside: tuple[int, ...]) -> dict[str, Any]:
+        if path == ("arms",) and len(node.value) > MAX_ARMS:  # said here, before anything is done with them
+            raise InputError(f"{self._document.marks[path]}: arms: {len(node.value)} arms; at most {MAX_ARMS}")
+        result: dict[str, Any] = {}
+        for merged in self._merged(node, path):
+            result = self.build(merged, path, inside) | result
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                continue
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
+                text = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a collection"
+                raise self._refuse(key_node, path, f"key {text} is not text; quote it (YAML reads it as another type)")
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key in lines:
+                where = f" (lines {lines[key]} and {line})" if self._numbered else ""
+                raise self._refuse(key_node, (*path, key), f"duplicate key{where}")
+            lines[key] = line
+            self._document.marks[(*path, key)] = self._mark(key_node)
+            result[key] = self.build(value_node, (*path, key), inside)
+        return result
+
+    def _merged(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[yaml.MappingNode]:
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                for item in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                    if not isinstance(item, yaml.MappingNode):
+                        raise self._refuse(item, path, "<<: merges mappings only")
+                    yield item

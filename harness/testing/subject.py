@@ -1,0 +1,208 @@
+"""What a regression test judges: an arm of a scenario, against another arm, another state of the code or a baseline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.statistics import MIN_BLOCKS
+from harness.regression.across import compare_series
+from harness.regression.gate import Limits, StateComparison, nothing
+from harness.regression.quantities import read_limit, read_seconds, read_share
+from harness.regression.rounds import STEP, rounds
+from harness.regression.series import series_of
+from harness.study.store import PHASES, StudyFolder
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.regression.plan import ComparisonPlan
+    from harness.scenario.model import Scenario
+
+BASELINE = "baseline"
+BESIDE, APART = "1%", "5%"  # what counts as the same where both take turns, and in studies of different times
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An arm under a control. ``benchmark``: pytest-benchmark's fixture, which gets the rounds, or None without it."""
+
+    path: Path
+    arm: str
+    control: str | None
+    sets: list[str]
+    config: pytest.Config
+    test: str
+    benchmark: Any
+
+    def no_slower_than(
+        self,
+        other: str,
+        within: str | None = None,
+        budget: str = "10m",
+        memory_within: str = "5%",
+        startup_within: str = "20%",
+    ) -> StateComparison:
+        """Fail where the arm is slower than ``other`` by more than ``within``; returns what was found.
+
+        ``within``: 1 % without it; 5 % where the figures kept for this environment are compared with, as studies of
+        different times differ by the machine's drift.
+
+        ``other``: an arm of the same scenario; or "baseline", where no arm has that name: the state of the code that
+        ``--harness-base`` names or, without it, the figures kept for this environment. ``memory_within`` and
+        ``startup_within``: "off" leaves them out. Undecided within ``budget``: what ``harness_undecided`` says.
+        """
+        if self.benchmark is not None and not self.benchmark.enabled:
+            self.benchmark._mode = "scenario"  # it was asked: no warning that it was not
+            pytest.skip("benchmarks are disabled (--benchmark-disable, or several processes): nothing is measured")
+        if self.benchmark is not None:
+            if self.benchmark._mode:
+                pytest.fail("scenario: one check a test: its rounds are the test's benchmark", pytrace=False)
+            self.benchmark._mode = "scenario"
+        wrong = None
+        try:
+            return self._judge(other, within, budget, memory_within, startup_within)
+        except (InputError, OSError) as error:
+            wrong = str(error)
+        pytest.fail(wrong, pytrace=False)
+
+    def _judge(self, other: str, within: str | None, budget: str, memory: str, startup: str) -> StateComparison:
+        from harness.scenario.load import load_scenario
+        from harness.scenario.matrix import variants
+
+        base = self.config.getoption("--harness-base")
+        scenario = load_scenario(self.path, self.sets)
+        an_arm = other in {one.name for one in variants(scenario)}
+        limits = Limits(
+            read_share(within or (BESIDE if base or an_arm else APART), "within"),
+            read_limit(memory, "memory_within"),
+            read_limit(startup, "startup_within"),
+        )
+        budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
+        if an_arm:
+            from harness.regression.plan import between_arms
+
+            asked = between_arms(scenario, str(self.path), other, self.arm, self.control)
+            return self._comparison(asked, limits, budget_s)
+        if other != BASELINE:
+            raise InputError(f"{self.path}: no arm {other!r} to be no slower than; allowed: an arm, or {BASELINE!r}")
+        if base:
+            from harness.regression.plan import between_states
+            from harness.regression.run import with_codes
+
+            asked = between_states(scenario, str(self.path), [self.arm], self.control)
+            head = Path(__file__).parent.parent
+            asked, arms = with_codes(asked, base, str(head), head)
+            return self._comparison(asked, limits, budget_s, arms)
+        return self._kept(scenario, limits, budget_s)
+
+    def _comparison(
+        self,
+        asked: ComparisonPlan,
+        limits: Limits,
+        budget_s: float,
+        arms: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> StateComparison:
+        from harness.regression import report as regression
+        from harness.regression.report import sentence
+        from harness.regression.run import run_comparisons
+
+        out = Path(self.config.getoption("--harness-out"))
+        found = run_comparisons(asked, out, ["pytest", self.test], str(self.path), limits, budget_s, arms)
+        folder = StudyFolder(found.folder)
+        regression.write(folder, found.comparisons)
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
+        if found.status == "failed":
+            pytest.fail(f"{sentence(found.comparisons[0])}; some runs failed, see {folder.path}", pytrace=False)
+        return self._end(found.comparisons[0], folder, asked.plan.arms[2].name)
+
+    def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
+        """The scenario's own number of blocks, as far as the budget lasts."""
+        from harness.launch.study import Sequential, run_study
+        from harness.regression import baselines
+        from harness.regression import report as regression
+        from harness.regression.plan import alone
+
+        folder = Path(self.config.getoption("--harness-baselines"))
+        begun_s = time.monotonic()
+        asked = alone(scenario, str(self.path), self.arm, self.control)
+        said = {name: {"contest": comparison} for name, comparison in asked.names.items()}
+        outcome = run_study(
+            asked.plan,
+            Path(self.config.getoption("--harness-out")),
+            ["pytest", self.test],
+            str(self.path),
+            Sequential(
+                lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1), said
+            ),
+        )
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        if outcome.status == "failed":
+            pytest.fail(f"{self.path}: some runs failed, see {outcome.folder}", pytrace=False)
+        study = StudyFolder(outcome.folder)
+        name = asked.plan.arms[0].name
+        series = series_of(study.read_study(), list(study.runs())).get(name)
+        if series is None:
+            raise InputError(f"{self.path}: no run of {name} finished; see {outcome.folder}")
+        if self.config.getoption("--harness-save-baselines"):
+            if len(series.blocks) < MIN_BLOCKS:
+                raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
+            pytest.skip(f"kept as {baselines.save(folder, series)}")
+        try:
+            comparison = compare_series(baselines.find(folder, series).series, series, limits).comparison
+        except baselines.NoBaselineError as error:
+            comparison = nothing(name, BASELINE, name, limits.step, str(error))
+        regression.write(study, [comparison], alternated=False)
+        return self._end(comparison, study, name)
+
+    def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> StateComparison:
+        """Leave the evidence to pytest-benchmark, then pass or fail."""
+        from harness.regression.report import sentence
+
+        words = f"{sentence(comparison)}; evidence: {folder.path}"
+        self._tell_benchmark(comparison, folder, arm)
+        if comparison.verdict == "slower":
+            pytest.fail(words, pytrace=False)
+        if comparison.verdict == "undecided":
+            self._undecided(words)
+        return comparison
+
+    def _undecided(self, words: str) -> None:
+        chosen = self.config.getini("harness_undecided")
+        if chosen == "fail":
+            pytest.fail(words, pytrace=False)
+        if chosen == "skip":
+            pytest.skip(words)
+
+    def _tell_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> None:
+        """The arm's rounds as pytest-benchmark's, in seconds per step: its tables, compare and histograms show them."""
+        if self.benchmark is None:
+            return
+        from harness.regression.report import sentence
+
+        runs = [run for run in folder.runs() if run.record.arm == arm]
+        found = [one for run in runs if (one := rounds(run)) is not None]
+        # pytest-benchmark times functions; ours were timed elsewhere. Handing it times has no public way.
+        if not found:
+            self.benchmark.has_error = True
+            return
+        phases = {phase: sum(one.mean_ms(phase) or 0.0 for one in found) / len(found) for phase in PHASES}
+        self.benchmark.extra_info |= {
+            "study": str(folder.path),
+            "arm": arm,
+            "verdict": comparison.verdict,
+            "sentence": sentence(comparison),
+            "ledger_ms": phases,
+            "environment": runs[0].record.environment,
+            "emulated": comparison.emulated,
+        }
+        stats = self.benchmark._make_stats(1)
+        for one in found:
+            for step_ms in one.parts[STEP]:
+                stats.update(float(step_ms) / 1e3)

@@ -1,0 +1,219 @@
+"""Puts the one timeline together: chooses windows, keeps to a size that a browser can open, and says what it left out.
+
+The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by their duration,
+a launch as its longest kernel: nothing that is left out is longer than the file and its caller are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.study.store import RunData, StudyRecord
+from harness.timeline import chrome, operators, protobuf, stacks
+from harness.timeline.counters import queue_depth, sampled
+from harness.timeline.ledger import DEVICE, MAIN, ledger
+from harness.timeline.model import Process, Trace, resolve
+from harness.timeline.sources import NO_SOURCES, Sources, roles
+from harness.timeline.windows import Window, choose, last_steps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_STEPS = 20
+Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
+CHROME_NAME, PROTOBUF_NAME = "timeline.json.gz", "timeline.perfetto-trace.gz"
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """How many events a file may have: what Perfetto reads in a few seconds. 0: in that format none is written."""
+
+    chrome_events: int = 1_000_000
+    protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # it writes Perfetto's own format
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A timeline file: its ``content``, the ``name`` that says its format, and what was left out, a sentence each."""
+
+    content: bytes
+    name: str
+    events: int
+    cut: list[str]
+
+
+@dataclass(frozen=True)
+class TimelinePart:
+    """One run on the timeline: the window of the ledger, and the slices of its profiler and of its samples."""
+
+    window: Window
+    operators: pa.Table | None
+    stacks: pa.Table | None
+
+    @cached_property
+    def ranked(self) -> tuple[Ranked | None, Ranked | None]:
+        """By what operators and samples rank, and the events that each of them comes to."""
+        samples = None if self.stacks is None else self.stacks["duration_ns"].to_numpy()
+        return (
+            None if self.operators is None else operators.ranked(self.operators),
+            None if samples is None else (samples, np.ones(len(samples), dtype=np.int64)),
+        )
+
+    @property
+    def details(self) -> int:
+        """How many events operators and samples come to."""
+        return sum(int(costs.sum()) for _, costs in filter(None, self.ranked))
+
+
+def timeline(
+    study: StudyRecord,
+    runs: Iterable[RunData],
+    sources: Mapping[tuple[str, int], Sources] | None = None,
+    limits: SizeLimits | None = None,
+) -> Timeline:
+    """The last steps of each arm's first finished run, and of the runs that its probes disturbed.
+
+    ``sources``: what was recorded beside the tables, by arm name and block. What is too much for Chrome's
+    format is written in Perfetto's own, or cut where that cannot be. The same input gives the same bytes.
+    """
+    asked = (study.scenario_text.get("probes") or {}).get("timeline_steps")
+    steps = DEFAULT_STEPS if asked is None else max(1, int(asked))
+    return _fitted(study, choose(study, runs), sources or {}, steps, limits or SizeLimits())
+
+
+def run_timeline(study: StudyRecord, run: RunData, sources: Sources, limits: SizeLimits | None = None) -> Timeline:
+    """Every step of one run that has steps."""
+    return _fitted(study, [run], {_key(run): sources}, None, limits or SizeLimits())
+
+
+def _fitted(
+    study: StudyRecord,
+    runs: Sequence[RunData],
+    sources: Mapping[tuple[str, int], Sources],
+    steps: int | None,
+    limits: SizeLimits,
+) -> Timeline:
+    """The timeline within its budget: fewer steps until the ledger fits, then a least duration for the details.
+
+    ``steps``: of each run; None: all of them.
+    """
+    longest = max((len(run.steps) for run in runs if run.steps is not None), default=0)
+    wanted = longest if steps is None else min(steps, longest)
+    shown = steps
+    while True:
+        parts = [_part(last_steps(run, sources.get(_key(run), NO_SOURCES), shown)) for run in runs]
+        details = sum(part.details for part in parts)
+        fixed = resolve(_trace(study, [TimelinePart(part.window, None, None) for part in parts])).events
+        large = fixed + details > limits.chrome_events and limits.protobuf_events > 0
+        budget = limits.protobuf_events if large else limits.chrome_events
+        now = wanted if shown is None else shown
+        if fixed <= budget or now <= 1:
+            break
+        shown = max(1, int(now * 0.9 * budget / fixed))  # what would fit if events were spread evenly, and some less
+    cut = []
+    if now < wanted:
+        cut.append(f"only the last {now:,} of {wanted:,} steps of a run are shown: all would be over {budget:,} events")
+    room = max(budget - fixed, 0)
+    if details > room:
+        parts, sentence = _thinned(parts, 0.95 * room)  # their rows have names, which are events too
+        cut.append(sentence)
+    trace = _trace(study, parts)
+    trace.facts["cut"] = cut
+    resolved = resolve(trace)
+    content = protobuf.write(resolved) if large else chrome.write(resolved)
+    return Timeline(content, PROTOBUF_NAME if large else CHROME_NAME, resolved.events, cut)
+
+
+def _key(run: RunData) -> tuple[str, int]:
+    return run.record.arm, run.record.block
+
+
+def _part(window: Window) -> TimelinePart:
+    sources = window.sources
+    table = None if sources.operators is None else operators.overlapping(sources.operators, window.ranges)
+    samples = None if sources.stacks is None else stacks.slices(sources.stacks, window.ranges)
+    return TimelinePart(window, None if table is None else operators.shown(table), samples)
+
+
+def _thinned(parts: Sequence[TimelinePart], room: float) -> tuple[list[TimelinePart], str]:
+    """The longest of all operators, kernels and samples, ``room`` events at most, and a sentence on all the others."""
+    import pyarrow as pa
+
+    ranked = [part.ranked for part in parts]
+    ranks, costs = (np.concatenate([table[i] for part in ranked for table in part if table]) for i in (0, 1))
+    order = np.argsort(-ranks, kind="stable")
+    fitting = int(np.searchsorted(np.cumsum(costs[order]), room, side="right"))
+    least = int(ranks[order[min(fitting, len(order) - 1)]])
+
+    def kept(table: pa.Table | None, ranked: Ranked | None) -> pa.Table | None:
+        return None if table is None or ranked is None else table.filter(pa.array(ranked[0] > least))
+
+    thinned = [
+        TimelinePart(part.window, kept(part.operators, calls), kept(part.stacks, samples))
+        for part, (calls, samples) in zip(parts, ranked, strict=True)
+    ]
+    sentence = (
+        f"{int((ranks <= least).sum()):,} of {len(ranks):,} operators, kernels and samples are left out, each of at "
+        f"most {least / 1000:,.3f} microseconds: all would be too many for a browser"
+    )
+    return thinned, sentence
+
+
+def _trace(study: StudyRecord, parts: Sequence[TimelinePart]) -> Trace:
+    trace = Trace(facts=_facts(study, parts))
+    for part in parts:
+        window, name = part.window, part.window.name
+        processes, arrows = ledger(window)
+        if part.operators is not None:
+            for role in (DEVICE,) if operators.has_kernels(part.operators) else ():
+                processes.setdefault(role, Process(f"{name}: {window.run.record.facts.get('device', role)}"))
+            arrows += operators.add_operators(part.operators, name, processes, window.main_threads)
+        if part.stacks is not None:
+            stacks.add_stacks(part.stacks, name, processes, roles(window.run))
+        if window.sources.profiles:
+            for role, counter in operators.memory(window.sources.profiles, window.ranges):
+                processes.get(role, processes[MAIN]).counters.append(counter)
+        depth = queue_depth(window.run, window.extent)
+        if depth is not None:
+            processes[MAIN].counters.append(depth)
+        machine = sampled(window)
+        trace.processes += [*processes.values(), *([machine] if machine.counters else [])]
+        trace.arrows += arrows
+    return trace
+
+
+def _facts(study: StudyRecord, parts: Sequence[TimelinePart]) -> dict[str, Any]:
+    """The metadata: what is shown, on which clock, and which process each run really was."""
+    return {
+        "scenario": study.scenario,
+        "clock": "CLOCK_MONOTONIC: t_ns = base_monotonic_ns + 1000 * ts, one base for every process",
+        "runs": [
+            {
+                "arm": part.window.run.record.arm,
+                "block": part.window.run.record.block,
+                "pid": part.window.run.record.pid,
+                "steps": len(part.window.steps),
+                "first_step": part.window.steps[0]["step"] if part.window.steps else None,
+                "realtime_minus_monotonic_ns": part.window.run.record.realtime_minus_monotonic_ns,
+                "clock_error_ns": _clock_errors(part.window.sources),
+            }
+            for part in parts
+        ],
+    }
+
+
+def _clock_errors(sources: Sources) -> dict[str, int]:
+    """By how much the times of a probe with a clock of its own can be off."""
+    errors = {}
+    profiler = sources.probes.get("torch_profiler") or {}
+    if "clock_error_ns" in profiler:
+        errors["torch_profiler"] = int(profiler["clock_error_ns"])
+    if sources.stacks is not None and (rate_hz := (sources.probes.get("py_spy") or {}).get("rate_hz")):
+        errors["py_spy"] = round(1e9 / rate_hz)  # its clock is known better, but single samples come late
+    return errors

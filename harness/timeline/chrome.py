@@ -1,0 +1,79 @@
+"""A timeline in Chrome's trace format, gzipped JSON, as ui.perfetto.dev and chrome://tracing read it.
+
+Times are microseconds since the trace's own start. The importer reads a truncated file without an error, so the
+metadata, which come last, say how many events there are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from harness.timeline.model import CounterPoint, Resolved
+
+Event = dict[str, Any]
+_AT_ONCE = 2000  # events: one call of the encoder and of gzip for as many
+_LEVEL = 4  # of gzip: half the time of its default, a tenth more bytes
+BEGINNING, BEFORE_FACTS = b'{"displayTimeUnit":"ms","traceEvents":[', b'\n],"otherData":'
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def write(trace: Resolved) -> bytes:
+    """The file's content; the same trace gives the same bytes."""
+    target = io.BytesIO()
+    count = 0
+    following = events(trace)
+    with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=_LEVEL, mtime=0) as file:
+        file.write(BEGINNING)
+        while some := list(islice(following, _AT_ONCE)):
+            file.write((",\n" if count else "\n").encode() + _encode(some)[1:-1].encode())  # without its brackets
+            count += len(some)
+        facts = {"events": count, "base_monotonic_ns": trace.base_ns, **trace.facts}
+        file.write(BEFORE_FACTS + _encode(facts).encode() + b"}\n")
+    return target.getvalue()
+
+
+def events(trace: Resolved) -> Iterator[Event]:
+    """Every event: names first, then slices, counters, arrows."""
+    for index, (pid, process) in enumerate(trace.processes):
+        yield _metadata(pid, pid, "process_name", {"name": process.name})
+        yield _metadata(pid, pid, "process_sort_index", {"sort_index": index})
+    for index, row in enumerate(trace.rows):
+        yield _metadata(row.pid, row.tid, "thread_name", {"name": row.name})
+        yield _metadata(row.pid, row.tid, "thread_sort_index", {"sort_index": index})
+    for row in trace.rows:
+        for one, _ in row.slices:
+            event: Event = {"ph": "X", "name": one.name, "cat": one.category, "pid": row.pid, "tid": row.tid}
+            event["ts"] = microseconds(one.start_ns - trace.base_ns)
+            event["dur"] = microseconds(one.end_ns - one.start_ns)
+            if one.args:
+                event["args"] = dict(one.args)
+            yield event
+    for pid, process in trace.processes:
+        for counter in process.counters:
+            for t_ns, value in counter.points:
+                at = {"pid": pid, "tid": pid, "ts": microseconds(t_ns - trace.base_ns)}
+                yield {"ph": "C", "name": counter.name, **at, "args": {counter.unit: value}}
+    for number, bound in enumerate(trace.arrows, 1):
+        common = {"name": bound.arrow.name, "cat": bound.arrow.name, "id": number}
+        yield {"ph": "s", **common, **_at(bound.sender, trace.base_ns)}
+        yield {"ph": "f", "bp": "e", **common, **_at(bound.receiver, trace.base_ns)}
+
+
+def microseconds(nanoseconds: int) -> float:
+    """The float that the importer, which multiplies by 1000 and truncates, reads back as exactly ``nanoseconds``."""
+    value = nanoseconds / 1000
+    return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
+
+
+def _at(point: CounterPoint, base_ns: int) -> Event:
+    return {"pid": point.pid, "tid": point.tid, "ts": microseconds(point.t_ns - base_ns)}
+
+
+def _metadata(pid: int, tid: int, name: str, args: dict[str, Any]) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}

@@ -1,0 +1,188 @@
+"""What a timeline consists of, before any file format: processes, threads, slices, counters and arrows.
+
+All times are nanoseconds of CLOCK_MONOTONIC. Two rules of Perfetto's importer shape this file: slices of a thread that
+overlap without nesting are dropped without a word (``nested`` clips them), and an arrow binds to the slice of its
+thread that started last, even where that one has ended already (``Resolved.place`` looks for a moment at which the
+right one is it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Edge = Literal["start", "end"]
+
+
+class Slice(NamedTuple):
+    """Something that took from ``start_ns`` until ``end_ns`` on one thread."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    category: str
+    args: Mapping[str, Any] | None = None
+    key: Hashable = None  # what arrows know it by; unique within the trace
+
+
+@dataclass
+class Thread:
+    """One row of slices: a thread, a stream of a device, or what a probe tells of one of these."""
+
+    name: str
+    slices: list[Slice] = field(default_factory=list)
+
+
+@dataclass
+class Counter:
+    """A value that holds from each of its ``points`` (t_ns, value) until the next."""
+
+    name: str
+    unit: str
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass
+class Process:
+    """Rows that are shown together: threads in the order of the list; processes too, by viewers that sort by index."""
+
+    name: str
+    threads: list[Thread] = field(default_factory=list)
+    counters: list[Counter] = field(default_factory=list)
+
+    def thread(self, name: str) -> Thread:
+        """The thread of that name, made if it is not there yet."""
+        for thread in self.threads:
+            if thread.name == name:
+                return thread
+        self.threads.append(Thread(name))
+        return self.threads[-1]
+
+
+class Arrow(NamedTuple):
+    """An arrow between two slices, by their keys: from that ``edge`` of the sender to the start of the receiver.
+
+    The receiver must not start before the sender does: Perfetto turns such an arrow around.
+    """
+
+    name: str
+    sender: Hashable
+    receiver: Hashable
+    edge: Edge
+
+
+@dataclass
+class Trace:
+    """The whole timeline; ``facts`` go into its metadata."""
+
+    processes: list[Process] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Nested(NamedTuple):
+    """A slice as it is shown, and where the first slice inside it starts (None: nothing inside)."""
+
+    slice: Slice
+    first_child_ns: int | None
+
+
+class CounterPoint(NamedTuple):
+    """A moment on a thread."""
+
+    pid: int
+    tid: int
+    t_ns: int
+
+
+class Bound(NamedTuple):
+    """An arrow with its two ends; ``arrow`` knows the slices, by key."""
+
+    arrow: Arrow
+    sender: CounterPoint
+    receiver: CounterPoint
+
+
+@dataclass
+class TimelineRow:
+    """A thread with its ids, and its slices as they are shown: nested, in order, parents before children."""
+
+    pid: int
+    tid: int
+    name: str
+    slices: list[Nested]
+
+
+@dataclass
+class Resolved:
+    """A trace with every id given and everything an importer would choke on gone."""
+
+    base_ns: int  # the earliest moment: time 0 of the file
+    processes: list[tuple[int, Process]]
+    rows: list[TimelineRow]
+    arrows: list[Bound]
+    facts: dict[str, Any]
+
+    @property
+    def events(self) -> int:
+        """How many events the trace comes to in Chrome's format."""
+        slices = sum(len(row.slices) for row in self.rows)
+        points = sum(len(counter.points) for _, process in self.processes for counter in process.counters)
+        return slices + points + 2 * (len(self.arrows) + len(self.processes) + len(self.rows))
+
+
+def resolve(trace: Trace) -> Resolved:
+    """Number processes and threads, nest the slices, tie the arrows; arrows without both ends are left out.
+
+    The first thread of a process has the process's number, as on Linux; no number comes twice, and they ascend in the
+    order of the lists: importers that know no sort index order threads by number.
+    """
+    number = 1
+    processes, rows, places = [], [], {}
+    starts = [point[0] for process in trace.processes for counter in process.counters for point in counter.points[:1]]
+    for process in trace.processes:
+        pid = number
+        processes.append((pid, process))
+        for thread in process.threads:
+            row = TimelineRow(pid, number, thread.name, nested(thread.slices))
+            rows.append(row)
+            starts += [row.slices[0].slice.start_ns] if row.slices else []
+            places.update({one.slice.key: (row, one) for one in row.slices if one.slice.key is not None})
+            number += 1
+        number = max(number, pid + 1)
+    arrows = []
+    for arrow in trace.arrows:
+        if arrow.sender not in places or arrow.receiver not in places:
+            continue
+        sender, receiver = _place(*places[arrow.sender], arrow.edge), _place(*places[arrow.receiver], "start")
+        if sender is not None and receiver is not None and sender.t_ns <= receiver.t_ns:
+            arrows.append(Bound(arrow, sender, receiver))
+    return Resolved(min(starts, default=0), processes, rows, arrows, trace.facts)
+
+
+def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
+    """A moment at which ``one`` is the slice of its thread that started last; None where there is no such moment."""
+    since, until = one.slice.start_ns, one.slice.end_ns
+    if one.first_child_ns is None:
+        return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
+    return CounterPoint(row.pid, row.tid, since) if one.first_child_ns > since else None
+
+
+def nested(slices: Iterable[Slice]) -> list[Nested]:
+    """The slices of one thread in order, each clipped to the one around it and empty ones left out."""
+    result: list[Slice] = []
+    first_child: list[int | None] = []
+    around: list[int] = []
+    for one in sorted(slices, key=lambda one: (one.start_ns, -one.end_ns)):
+        while around and result[around[-1]].end_ns <= one.start_ns:
+            around.pop()
+        end = min(one.end_ns, result[around[-1]].end_ns) if around else one.end_ns
+        if end <= one.start_ns:
+            continue
+        if around and first_child[around[-1]] is None:
+            first_child[around[-1]] = one.start_ns
+        around.append(len(result))
+        result.append(one if end == one.end_ns else one._replace(end_ns=end))
+        first_child.append(None)
+    return [Nested(*pair) for pair in zip(result, first_child, strict=True)]

@@ -1,0 +1,57 @@
+"""What a run's probes recorded beside the results contract's tables, for the timeline to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.analysis.probes.stacks import process_roles
+from harness.study.store import RunData
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STACKS = "stacks.trace.json.gz"
+FILE = "file"  # which of a run's profiles a row is from
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Tables of ``harness.traces`` (None: the probe did not run), and the run's probes.json."""
+
+    operators: pa.Table | None = None  # harness.traces.kineto: one table, or several put together with a column FILE
+    stacks: pa.Table | None = None  # harness.traces.py_spy
+    probes: Mapping[str, Any] = field(default_factory=dict)
+    problems: Sequence[str] = ()  # what could not be read, a line each
+    profiles: Sequence[pa.Table] = ()  # what ``operators`` was put together from: each counts its ids anew
+
+
+NO_SOURCES = Sources()
+
+
+def read_sources(run: RunData) -> Sources:
+    """What lies in the run's folder."""
+    if run.folder is None:
+        return NO_SOURCES
+    import pyarrow as pa
+
+    from harness.traces.profiles import read_profiles
+    from harness.traces.py_spy import read_stacks
+
+    tables, problems = read_profiles(run.folder, run.probes.get("torch_profiler") or {})
+    stacks = None
+    facts = run.probes.get("py_spy")
+    if facts and (run.folder / STACKS).exists():
+        try:
+            stacks = read_stacks(run.folder / STACKS, facts, roles(run))
+        except InputError as error:
+            problems.append(str(error))
+    numbered = [table.append_column(FILE, pa.array([i] * len(table), pa.int64())) for i, table in enumerate(tables)]
+    return Sources(pa.concat_tables(numbered) if numbered else None, stacks, run.probes, tuple(problems), tables)
+
+
+def roles(run: RunData) -> dict[int, str]:
+    """The run's processes: main, loader-K, by process id."""
+    return {} if run.spans is None else process_roles(run.spans)

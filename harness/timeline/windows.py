@@ -1,0 +1,112 @@
+"""Which part of which run a timeline shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.study.store import PROFILED, RunData, StudyRecord
+from harness.timeline.sources import Sources
+
+TimelineRow = dict[str, Any]
+Range = tuple[int, int]
+
+
+@dataclass
+class Window:
+    """Some steps of a run: ``ranges`` [since, until) of CLOCK_MONOTONIC, in order and apart from each other."""
+
+    run: RunData
+    sources: Sources
+    steps: list[TimelineRow]
+    ranges: list[Range]
+    spans: list[TimelineRow]  # that overlap the ranges, and what workers did for the batches received in them
+
+    @property
+    def name(self) -> str:
+        return self.run.record.arm
+
+    @property
+    def extent(self) -> Range:
+        """From the first shown moment to the last: a counter holds until its next point, so it needs all between."""
+        return self.ranges[0][0], self.ranges[-1][1]
+
+    @property
+    def main_threads(self) -> dict[str, int]:
+        """The number that Linux gave the main thread of each of the run's processes, by role."""
+        return {row["role"]: row["tid"] for row in reversed(self.spans)}
+
+
+def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
+    """The first finished run of every arm, and after each the run that its probes disturbed."""
+    order = {arm["name"]: place for place, arm in enumerate(study.arms)}
+    chosen: dict[tuple[str, bool], RunData] = {}
+    for run in sorted(runs, key=lambda run: run.record.block):
+        record = run.record
+        profiled = record.control == PROFILED
+        if record.status == "done" and (profiled or not record.control) and run.steps is not None and len(run.steps):
+            chosen.setdefault(((record.of or record.arm) if profiled else record.arm, profiled), run)
+    return [chosen[key] for key in sorted(chosen, key=lambda key: (order.get(key[0], len(order)), *key))]
+
+
+def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
+    """The last ``count`` steps of the last turn (None: all of the run); of a profile, as many of each of its windows.
+
+    Runs that take turns stand still between them: two turns would lie seconds apart.
+    """
+    assert run.steps is not None
+    rows: list[TimelineRow] = run.steps.to_pylist()
+    turn = [row for row in rows if row["turn"] == rows[-1]["turn"]]
+    parts = _parts(rows, sources.probes) if count is not None else []
+    kept = [part[-count:] for part in parts or [turn]] if count is not None else [rows]
+    steps = {row["start_ns"]: row for part in kept for row in part}
+    ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in kept if part)
+    return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
+
+
+def _parts(rows: Sequence[TimelineRow], probes: Mapping[str, Any]) -> list[list[TimelineRow]]:
+    """The steps in each window of torch.profiler, and those of py-spy's."""
+    windows = [(entry[0], entry[1]) for entry in (probes.get("torch_profiler") or {}).get("windows") or ()]
+    window = (probes.get("py_spy") or {}).get("window")
+    windows += [(window[0], window[1])] if window else []
+    # The step before a window ends a little after the window's beginning: what counts is where most of a step lies.
+    parts = [[row for row in rows if since <= (row["start_ns"] + _end(row)) // 2 < until] for since, until in windows]
+    return [part for part in parts if part]
+
+
+def _end(row: TimelineRow) -> int:
+    return int(row["start_ns"] + row["wall_ns"])
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """The union of ``ranges``, in order."""
+    result: list[Range] = []
+    for since, until in sorted(ranges):
+        if result and since <= result[-1][1]:
+            result[-1] = (result[-1][0], max(until, result[-1][1]))
+        else:
+            result.append((since, until))
+    return result
+
+
+def _spans(run: RunData, ranges: Sequence[Range]) -> list[TimelineRow]:
+    """The spans that overlap ``ranges``, and what workers did for the batches received in them."""
+    if run.spans is None or not ranges:
+        return []
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    spans = run.spans
+    starts, ends = (spans[name].to_numpy() for name in ("start_ns", "end_ns"))
+    inside = np.zeros(len(spans), dtype=bool)
+    for since, until in ranges:
+        inside |= (ends > since) & (starts < until)
+    fetches = pc.and_(pc.equal(spans["role"], "main"), pc.equal(spans["name"], "fetch"))
+    received = spans.filter(pc.and_(pa.array(inside), fetches))["batch"].to_numpy()
+    worker = pc.starts_with(spans["role"], "loader-").to_numpy(zero_copy_only=False)
+    inside |= worker & np.isin(spans["batch"].to_numpy(zero_copy_only=False), received[received >= 0])
+    rows: list[TimelineRow] = spans.filter(pa.array(inside)).to_pylist()
+    return rows

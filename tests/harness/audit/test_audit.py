@@ -1,0 +1,292 @@
+"""The audit: a true table is never called inconsistent, a falsified one names what was falsified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from harness.audit.checkup import audit
+from harness.audit.figures import AuditedFigure, read_duration, read_figure
+from harness.audit.flops import PALM, Convention, conventions
+from harness.audit.result import NamedReading, RowAudit
+from harness.audit.table import AuditRow, Declared, Optimizer, Peak, Table
+from trainer.devices.flops import flops_per_token, parameters
+from trainer.model import Shape, build_model
+
+PUBLISHED = Path(__file__).parents[3] / "profiles" / "published"
+LLAMA_8B = Shape("llama", 32, 4096, 32, 8, 14336, 131072, 2048)
+GPT2 = Shape("gpt2", 12, 768, 12, 12, 3072, 50304, 1024)
+PEAKS = [Peak("gh200", "bf16", 989.4e12), Peak("a100", "bf16", 312e12), Peak("a100", "tf32", 156e12)]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    family = draw(st.sampled_from(["gpt2", "llama"]))
+    heads, head_dim = draw(st.integers(1, 64)), 2 * draw(st.integers(16, 64))
+    kv_heads = heads if family == "gpt2" else draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
+    return Shape(
+        family,  # type: ignore[arg-type]
+        layers=draw(st.integers(1, 96)),
+        width=heads * head_dim,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_width=draw(st.integers(64, 40_000)),
+        vocab_size=draw(st.integers(256, 262_144)),
+        positions=draw(st.integers(64, 8192)),
+    )
+
+
+LENGTHS = st.one_of(st.integers(4, 17).map(lambda power: 2**power), st.integers(1, 512).map(lambda n: 64 * n))
+DIGITS = st.integers(1, 8)
+
+
+def printed(value: float, digits: int) -> AuditedFigure:
+    """As a publication would print it: ``digits`` significant digits."""
+    return read_figure(f"{value:.{digits - 1}e}")
+
+
+def row(
+    convention: Convention,
+    *,
+    sequence: int,
+    tokens_per_s: float,
+    peak: float = 989e12,
+    devices: int = 1,
+    batch_size: int | None = None,
+    digits: tuple[int, int, int, int] = (8, 8, 8, 8),
+) -> AuditRow:
+    """A true row: every figure follows from ``tokens_per_s`` and is then rounded."""
+    flops = tokens_per_s * convention.flops_per_token(sequence) / devices
+    tokens = None if batch_size is None else batch_size * sequence * devices
+    return AuditRow(
+        "row",
+        batch_size=batch_size,
+        tokens_per_s=printed(tokens_per_s, digits[0]),
+        tflops=printed(flops / 1e12, digits[1]),
+        mfu_percent=printed(flops / peak * 100, digits[2]),
+        step_ms=None if tokens is None else printed(tokens / tokens_per_s * 1e3, digits[3]),
+    )
+
+
+def judge(one: AuditRow, declared: Declared) -> RowAudit:
+    return audit(Table("", "", [one], declared), PEAKS).rows[0]
+
+
+def reading(found: RowAudit, kind: str) -> NamedReading:
+    named = [one for one in found.readings if one.kind == kind]
+    assert named, found.sentence
+    return named[0]
+
+
+@given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(1e9, 1e16), st.integers(1, 64), st.integers(1, 512), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_true_row_is_consistent_at_any_rounding(
+    shape: Shape, sequence: int, tokens_per_s: float, peak: float, devices: int, batch_size: int, data: st.DataObject
+) -> None:
+    digits = data.draw(st.tuples(DIGITS, DIGITS, DIGITS, DIGITS))
+    made = row(
+        conventions(shape)[0],
+        sequence=sequence,
+        tokens_per_s=tokens_per_s,
+        peak=peak,
+        devices=devices,
+        batch_size=batch_size,
+        digits=digits,
+    )
+    found = judge(made, Declared(shape, sequence, devices, peak))
+    assert (found.status, found.readings) == ("consistent", []), found.sentence
+
+
+@given(shapes(), LENGTHS, LENGTHS, st.floats(1, 1e9), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_another_sequence_length_is_named(
+    shape: Shape, declared: int, actual: int, tokens_per_s: float, with_step: bool
+) -> None:
+    made = row(conventions(shape)[0], sequence=actual, tokens_per_s=tokens_per_s, batch_size=4 if with_step else None)
+    found = judge(made, Declared(shape, declared, 1, 989e12))
+    assume(found.status == "inconsistent")  # equal lengths, or ones that eight digits cannot tell apart
+    named = reading(found, "sequence")
+    assert named.low is not None
+    assert named.high is not None
+    assert named.low * (1 - 1e-9) <= actual <= named.high * (1 + 1e-9)
+    assert named.value == actual or named.high - named.low > 16  # else no other plausible length is in reach
+    assert found.incomparable is not None
+
+
+@given(shapes(), LENGTHS, st.floats(1, 1e9), st.data())
+@settings(max_examples=150, deadline=None)
+def test_another_formula_is_named(shape: Shape, sequence: int, tokens_per_s: float, data: st.DataObject) -> None:
+    counted = data.draw(st.sampled_from(conventions(shape)[1:]))
+    found = judge(row(counted, sequence=sequence, tokens_per_s=tokens_per_s), Declared(shape, sequence, 1, 989e12))
+    assume(found.status == "inconsistent")
+    assert f"FLOPs counted {counted.words}" in [one.words for one in found.readings], found.sentence
+
+
+@given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(0.3, 3))
+@settings(max_examples=100, deadline=None)
+def test_another_peak_is_solved_for(shape: Shape, sequence: int, tokens_per_s: float, factor: float) -> None:
+    made = row(conventions(shape)[0], sequence=sequence, tokens_per_s=tokens_per_s, peak=factor * 989e12)
+    found = judge(made, Declared(shape, sequence, 1, 989e12))
+    assume(found.status == "inconsistent")
+    named = reading(found, "peak")
+    assert named.low is not None
+    assert named.high is not None
+    assert named.low * (1 - 1e-9) <= factor * 989e12 <= named.high * (1 + 1e-9)
+    assert not [one for one in found.readings if one.kind in ("sequence", "devices", "formula")]
+
+
+@given(shapes(), LENGTHS, st.floats(1, 1e9), st.integers(1, 128), st.integers(1, 128))
+@settings(max_examples=100, deadline=None)
+def test_another_number_of_devices_is_named(
+    shape: Shape, sequence: int, tokens_per_s: float, declared: int, actual: int
+) -> None:
+    made = row(conventions(shape)[0], sequence=sequence, tokens_per_s=tokens_per_s, devices=actual)
+    found = judge(made, Declared(shape, sequence, declared, 989e12))
+    assert (found.status == "consistent") == (declared == actual)
+    if declared != actual:
+        assert reading(found, "devices").value == actual
+
+
+@given(shapes(), LENGTHS, st.floats(100, 1e9), st.floats(0.05, 0.99))
+@settings(max_examples=100, deadline=None)
+def test_the_share_of_real_tokens_is_solved_for(shape: Shape, sequence: int, rate: float, share: float) -> None:
+    true = row(conventions(shape)[0], sequence=sequence, tokens_per_s=rate)
+    found = judge(replace(true, tokens_per_s=printed(rate * share, 8)), Declared(shape, sequence, 1, 989e12))
+    named = reading(found, "padding")
+    assert named.low is not None
+    assert named.high is not None
+    assert named.low - 1e-9 <= share <= named.high + 1e-9
+    assert named.free
+    unpadded = replace(true, tokens_per_s=printed(rate * share, 8), padded=False)
+    told = judge(unpadded, Declared(shape, sequence, 1, 989e12))
+    assert not [one for one in told.readings if one.kind == "padding"]
+    assert any(text.startswith("no padding") for text in told.excluded)
+
+
+def test_names_of_peaks() -> None:
+    true = row(conventions(GPT2)[0], sequence=1024, tokens_per_s=1e5, digits=(8, 6, 4, 4))
+    for peak, expected in (
+        (312e12, "a peak of 312 TFLOP/s instead of 989: a100 (bf16) and a100 (tf32) with 2:4 sparsity"),
+        (2 * 989e12, "twice the declared peak, as with 2:4 sparsity"),
+        (500e12, "(no known device has it)"),
+    ):
+        made = replace(true, mfu_percent=printed(1e5 * flops_per_token(GPT2, 1024) / peak * 100, 4))
+        named = reading(judge(made, Declared(GPT2, 1024, 1, 989e12)), "peak")
+        assert expected in named.words
+        assert named.free == ("no known" in expected)
+
+
+def test_two_changes_are_found_where_no_single_one_fits() -> None:
+    counted = next(one for one in conventions(GPT2) if one.words == "without biases")
+    found = judge(row(counted, sequence=2048, tokens_per_s=1e5), Declared(GPT2, 1024, 1, 989e12))
+    pairs = [one for one in found.readings if one.changes == 2]
+    assert any(one.value == 2048 and one.words.endswith("FLOPs counted without biases") for one in pairs)
+    assert all(one.free for one in found.readings if one.changes == 1)
+
+
+def test_where_nothing_fits_it_says_so() -> None:
+    bad = AuditRow("bad", tokens_per_s=read_figure("1000"), tflops=read_figure("300"), mfu_percent=read_figure("77.77"),
+              padded=False)  # fmt: skip
+    found = judge(bad, Declared(GPT2, 1024, 1, 989e12))
+    assert found.sentence.startswith("Inconsistent")
+    assert "No single change, and no pair of changes, makes it consistent." in found.sentence
+    assert found.incomparable == "is inconsistent, and no reading explains it"
+
+
+@pytest.mark.parametrize("shape", [LLAMA_8B, GPT2, Shape("gpt2", 4, 128, 4, 4, 500, 999, 77)])
+def test_formulas(shape: Shape) -> None:
+    found = conventions(shape)
+    assert found[0].words == PALM
+    assert found[0].flops_per_token(512) == flops_per_token(shape, 512)
+    assert parameters(shape) in {one.weights for one in found}
+    assert len({(one.weights, one.attention) for one in found}) == len(found)
+
+
+def test_parameters_that_formulas_leave_out_are_those_of_the_model() -> None:
+    shape = Shape("gpt2", 2, 64, 2, 2, 200, 300, 50)
+    sizes = {name: value.numel() for name, value in build_model(shape).named_parameters()}
+    weights = {one.words: one.weights for one in conventions(shape) if one.attention == "full"}
+    biases = sum(size for name, size in sizes.items() if name.endswith(".bias"))
+    vectors = sum(size for name, size in sizes.items() if ".ln_" in name or name.endswith(".bias"))
+    assert weights[PALM] == sum(sizes.values()) - sizes["transformer.wpe.weight"]
+    assert weights["with position embeddings (all parameters)"] == sum(sizes.values())
+    assert weights["without biases"] == weights[PALM] - biases
+    assert weights["with weight matrices alone (no biases, no norms)"] == weights[PALM] - vectors
+
+
+def test_published_parameter_counts_of_gpt2() -> None:
+    weights = {one.words: one.weights for one in conventions(GPT2)}
+    assert weights["with position embeddings (all parameters)"] == 124_475_904  # llm.c prints it
+    assert weights["without biases"] == 123_587_328  # nanoGPT's get_num_params(), bias=False
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("6544.40", 6544.395, 6544.405),
+        ("6544.4", 6544.35, 6544.45),
+        ("135", 134.5, 135.5),
+        ("100", 99.5, 100.5),
+        ("~100", 50, 150),
+        ("~250", 245, 255),
+        ("178e3", 177_500, 178_500),
+        ("1.5E-3", 0.00145, 0.00155),
+        ("48-49", 47.5, 49.5),
+        ("48 to 49.5", 47.5, 49.55),
+    ],
+)
+def test_figures(text: str, low: float, high: float) -> None:
+    found = read_figure(text).interval
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-14)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0.00", "fast", "1,000", "49-48", "1e999", "nan", "~", "3 ms"])
+def test_what_is_no_figure(text: str) -> None:
+    with pytest.raises(ValueError, match="figure"):
+        read_figure(text)
+
+
+def test_durations() -> None:
+    assert read_duration("94.3 min").value == pytest.approx(94.3 * 60)
+    days = read_duration("~4 days").interval
+    assert (days.low, days.high) == (3.5 * 86400, 4.5 * 86400)
+    with pytest.raises(ValueError, match="not a duration"):
+        read_duration("4 weeks")
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.1, 1e4), st.lists(st.integers(1, 64), min_size=2, max_size=5, unique=True))
+@settings(max_examples=50, deadline=None)
+def test_a_line_through_batch_sizes_is_found(fixed: float, each: float, sizes: list[int]) -> None:
+    rows = [AuditRow(f"b{n}", kind="k", batch_size=n, step_ms=printed(fixed + n * each, 12)) for n in sizes]
+    (fit,) = audit(Table("", "", rows, Declared(GPT2, 1024, 1, 312e12))).fits
+    assert (fit.fixed_ms, fit.per_sample_ms) == pytest.approx((fixed, each), rel=1e-4, abs=1e-3)
+    assert fit.flops_per_s == pytest.approx(flops_per_token(GPT2, 1024) * 1024 / each * 1e3, rel=1e-4)
+
+
+def test_traffic_of_a_fused_optimizer() -> None:
+    rows = [AuditRow(f"b{n}", kind="k", batch_size=n, step_ms=read_figure(str(100 + 50 * n))) for n in (1, 2)]
+    optimizer = Optimizer("AdamW", True, 4, "clip", None)
+    found = audit(Table("", "", rows, Declared(GPT2, 1024, optimizer=optimizer))).traffic
+    assert found is not None
+    assert (found.passes, found.bytes, found.ms_at_full_bandwidth) == (10, 40 * parameters(GPT2), None)
+
+
+def test_a_table_of_names_alone_says_what_is_missing() -> None:
+    found = audit(
+        Table("", "", [AuditRow("a"), AuditRow("b", tokens_per_s=read_figure("5"), mfu_percent=read_figure("5"))])
+    )
+    assert [one.status for one in found.rows] == ["not checkable", "not checkable"]
+    assert "no model shape is declared" in found.rows[1].sentence
+    assert "no peak is declared" in found.rows[1].sentence
+    assert found.conclusion[1] == "No comparison is declared, and none can be derived."
+
+
+def test_a_duration_too_short_for_its_steps() -> None:
+    one = AuditRow("run", steps=1000, step_ms=read_figure("100"), duration_s=read_duration("90 s"))
+    found = judge(one, Declared())
+    assert found.status == "inconsistent"
+    assert reading(found, "duration").value == pytest.approx(90)

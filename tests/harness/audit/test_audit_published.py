@@ -1,0 +1,118 @@
+"""The audit of the tables that are shipped: what each row turns out to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.audit.checkup import audit
+from harness.audit.load import load_published
+from harness.audit.result import Audit
+from tests.harness.audit.test_audit import LLAMA_8B, PEAKS
+from trainer.devices.flops import parameters
+
+PUBLISHED = Path(__file__).parents[3] / "profiles" / "published"
+
+
+def founding() -> Audit:
+    return audit(load_published(PUBLISHED / "founding-gh200.yaml"), PEAKS)
+
+
+def test_founding_rows() -> None:
+    rows = {one.name: one for one in founding().rows}
+    assert len(rows) == 8
+    wrong = rows.pop("padding-free b1")
+    for one in rows.values():
+        assert one.status == "consistent"
+        assert one.gflops_per_token == pytest.approx(48.32, abs=0.001)
+        assert all(check.status == "consistent" for check in one.checks)
+        assert len(one.checks) == 3
+    assert wrong.status == "inconsistent"
+    assert wrong.gflops_per_token == pytest.approx(51.5418, abs=0.001)
+    assert [(one.kind, one.value) for one in wrong.readings] == [("sequence", 4096), ("formula", None)]
+    length, formula = wrong.readings
+    assert length.low == pytest.approx(4095.9, abs=0.1)
+    assert length.high == pytest.approx(4096.9, abs=0.1)
+    assert formula.words == "FLOPs counted with embedding lookups (all parameters)"
+    # 6 x vocabulary x width = 12 x layers x width x 2,048: a coincidence of this shape, to the last FLOP.
+    assert length.gflops_per_token == formula.gflops_per_token
+    for said in (
+        "+6.67 %",
+        "TFLOP/s against MFU agree",
+        "(1) sequence length 4,096 instead of 2,048",
+        "which fits 1 of 8 rows",
+        "(1) and (2) count the same 51.54 GFLOP per token, so this row alone cannot tell them apart",
+        "not comparable with its neighbours'",
+        "it would have read 7,363 tokens/s",
+        "no other number of devices",
+        "no padding",
+    ):
+        assert said in wrong.sentence
+
+
+def test_founding_conclusion_and_formula() -> None:
+    found = founding()
+    assert found.conclusion[0].startswith(
+        "7 of 8 rows consistent, 1 inconsistent: padding-free b1 (fits with sequence length 4,096 instead of 2,048, or "
+        "with FLOPs counted with embedding lookups (all parameters); the other rows speak for sequence length 4,096)"
+    )
+    assert "2 a loss although the data path is faster" in found.conclusion[1]
+    assert "no noise floor is published" in found.conclusion[1]
+    assert found.formula_sentence is not None
+    assert "fit 7 of 8 rows" in found.formula_sentence
+    assert "with embedding lookups (all parameters) and without attention" in found.formula_sentence
+
+
+def test_founding_gains() -> None:
+    padded1, padded2, free1, free2 = founding().gains
+    assert padded1.verdict == padded2.verdict == "loss with a faster data path"
+    assert padded1.measured == pytest.approx(6333.60 / 6544.40)
+    assert padded1.step_ms == pytest.approx(2048 / 6544.40 * 1e3)
+    assert padded1.isolated == pytest.approx(2.70 / 1.68)
+    assert padded1.ceiling == pytest.approx(312.94 / (312.94 - 1.02), rel=1e-6)
+    assert padded1.ceiling_all == pytest.approx(312.94 / (312.94 - 2.70), rel=1e-6)
+    assert padded2.unexplained == pytest.approx(1 - 7605.06 / 7873.05, rel=1e-3)
+    assert free1.verdict == "not comparable"
+    assert "padding-free b1 may have run at sequence length 4,096" in free1.sentence
+    assert free2.verdict == "above the ceiling"
+    assert free2.measured == pytest.approx(1.00868, abs=1e-5)
+    assert free2.ceiling == pytest.approx(1.00817, abs=2e-5)
+    assert all(gain.noise == "undecidable" for gain in (padded1, padded2, free2))
+    scatter = founding().gains_sentence
+    assert scatter is not None
+    assert "3.4 %" in scatter
+    assert "token-list b2 against padding-free b2 (+0.87 %) cannot be told from them" in scatter
+
+
+def test_founding_inferences() -> None:
+    found = founding()
+    fits = {fit.kind: fit for fit in found.fits}
+    assert fits["padded"].fixed_ms == pytest.approx(105.6, abs=0.05)
+    assert fits["padded"].per_sample_ms == pytest.approx(207.3, abs=0.05)
+    assert fits["padded"].share_of_peak == pytest.approx(0.4826, abs=0.001)
+    assert fits["padding-free"].doubtful == ["padding-free b1"]
+    assert fits["padding-free"].fixed_ms == pytest.approx(40.7, abs=0.05)
+    assert found.traffic is not None
+    assert (found.traffic.passes, found.traffic.bytes) == (21, 21 * 2 * parameters(LLAMA_8B))
+    assert found.traffic.ms_at_full_bandwidth == pytest.approx(84.56, abs=0.01)
+    (clue,) = found.evidence
+    assert (clue.row, clue.reading, clue.supports) == ("padding-free b1", "sequence length 4,096", True)
+    assert "355.77 TFLOP/s against 358.10 (-0.7 %)" in clue.sentence
+
+
+def test_gpt2_tables_name_the_formula_behind_each_row() -> None:
+    nanogpt = {one.name: one for one in audit(load_published(PUBLISHED / "nanogpt-gpt2-124m.yaml"), PEAKS).rows}
+    (first, *rest) = nanogpt["RTX 4090, iter 10"].readings
+    assert first.words == "FLOPs counted without biases"
+    assert all(one.free for one in rest)
+    assert nanogpt["torch.compile"].status == "not checkable"
+    assert nanogpt["8x A100 40GB, ~4 days"].status == nanogpt["8x A100 40GB, ~5 days"].status == "consistent"
+    assert "+28.073 %" in nanogpt["8x A100 40GB, ~5 days"].sentence
+    llmc = {one.name: one for one in audit(load_published(PUBLISHED / "llmc-gpt2-124m.yaml"), PEAKS).rows}
+    half = "FLOPs counted with position embeddings (all parameters) and with causal attention (half of it)"
+    assert llmc["8x A100 80GB SXM"].status == llmc["1x A100 40GB PCIe"].status == "consistent"
+    assert half in [one.words for one in llmc["1x A100, a user's step 1"].readings]
+    averaged = llmc["1x A100, a user's step 80"].readings[0]
+    assert averaged.words.startswith("tokens/s averaged over other steps than this step time (+0.12 %)")
+    assert averaged.words.endswith(half)

@@ -1,0 +1,96 @@
+"""``harness audit`` through the command line: what it prints, what it refuses, and the pages that are shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+
+ROOT = Path(__file__).parents[3]
+PUBLISHED = ROOT / "profiles" / "published"
+PAGES = ROOT / "results" / "reference" / "audit"
+NAMES = ["founding-gh200", "llmc-gpt2-124m", "nanogpt-gpt2-124m"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(["audit", *words])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_shipped_page_is_what_the_command_prints(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a change of words or figures is meant: harness audit FILE > results/reference/audit/NAME.md."""
+    status, text, errors = run(capsys, str(PUBLISHED / f"{name}.yaml"))
+    assert (status, errors) == (0, "")
+    assert text == (PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_conclusion_comes_first_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = run(capsys, str(PUBLISHED / "founding-gh200.yaml"))
+    lines = [line for line in text.splitlines() if line]
+    assert lines[0].startswith("# Audit: Founding study")
+    assert lines[1].startswith("- **7 of 8 rows consistent, 1 inconsistent: padding-free b1 (fits with sequence length")
+    assert lines[2].startswith("- **4 comparisons: 1 not comparable, 2 a loss although the data path is faster")
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Rows", "## Ceilings and gains", "## Inferences", "## How to read this",
+    ]  # fmt: skip
+
+
+def test_tables_have_as_many_cells_as_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in NAMES:
+        _, text, _ = run(capsys, str(PUBLISHED / f"{name}.yaml"))
+        for block in text.split("\n\n"):
+            if block.startswith("| "):
+                assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, _ = run(capsys, str(PUBLISHED / "founding-gh200.yaml"), "--json")
+    assert status == 0
+    found = json.loads(text)
+    assert len(found["conclusion"]) == 2
+    states = {row["name"]: row["status"] for row in found["rows"]}
+    assert [name for name, state in states.items() if state != "consistent"] == ["padding-free b1"]
+    assert [one["kind"] for one in found["rows"][2]["readings"]] == ["sequence", "formula"]
+    assert {gain["verdict"] for gain in found["gains"]} == {
+        "loss with a faster data path", "not comparable", "above the ceiling",
+    }  # fmt: skip
+    assert found["traffic"]["passes"] == 21
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title: [", "not valid YAML"),
+        ("title: t\nsource: s\n", "rows: this key is required"),
+        ("title: t\nsource: s\nrows: [{name: a, tflops: x}]\n", "rows[0].tflops: 'x' is not a figure; allowed:"),
+        ("title: t\nsource: s\nrows: [{name: a, flops: 1}]\n", "rows[0].flops: unknown key"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    status, out, errors = run(capsys, str(path))
+    assert (status, out, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"harness: {path}")
+    assert said in errors
+
+
+def test_a_missing_file_names_its_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, errors = run(capsys, str(PUBLISHED / "founding.yaml"))
+    assert status == 2
+    assert "no such file" in errors
+    assert "founding-gh200.yaml" in errors
+
+
+def test_any_text_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names from a file must not break a table."""
+    path = tmp_path / "odd.yaml"
+    path.write_text('title: "a | b"\nsource: s\nrows: [{name: "x | y", tokens_per_s: 5}, {name: z}]\n')
+    status, text, _ = run(capsys, str(path))
+    assert status == 0
+    assert "| x \\| y | 5 |" in text

@@ -1,0 +1,190 @@
+"""The command line through its real entry point, a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import __version__
+from harness.cli import COMMANDS
+from harness.study.store import StudyFolder
+from tests.harness.synthetic import Arm, build, write
+
+ROOT = Path(__file__).parents[3]
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+HEAVY = {"torch", "pyarrow", "matplotlib", "rich", "transformers", "numpy"}
+
+
+def harness(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
+
+
+def imported(*words: str) -> set[str]:
+    """Top-level names of what the command imports."""
+    done = harness(*words, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0, done.stderr
+    return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+
+
+def refused(*words: str) -> str:
+    """The one line of a command that is refused."""
+    done = harness(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("harness: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("harness: ").rstrip("\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["data", "verify", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    names = imported(*words)
+    assert "argparse" in names
+    assert not names & {*HEAVY, "pydantic", "yaml"}
+
+
+def test_a_plan_imports_neither_torch_nor_arrow() -> None:
+    names = imported("run", "scenarios/pretokenization.yaml", "--plan")
+    assert "pydantic" in names
+    assert not names & HEAVY
+
+
+def test_help_names_every_command() -> None:
+    text = harness("--help").stdout
+    assert all(re.search(rf"^    {name} ", text, re.MULTILINE) for name in COMMANDS)
+    assert harness("--version").stdout == f"harness {__version__}\n"
+
+
+def test_plan() -> None:
+    done = harness(
+        *(
+            "run",
+            "scenarios/quickstart.yaml",
+            "--plan",
+            "--repeats",
+            "2",
+            "--arm",
+            "text-*",
+            "--set",
+            "data.batch_size=3",
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    *table, counts = done.stdout.splitlines()
+    assert counts == "8 runs: 2 blocks x 4 (1 arm, 3 controls); 0 comparisons"
+    arms = {"text-padded", "text-padded+a-a", "text-padded+ideal-data", "text-padded+data-only"}
+    assert {row.split()[2] for row in table[1:5]} == arms
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
+def test_shipped_scenarios_are_right_and_carry_the_schema(path: Path) -> None:
+    done = harness("run", str(path), "--plan")
+    assert done.returncode == 0, done.stderr
+    assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
+
+
+def test_the_committed_schema_is_the_printed_one() -> None:
+    done = harness("schema")
+    assert done.stdout == (ROOT / "scenarios" / "schema.json").read_text()
+    schema = json.loads(done.stdout)
+    overrides = schema["$defs"]["Overrides"]["properties"]
+    assert overrides["data.batch_size"] | {"description": ""} == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 65536,
+        "description": "",
+    }
+    assert {"model", "data.inject", "data.tokenizer.train.vocab_size", "steps"} <= set(overrides)
+    assert schema["properties"]["matrix"]["properties"]["data.workers"]["items"] == overrides["data.workers"]
+    for reference in re.findall(r'"#/\$defs/(\w+)"', done.stdout):
+        assert reference in schema["$defs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rnu"], f"unknown command 'rnu'; did you mean 'run'? allowed: {', '.join(COMMANDS)}"),
+        (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, verify"),
+        (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
+        (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),
+        (["run"], "run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY"),
+        (["run", "--resume", "x", "--set", "a=1"], "run --resume: --set does not go with it"),
+        (["run", "scenarios"], "scenarios: is a directory; give a scenario file (*.yaml)"),
+        (["run", "scenarios/quickstat.yaml"], "scenarios/quickstat.yaml: no such file; scenarios has "),
+        (["data", "verify", "scenarios/quickstart.yaml", "--set", "data.x=1"], "--set data.x=1: base.data.x: unknown"),
+        (["report", "scenarios"], "scenarios/study.json: no such file; is this a study folder"),
+        ([], "the following arguments are required: COMMAND; see harness --help"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
+    assert refused(*words).startswith(line)
+
+
+def test_report_prints_the_verdicts_and_where_the_summary_lies(tmp_path: Path) -> None:
+    slow, fast = Arm("slow", tokenize=9.0), Arm("fast", tokenize=0.0, declared={"data.path": "tokens-padded"})
+    write(StudyFolder(tmp_path), *build([slow, fast, *slow.controls("a-a")], [("slow", "fast")]))
+    done = harness("report", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    sentence, summary = done.stdout.splitlines()
+    assert sentence == json.loads((tmp_path / "summary.json").read_text())["comparisons"][0]["sentence"]
+    assert summary == f"summary: {tmp_path / 'summary.md'}"
+    assert "fast against slow" in (tmp_path / "summary.md").read_text()
+
+
+class TestData:
+    """The real corpus cut short, so that the proof takes a second."""
+
+    SMALL = ("--set", "data.corpus.documents=40", "--set", "data.tokenizer.train.vocab_size=400")
+    SCENARIO = "scenarios/pretokenization.yaml"
+
+    @pytest.fixture(scope="class")
+    def cache(self, tmp_path_factory: pytest.TempPathFactory) -> str:
+        return str(tmp_path_factory.mktemp("cache"))
+
+    def test_pretokenize_writes_each_distinct_need_once(self, tmp_path: Path, cache: str) -> None:
+        words = ("data", "pretokenize", self.SCENARIO, *self.SMALL, "--out", str(tmp_path / "out"))
+        done = harness(*words, HARNESS_CACHE=cache)
+        assert done.returncode == 0, done.stderr
+        padded, tokens = done.stdout.splitlines()
+        assert padded.startswith(f"{tmp_path / 'out' / 'padded'}: padded, 40 documents, ")
+        assert padded.endswith(", sequence length 256")
+        assert tokens.startswith(f"{tmp_path / 'out' / 'token-list'}: token-list, 40 documents, ")
+        assert sorted(path.name for path in (tmp_path / "out" / "padded").iterdir()) == [
+            "data.parquet",
+            "manifest.json",
+        ]
+        assert harness(*words, HARNESS_CACHE=cache).stdout == done.stdout
+        stale = harness(*words, "--set", "data.sequence_length=64", HARNESS_CACHE=cache)
+        assert stale.returncode == 2
+        assert "sequence_length" in stale.stderr
+
+    def test_verify_names_what_is_identical(self, cache: str) -> None:
+        words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "*@batch_size=2")
+        done = harness(*words, HARNESS_CACHE=cache)
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        assert line.startswith("identical (sequence length 256, batch size 2): 40 documents, ")
+        assert "tokens-stream/zero-copy" in line
+
+    def test_one_folder_cannot_take_two_needs(self, tmp_path: Path) -> None:
+        text = "name: x\nquestion: q\narms:\n  a: null\n  b: {data.sequence_length: 32}\n"
+        (tmp_path / "x.yaml").write_text(text)
+        line = refused("data", "pretokenize", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "out"))
+        assert line == f"--out {tmp_path / 'out'}: the arms need 2 different sets; select with --arm or --set"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [sys.executable, "-m", "harness", "run", "scenarios/quickstart.yaml", "--plan", "--repeats", "1000"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141

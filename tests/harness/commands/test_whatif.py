@@ -1,0 +1,166 @@
+"""harness whatif, from a study's folder to its text, JSON and picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from harness.cli import main
+from harness.study.store import RunData, StudyFolder, StudyRecord
+from tests.harness import synthetic
+from tests.harness.analysis.replay import oracle
+from tests.harness.analysis.replay.oracle import Truth
+
+BASE = Truth(tokenize=14.0, workers=1, spread=0.1, steps=40)
+DEVICE = {"emulated": "gh200", "speed": 1.0}
+
+
+def write(folder: Path, arms: dict[str, Truth], blocks: int = 3, **facts: object) -> StudyFolder:
+    """A study of ``arms``, run by the oracle."""
+    study = StudyFolder(folder)
+    study.write_study(StudyRecord("synthetic", "What if?", "done", arms=[{"name": name} for name in arms]))
+    for name, truth in arms.items():
+        for block in range(blocks):
+            run = oracle.run(truth.having(seed=block), arm=name, block=block, device="paper", **facts)
+            run.record.config["compute"] = {"device": {**DEVICE, "speed": truth.speed}, "check_finite": truth.sync}
+            study.write_run(run.record)
+            study.write_tables(name, block, run.steps.to_pydict(), run.spans.to_pydict(), {})
+    return study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    arms = {"base": BASE, "two": BASE.having(workers=2), "fast": BASE.having(speed=2.0)}
+    return write(tmp_path_factory.mktemp("whatif") / "study", arms, emulated=True)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["whatif", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_prediction_is_printed_with_its_validation_error_and_the_arm_that_checks_it(
+    study: StudyFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = ask(capsys, str(study.path), "--arm", "base", "--set", "workers=2")
+    assert status == 0
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines["base"] == "base of synthetic, replayed with workers=2, on an emulated device"
+    assert "the unedited replay is +0.0 % off" in lines["validation"]
+    assert "as fast" in lines["predicted"]
+    assert "tokens/s" in out
+    assert lines["why"].startswith("why        device starved while waiting for")
+    assert lines["beside"].startswith("beside     two measured ")
+
+
+def test_json_says_the_same(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, str(study.path), "--arm", "base", "--set", "workers=2", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["emulated"] is True
+    assert found["licence"]["granted"] is True
+    assert found["edits"] == ["workers=2"]
+    (twin,) = found["beside"]
+    assert twin["arm"] == "two"
+    assert found["step_ms"]["median"] == pytest.approx(twin["step_ms"]["median"], rel=0.02)
+    assert found["step_ms"]["ci_low"] <= found["step_ms"]["median"] <= found["step_ms"]["ci_high"]
+    assert found["ratio"]["median"] == pytest.approx(
+        found["step_ms"]["median"] / found["measured_ms"]["median"], rel=0.01
+    )
+
+
+def test_a_sweep_draws_its_picture_and_finds_the_crossover(
+    study: StudyFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = ask(capsys, str(study.path), "--arm", "base", "--sweep", "device=0.5x,1x,2x,4x")
+    assert status == 0
+    assert "crossover at 1 % of the step: tokenization starts to matter between device=" in out
+    assert any(line.split()[:1] == ["2x"] and line.endswith(" by fast") for line in out.splitlines())
+    assert (study.plots / "whatif-base-device.png").read_bytes().startswith(b"\x89PNG")
+    assert "predicted" not in out  # nothing was set but what was swept
+
+
+def test_a_sweep_without_a_crossover_says_so(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(study.path), "--arm", "base", "--set", "device=4x", "--sweep", "workers=0,1", "--json"]
+    status, out, _ = ask(capsys, *arguments)
+    swept = json.loads(out)["sweep"]
+    assert status == 0
+    assert swept["crossings"] == []
+    assert swept["sentence"].startswith("no crossover: tokenization costs at least ")
+    assert swept["picture"].endswith("plots/whatif-base-workers.png")
+    assert [point["value"] for point in swept["points"]] == ["0", "1"]
+
+
+def test_what_cannot_repeat_the_past_is_not_licensed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write(tmp_path / "study", {"base": BASE})
+    for run in list(study.runs()):
+        study.write_tables("base", run.record.block, _slower(run), run.spans.to_pydict(), {})
+    status, out, _ = ask(capsys, str(study.path), "--set", "tokenize=0")
+    assert status == 0
+    assert "more than 5.0 %, so this prediction is not licensed" in out
+    assert "NOT LICENSED" in out
+    assert "predicted " not in out
+
+
+def test_too_few_blocks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write(tmp_path / "study", {"base": BASE}, blocks=1)
+    _, out, _ = ask(capsys, str(study.path), "--set", "tokenize=0")
+    assert "interval from replicates of too few runs" in out
+    assert "emulated" not in out
+
+
+def test_a_study_without_a_device_queue_is_answered_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tables of the synthetic studies that the rest of the analysis is tested with."""
+    arms = [synthetic.Arm("a"), synthetic.Arm("b", workers=1)]
+    synthetic.write(StudyFolder(tmp_path), *synthetic.build(arms, [("a", "b")]))
+    for arm in ("a", "b"):
+        status, out, _ = ask(capsys, str(tmp_path), "--arm", arm, "--set", "tokenize=0", "--set", "ranks=4")
+        assert status == 0
+        assert "step waits for" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--arm", "base", "--set", "tokenise=0"], "unknown key 'tokenise'; did you mean 'tokenize'?"),
+        (["--arm", "basis", "--set", "tokenize=0"], "no such arm; did you mean 'base'? arms: base, "),
+        (["--set", "tokenize=0"], "which arm? give --arm NAME; arms: base, fast, two"),
+        (["--arm", "base"], "nothing to change"),
+        (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_2(
+    study: StudyFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    status, out, error = ask(capsys, str(study.path), *arguments)
+    assert (status, out) == (2, "")
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_a_folder_that_is_no_study_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, error = ask(capsys, str(tmp_path), "--set", "tokenize=0")
+    assert status == 2
+    assert "is this a study folder" in error
+
+
+def test_an_arm_that_never_finished_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write(tmp_path / "study", {"base": BASE}, blocks=1)
+    (run,) = study.runs()
+    run.record.status = "failed"
+    study.write_run(run.record)
+    status, _, error = ask(capsys, str(study.path), "--set", "tokenize=0")
+    assert status == 2
+    assert "no finished run with tables to replay" in error
+
+
+def _slower(run: RunData) -> dict[str, list[object]]:
+    """Its steps, each 5 ms longer than its spans account for."""
+    steps = run.steps.to_pydict()
+    steps["wall_ns"] = [wall + 5_000_000 for wall in steps["wall_ns"]]
+    steps["start_ns"] = [start + 5_000_000 * row for row, start in enumerate(steps["start_ns"])]
+    return pa.table(steps, schema=run.steps.schema).to_pydict()

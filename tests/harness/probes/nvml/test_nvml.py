@@ -1,0 +1,352 @@
+"""The real nvidia-ml-py in a real sampling process, over a driver library of ours whose every answer is known."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.analysis.probes.device_health import device_health
+from harness.analysis.probes.host_load import host_load
+from harness.probes.nvml.devices import visible
+from harness.probes.nvml.metrics import is_sibling
+from harness.probes.sampler.sampler import Sampler
+from harness.report.machine import section
+from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
+from trainer.inject import spend
+
+STUB = Path(__file__).with_name("nvml_stub.c")
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+GAUGES = {
+    "power_w": 300.0,
+    "utilisation_percent": 90.0,
+    "memory_utilisation_percent": 60.0,
+    "sm_clock_mhz": 1980.0,
+    "memory_clock_mhz": 2619.0,
+    "throttle_reasons": 4.0,
+    "temperature_c": 62.0,
+    "memory_used_bytes": 8e9,
+    "memory_total_bytes": 80e9,
+}
+BY_GPM = {
+    "sm_active_percent": 80.0,
+    "sm_occupancy_percent": 3.0,
+    "tensor_active_percent": 5.0,
+    "dram_active_percent": 10.0,
+    "pcie_tx_bytes_per_s": 20 * 2.0**20,
+    "pcie_rx_bytes_per_s": 21 * 2.0**20,
+    "nvlink_tx_bytes_per_s": 61 * 2.0**20,
+    "nvlink_rx_bytes_per_s": 60 * 2.0**20,
+}
+
+
+def compile_stub(folder: Path, *flags: str) -> Path:
+    if COMPILER is None:
+        pytest.skip("no C compiler here to build the stub driver library with")
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([COMPILER, "-shared", "-fPIC", *flags, "-o", str(library), str(STUB)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> Path:
+    return compile_stub(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def stub(driver, monkeypatch):
+    """The sampling process finds our library: the loader reads LD_LIBRARY_PATH when a process starts."""
+
+    def use(case: str = "", folder: Path = driver, visible: str | None = "0") -> None:
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+        monkeypatch.setenv("NVML_STUB", case)
+        monkeypatch.setenv("NVML_STUB_PID", str(os.getpid()))
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return use
+
+
+def sample(nvml: object = "auto", turns: int = 1, host: bool = False, turn_ms: float = 250) -> Sampler:
+    settings = {"host": host, "nvml": nvml, "rate_hz": 50, "patience_s": 2}
+    sampler = Sampler(settings, lambda: {os.getpid(): "main"})
+    for _ in range(turns):
+        sampler.start()
+        spend(turn_ms, "busy")
+        sampler.stop()
+        sampler.wait()
+    sampler.close()
+    return sampler
+
+
+def by_metric(sampler: Sampler, source: str = "nvml:0") -> dict[str, list[float]]:
+    found = defaultdict(list)
+    columns = (sampler.samples[name] for name in ("source", "metric", "value"))
+    for at, metric, value in zip(*columns, strict=True):
+        if at == source:
+            found[metric].append(value)
+    return dict(found)
+
+
+def test_every_metric_of_a_card_with_gpm(stub) -> None:
+    stub()
+    sampler = sample()
+    found = by_metric(sampler)
+    assert {metric: set(found.pop(metric)) for metric in GAUGES} == {name: {value} for name, value in GAUGES.items()}
+    assert {metric: set(found.pop(metric)) for metric in BY_GPM} == {name: {value} for name, value in BY_GPM.items()}
+    assert set(found.pop("other_processes")) == {1.0}  # process 1; this one is the run's own
+    assert set(found.pop("other_memory_bytes")) == {2e9}
+    assert set(found.pop("energy_j")) == {1.0}  # the stub's counter: a joule a call
+    assert not found
+    assert sampler.problems == ["nvml:0 (Stub A): no C2C traffic sent, C2C traffic received: Not Supported"]
+    assert sampler.taken["nvml"] > 1
+
+
+def test_what_the_card_used_between_turns_is_not_the_run_s(stub) -> None:
+    stub()
+    sampler = sample(turns=3)
+    energy = by_metric(sampler)["energy_j"]
+    assert sum(energy) == len(energy) == sampler.taken["nvml"]  # the first call of each turn counts for nothing
+
+
+def test_a_card_without_gpm_says_so_and_tells_its_traffic_otherwise(stub) -> None:
+    stub("no_gpm")
+    sampler = sample()
+    found = by_metric(sampler)
+    assert sampler.problems == [
+        "nvml:0 (Stub A): no SM, tensor and DRAM activity, C2C traffic: this card has no GPM (Hopper and newer have)"
+    ]
+    assert found["pcie_tx_bytes_per_s"][0] == 1e6  # once a second, in turns with what it received
+    sent, received = found["nvlink_tx_bytes_per_s"], found["nvlink_rx_bytes_per_s"]
+    assert statistics.median(sent) == pytest.approx(2**30, rel=0.5)
+    assert received == pytest.approx([2 * value for value in sent])
+    assert "sm_active_percent" not in found
+
+
+def test_what_needs_permission_is_said_once_and_the_rest_goes_on(stub) -> None:
+    stub("no_permission")
+    sampler = sample()
+    found = by_metric(sampler)
+    assert sampler.problems == [
+        "nvml:0 (Stub A): no SM, tensor and DRAM activity, C2C traffic, energy: Insufficient Permissions",
+        "nvml:0 (Stub A): no other processes on the card: Insufficient Permissions",
+    ]
+    assert len(found["power_w"]) == sampler.taken["nvml"]
+    assert "energy_j" not in found
+
+
+def test_a_card_that_disappears_is_said_once_and_host_sampling_goes_on(stub) -> None:
+    stub("lost", visible="0")
+    sampler = sample(turns=2, host=True)
+    assert "nvml:0 (Stub A): lost after 3 samples: GPU is lost" in sampler.problems
+    assert sum("lost" in problem for problem in sampler.problems) == 1
+    assert by_metric(sampler)["energy_j"] == [1.0, 1.0, 1.0]
+    assert sampler.taken["nvml"] == 3
+    assert sampler.missed["nvml"] >= sampler.taken["host"] - 3
+    assert by_metric(sampler, "host:main")["cpu_s"]
+
+
+def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
+    stub("hangs")
+    sampler = sample(turns=2, host=True)
+    (problem,) = (problem for problem in sampler.problems if "no answer" in problem)
+    assert problem == "nvml: the driver gave no answer within 2 s; no samples from then on"
+    assert by_metric(sampler)["power_w"] == [300.0, 300.0]
+    assert sampler.taken["nvml"] == 2
+    assert by_metric(sampler, "host:main")["cpu_s"]
+    assert sampler.taken["host"] > 2
+
+
+def test_a_driver_that_hangs_at_once_leaves_the_host_s_samples(stub) -> None:
+    stub("hangs_at_once")
+    sampler = sample(host=True)
+    (problem,) = sampler.problems
+    assert problem.startswith("nvml: the driver gave no answer within 2 s")
+    assert by_metric(sampler, "host:main")["cpu_s"]
+
+
+def test_what_the_bindings_cannot_read_is_said_and_the_host_goes_on(stub) -> None:
+    stub("odd_name")
+    sampler = sample(host=True)
+    (problem,) = sampler.problems
+    assert problem.startswith("nvml: cannot be used: UnicodeDecodeError: ")
+    assert by_metric(sampler, "host:main")["cpu_s"]
+
+
+def test_turns_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
+    stub()
+    sampler = sample(turns=3, turn_ms=40)
+    reason = "no two readings of a turn were 100 ms apart, as the card takes to refresh them; where turns are short, "
+    reason += "raise slice_steps"
+    assert f"nvml:0 (Stub A): no SM, tensor and DRAM activity, link traffic (GPM): {reason}" in sampler.problems
+    assert "sm_active_percent" not in by_metric(sampler)
+    assert sum(reason in problem for problem in sample(turns=2).problems) == 0
+
+
+def test_where_the_reasons_for_throttling_are_not_told_no_share_of_it_is(stub) -> None:
+    stub("no_reasons")
+    sampler = sample()
+    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
+    (card,) = device_health({"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples)]})
+    assert card.throttled is None
+    assert "0.0 %" not in section([], [card])
+    assert "nvml:0 (Stub A): no throttle reasons: Not Supported" in sampler.problems
+
+
+def test_an_older_driver_is_asked_in_the_older_way(stub, tmp_path) -> None:
+    stub("", compile_stub(tmp_path, "-DOLD_DRIVER"))
+    sampler = sample()
+    found = by_metric(sampler)
+    assert set(found["throttle_reasons"]) == {4.0}
+    assert set(found["temperature_c"]) == {61.0}
+    assert set(found["other_processes"]) == {1.0}
+    assert sampler.problems == [
+        "nvml:0 (Stub A): no SM, tensor and DRAM activity, C2C traffic: this driver is older than the metric"
+    ]
+
+
+def test_a_driver_that_refuses_a_question_for_one_metric_is_asked_one_by_one(stub) -> None:
+    stub("old_metrics")
+    sampler = sample()
+    found = by_metric(sampler)
+    assert {metric: set(found[metric]) for metric in BY_GPM} == {name: {value} for name, value in BY_GPM.items()}
+    assert sampler.problems == ["nvml:0 (Stub A): no C2C traffic sent, C2C traffic received: Not Supported"]
+
+
+def test_without_a_loaded_driver_auto_is_silent_and_true_says_so(stub) -> None:
+    stub("not_loaded")
+    quiet, loud = sample("auto"), sample(True)
+    assert (quiet.problems, quiet.taken) == ([], {})
+    assert loud.problems == ["nvml: cannot be used: Driver Not Loaded"]
+
+
+def test_without_a_driver_library_auto_is_silent_and_true_says_so() -> None:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("there is an NVIDIA driver here")
+    assert sample("auto").problems == []
+    (problem,) = sample(True).problems
+    assert problem.startswith("nvml: no NVIDIA driver here (libnvidia-ml.so.1: ")
+
+
+def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> None:
+    stub("container")
+    sampler = sample()
+    assert "other_processes" not in by_metric(sampler)
+    reason = "NVML numbers processes as the host does, not as this container"
+    assert f"nvml:0 (Stub A): no other processes on the card: {reason}" in sampler.problems
+
+
+def test_the_other_arms_of_a_study_are_no_strangers_on_the_card() -> None:
+    """Arms that wait for their turn keep their memory on the card. They are children of the same template, or of
+    another one of the same study."""
+    parent = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    template = [*parent, "harness.launch.fork_server"]
+    with ExitStack() as stack:
+        first, second, stranger = (_grandchild(stack, command) for command in (template, template, parent))
+        other = _grandchild(stack, ["sh", "-c", f"{shlex.join(template)} & wait"])
+        assert is_sibling(second, {first})
+        assert not is_sibling(stranger, {first})
+        assert not is_sibling(other, {first}), "a study of another harness process"
+        assert not is_sibling(os.getpid(), {first})
+
+
+def _grandchild(stack: ExitStack, command: list[str]) -> int:
+    """Start ``command``, which starts a process and prints its number; both end with ``stack``."""
+    process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+    stack.callback(os.killpg, process.pid, signal.SIGTERM)
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+@pytest.mark.parametrize(
+    ("declared", "power_w"), [("1", {"nvml:0": 500.0}), ("GPU-bbbb,0", {"nvml:0": 500.0, "nvml:1": 300.0}), ("", {})]
+)
+def test_cards_are_those_that_cuda_sees_under_its_numbers(stub, declared, power_w) -> None:
+    stub(visible=declared)
+    sampler = sample(True)
+    found = {source: by_metric(sampler, source) for source in {*sampler.samples["source"]}}
+    assert {source: max(metrics["power_w"]) for source, metrics in found.items()} == power_w
+    if not power_w:
+        assert sampler.problems == ["nvml: no visible card (CUDA_VISIBLE_DEVICES)"]
+
+
+def test_a_mig_slice_has_its_own_memory_and_activity_and_the_card_s_power(stub) -> None:
+    stub(visible="MIG-cccc0000-1111-2222-3333-444455556666")
+    sampler = sample()
+    found = by_metric(sampler)
+    assert set(found["memory_total_bytes"]) == {10e9}
+    assert set(found["sm_active_percent"]) == {35.0}
+    assert set(found["power_w"]) == {500.0}
+    assert any("a MIG slice" in problem for problem in sampler.problems)
+    assert "nvml:0 (Stub B MIG): no utilisation: Not Supported" in sampler.problems
+
+
+def test_the_report_finds_every_metric_under_its_name(stub) -> None:
+    stub()
+    sampler = sample(host=True)
+    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
+    told = {"taken_samples": sampler.taken, "missed_samples": sampler.missed}
+    runs = {"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples, told)]}
+    (load,), (card,) = host_load(runs), device_health(runs)
+    main = next(role for role in load.roles if role.role == "main")
+    assert all(value is not None for value in vars(main).values())
+    assert 0.3 < main.cores < 1.2
+    assert load.other_cores is not None
+    assert load.stolen_cores is not None
+    assert load.page_cache_bytes is not None
+    assert load.taken == sampler.taken["host"]
+    unknown = {name for name, value in vars(card).items() if value is None}
+    assert unknown == {"joules_per_token", "joules_per_trained_token"}  # this run had no steps
+    assert set(card.traffic) == {"pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"}
+    assert card.throttled == {"its power limit": 1.0}
+    text = section([load], [card], sampler.problems)
+    assert "plain, device 0: slowed down by its power limit in 100 % of the samples" in text
+    assert "no C2C traffic sent" in text
+
+
+UUIDS = ["GPU-aaaa", "GPU-bbbb", "GPU-bbcc"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "left"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [2, 0]),
+        (" 1 , GPU-a", [1, 0]),
+        ("0,7,1", [0]),  # the first that is not there ends the list
+        ("GPU-bb,0", []),  # one that fits two cards is none
+        ("MIG-1,0", ["MIG-1", 0]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(declared, left) -> None:
+    assert visible(declared, UUIDS) == left
+
+
+@given(st.lists(st.integers(-2, 5)), st.integers(0, 4))
+def test_visible_devices_are_a_prefix_of_what_is_declared(indices, count) -> None:
+    left = visible(",".join(map(str, indices)), [f"GPU-{index}" for index in range(count)])
+    assert left == indices[: len(left)]
+    assert all(0 <= index < count for index in left)
+    assert len(left) == len(indices) or not 0 <= indices[len(left)] < count

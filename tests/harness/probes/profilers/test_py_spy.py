@@ -1,0 +1,261 @@
+"""py-spy itself over a small trainer that knows where its time went (spy_program.py); and where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.analysis.probes.stacks import MAIN, WORKERS, explain, process_roles
+from harness.machine.ptrace import remedy
+from harness.traces.py_spy import clock_of, read_stacks
+
+PROGRAM = Path(__file__).with_name("spy_program.py")
+WITHOUT_PTRACE = Path(__file__).with_name("without_ptrace.py")
+SETTINGS = {"rate_hz": 100, "seconds": 2.5, "native": False, "gil": False, "nonblocking": False}
+SVG = "{http://www.w3.org/2000/svg}"
+slow = pytest.mark.slow
+
+
+class Ran:
+    """What a run of the program left."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        truth = json.loads((folder / "truth.json").read_text())
+        self.facts, self.problems, self.steps = truth["facts"], truth["problems"], truth["steps"]
+        self.children_left = truth["children_left"]
+        names = ("pid", "role", "name", "start_ns", "end_ns")
+        self.spans = pa.table(dict(zip(names, map(list, zip(*truth["spans"], strict=True)), strict=True)))
+
+    def samples(self):
+        return read_stacks(self.folder / "stacks.trace.json.gz", self.facts, process_roles(self.spans))
+
+    def report(self):
+        return explain(self.samples(), self.spans, self.facts)
+
+
+def run(folder, *, workers=1, wrapper=(), **more):
+    settings = SETTINGS | more.pop("settings", {})
+    order = {"workers": workers, "settings": settings, **more}
+    subprocess.run([*wrapper, sys.executable, PROGRAM, folder, json.dumps(order)], check=True, timeout=180)
+    return Ran(folder)
+
+
+@pytest.fixture(scope="module")
+def with_workers(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("workers"), workers=2)
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("inline"), workers=0)
+
+
+def places(report, who):
+    return {place.name: place for place in report.places if place.who == who}
+
+
+@slow
+def test_phases_and_stages_are_spent_in_the_functions_that_fill_them(with_workers):
+    assert with_workers.problems == []
+    report = with_workers.report()
+    main, workers = places(report, MAIN), places(report, WORKERS)
+    assert "known_optimizer (spy_program.py)" in main["optimizer"].functions[0].name
+    assert any("known_forward" in stack.name for stack in main["forward"].stacks)
+    assert any("known_read" in stack.name for stack in workers["read"].stacks)
+    assert any("known_pack" in stack.name for stack in workers["pack"].stacks)
+
+
+@slow
+def test_a_tokenization_heavy_run_names_the_tokenizer(with_workers, inline):
+    (said,) = with_workers.report().tokenization
+    assert "loader workers" in said
+    assert "encode_batch (trainer/data/tokenizers.py)" in said
+    inside = places(inline.report(), MAIN)["fetch: tokenize"].functions[0].name
+    assert inside.removeprefix("_Fast.") == "encode_batch (trainer/data/tokenizers.py)"  # Python 3.11: with its class
+
+
+@slow
+@pytest.mark.parametrize("which", ["with_workers", "inline"])
+def test_samples_are_where_the_program_was_within_two_periods(which, request):
+    ran = request.getfixturevalue(which)
+    samples = ran.samples()
+    clock = clock_of(samples)
+    period_ns = 1e9 / ran.facts["rate_hz"]
+    assert clock.error_ns < period_ns
+    spans = [row for row in ran.spans.to_pylist() if row["role"] == "main"]
+    checked = 0
+    misses = []
+    for row in samples.to_pylist():
+        if row["role"] != "main":
+            continue
+        for name, function in (("forward", "known_forward"), ("optimizer", "known_optimizer")):
+            if any(frame.startswith(f"{function} ") for frame in row["stack"]):
+                own = [span for span in spans if span["name"] == name]
+                away = min(max(span["start_ns"] - row["time_ns"], row["time_ns"] - span["end_ns"], 0) for span in own)
+                misses.append(away)
+                checked += 1
+    assert checked > 20
+    assert np.quantile(misses, 0.95) < 2 * period_ns
+
+
+@slow
+def test_a_call_that_changes_nothing_is_met_as_often_as_it_lasts(inline):
+    """Without a metronome, a sleeping single thread leaves no event and would hardly be counted."""
+    start, end = inline.facts["window"]
+    spans = inline.spans.to_pylist()
+    slept = sum(
+        min(s["end_ns"], end) - max(s["start_ns"], start)
+        for s in spans
+        if s["name"] == "optimizer" and start < s["end_ns"] and s["start_ns"] < end
+    )
+    optimizer = places(inline.report(), MAIN)["optimizer"]
+    assert optimizer.whole.share == pytest.approx(slept / (end - start), abs=0.15)
+
+
+@slow
+def test_the_window_is_made_of_whole_steps_and_files_are_complete(with_workers):
+    facts = with_workers.facts
+    assert facts["window"][1] - facts["window"][0] >= 2.5e9
+    assert 0 < facts["steps"] < with_workers.steps  # the others are the flame graph's
+    assert all(end > start for start, end in facts["marks"])
+    file = json.loads((with_workers.folder / "stacks.speedscope.json").read_text())
+    assert [profile["name"].split()[0] for profile in file["profiles"]][:3] == ["main", "loader-0", "loader-1"]
+    titles = [element.text for element in ElementTree.parse(with_workers.folder / "stacks.svg").iter(f"{SVG}title")]
+    assert any("encode_batch (trainer/data/tokenizers.py" in title for title in titles)
+    assert any(title.startswith(f"loader-0 {process_of(with_workers, 'loader-0')} (") for title in titles)
+    assert not any(title.startswith("process ") for title in titles)
+    left = {path.name for path in with_workers.folder.iterdir()} - {"tokenizer.json", "truth.json"}
+    assert left == {"stacks.svg", "stacks.speedscope.json", "stacks.trace.json.gz"}
+
+
+def process_of(ran, role):
+    return next(pid for pid, own in process_roles(ran.spans).items() if own == role)
+
+
+@slow
+def test_no_process_is_left(with_workers, inline):
+    assert with_workers.children_left == inline.children_left == []
+
+
+@slow
+@pytest.mark.parametrize("option", ["native", "gil", "nonblocking"])
+def test_options_of_py_spy(tmp_path, option):
+    ran = run(tmp_path, workers=1, settings={option: True, "seconds": 1.0})
+    assert ran.problems == []
+    assert places(ran.report(), WORKERS)["tokenize"].whole.samples > 0
+    if option == "native":
+        stacks = ran.samples()["stack"].to_pylist()
+        assert any("tokenizers" in frame and ".so" in frame for stack in stacks for frame in stack)
+
+
+@slow
+def test_workers_that_were_spawned_are_sampled_too(tmp_path):
+    ran = run(tmp_path, workers=1, start_method="spawn", settings={"seconds": 1.0})
+    assert ran.problems == []
+    assert places(ran.report(), WORKERS)["tokenize"].whole.samples > 0
+
+
+@slow
+def test_without_permission_the_fix_is_told_and_the_run_goes_on(tmp_path):
+    """The kernel itself refuses: the program gives up being traceable, and the capability where it has it."""
+    wrapper = ["setpriv", "--bounding-set=-sys_ptrace"] if os.geteuid() == 0 else []
+    if wrapper and shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv (util-linux) to give up a capability")
+    ran = run(tmp_path, workers=1, trouble="refused", wrapper=wrapper, settings={"seconds": 0.5})
+    (problem,) = ran.problems
+    assert problem.startswith("py-spy: no permission to trace this process; fix: this process is not dumpable")
+    assert "\n" not in problem
+    assert ran.facts == {}
+    assert ran.children_left == []
+
+
+@slow
+def test_where_a_sandbox_forbids_ptrace_the_fix_is_told(tmp_path):
+    """py-spy is only told that it may not stop the process, and with --subprocesses not why."""
+    sandbox = [sys.executable, str(WITHOUT_PTRACE)]
+    if subprocess.run([*sandbox, "true"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("needs seccomp filters, on x86-64 or ARM64")
+    ran = run(tmp_path, workers=1, wrapper=sandbox, settings={"seconds": 0.5})
+    (problem,) = ran.problems
+    assert problem == f"py-spy: no permission to trace this process; fix: {remedy()}"
+    assert ran.facts == {}
+    assert ran.steps > 0
+    assert ran.children_left == []
+
+
+@slow
+def test_without_the_program_the_fix_is_told(tmp_path):
+    ran = run(tmp_path, workers=0, trouble="no program")
+    assert ran.problems == ["py-spy: no such program beside this Python or on PATH; fix: pip install 'py-spy>=0.4'"]
+
+
+@slow
+def test_py_spy_that_dies_costs_its_stacks_only(tmp_path):
+    ran = run(tmp_path, workers=1, trouble="killed", settings={"seconds": 0.5})
+    (problem,) = ran.problems
+    assert problem.startswith("py-spy: ")
+    assert ran.steps > 3
+    assert ran.children_left == []
+    assert not (tmp_path / "stacks.trace.json.gz").exists()
+
+
+@slow
+def test_what_goes_wrong_in_a_step_is_the_runs_own(tmp_path):
+    ran = run(tmp_path, workers=0, trouble="documents")
+    assert ran.problems == ["the run's own: data.corpus: it ended"]
+    assert ran.children_left == []
+
+
+@slow
+def test_calibration_leaves_nothing(tmp_path):
+    ran = run(tmp_path, workers=1, calibrate=True)
+    assert ran.problems == []
+    assert ran.steps == 3
+    assert ran.children_left == []
+    assert not list(tmp_path.glob("*stacks*"))
+
+
+def machine(tmp_path, scope=None, files=()):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    if scope is not None:
+        path = tmp_path / "proc/sys/kernel/yama/ptrace_scope"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{scope}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("scope", "files", "environment", "fix"),
+    [
+        (1, (), {}, "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (2, (), {}, "sudo sysctl kernel.yama.ptrace_scope=1"),
+        (3, (".dockerenv",), {}, "kernel.yama.ptrace_scope is 3, which only a reboot lifts"),
+        (1, (".dockerenv",), {}, "start the container with: docker run --cap-add SYS_PTRACE"),
+        (1, ("run/.containerenv",), {}, "start the container with: podman run --cap-add SYS_PTRACE"),
+        (
+            1,
+            (".dockerenv",),
+            {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+            "securityContext: {capabilities: {add: [SYS_PTRACE]}}",
+        ),
+        (1, (), {"APPTAINER_CONTAINER": "/a.sif", "SLURM_JOB_ID": "7"}, "--add-caps CAP_SYS_PTRACE"),
+        (2, (), {"SLURM_JOB_ID": "7"}, "ask the cluster's administrators for: sudo sysctl kernel.yama.ptrace_scope=1"),
+        (None, (), {}, "sudo setcap cap_sys_ptrace+ep"),
+    ],
+)
+def test_the_fix_fits_the_machine(tmp_path, scope, files, environment, fix):
+    said = remedy(machine(tmp_path, scope, files), environment)
+    assert fix in said
+    assert "\n" not in said

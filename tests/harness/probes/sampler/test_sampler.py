@@ -1,0 +1,224 @@
+"""The sampling process from the run's side: its samples, its deadlines, and every way in which it can be lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from time import monotonic_ns
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.probes.sampler.host import HostCollector
+from harness.probes.sampler.sampler import Sampler
+from harness.probes.sampler.sampling import LATE_NS, Deadlines, Sampling
+from harness.probes.sampler.series import SampleSeries
+from trainer.inject import spend
+
+HOST = {"host": True, "nvml": False, "rate_hz": 50}
+TURN_METRICS = ("own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores", "resident_bytes")
+
+
+def roles() -> dict[int, str]:
+    return {os.getpid(): "main"}
+
+
+def turn(sampler: Sampler, milliseconds: float) -> None:
+    sampler.start()
+    spend(milliseconds, "busy")
+    sampler.stop()
+    sampler.wait()
+
+
+def values(sampler: Sampler, source: str, metric: str) -> list[float]:
+    rows = zip(*(sampler.samples[name] for name in ("source", "metric", "value")), strict=True)
+    return [value for at, name, value in rows if (at, name) == (source, metric)]
+
+
+def test_turns_are_sampled_and_what_lies_between_is_not() -> None:
+    sampler = Sampler(HOST, roles)
+    for _ in range(3):
+        turn(sampler, 100)
+        spend(100, "busy")
+    sampler.close()
+    assert sampler.problems == []
+    assert len(values(sampler, "host", "interval_s")) == 3
+    assert 0.1 < sum(values(sampler, "host:main", "cpu_s")) < 0.45  # of 0.6; it may get a core late on a busy machine
+    assert sampler.taken["host"] >= 3
+    assert sampler.samples["t_ns"] == sorted(sampler.samples["t_ns"])
+    assert values(sampler, "host:sampler", "cpu_s")
+    assert sampler.pid is None
+
+
+def test_whose_cpu_it_was_is_told_once_half_a_second_of_turns_has_come_together() -> None:
+    sampler = Sampler(HOST, roles)
+    for _ in range(10):
+        turn(sampler, 62)
+    sampler.close()
+    found = {metric: values(sampler, "host", metric) for metric in TURN_METRICS}
+    assert {len(readings) for readings in found.values()} == {len(found["own_cpu_cores"])}
+    assert 1 <= len(found["own_cpu_cores"]) < 10
+    assert 0.2 < found["own_cpu_cores"][0] < 1.2
+    assert found["resident_bytes"][0] > 1e6
+
+
+def test_a_turn_too_short_to_say_whose_cpu_it_was_says_nothing_of_it() -> None:
+    sampler = Sampler(HOST, roles)
+    turn(sampler, 0)
+    sampler.close()
+    assert values(sampler, "host", "own_cpu_cores") == []
+    assert len(values(sampler, "host", "interval_s")) == 1
+
+
+class Fails:
+    """A collector whose second reading fails."""
+
+    source = "odd"
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.readings = 0
+
+    def begin(self, pids: dict[int, str]) -> None:
+        pass
+
+    def read(self, *, last: bool) -> bool:
+        self.readings += 1
+        if self.readings == 2:
+            self.problems.append("odd: said before")
+            raise ValueError("not a\nnumber")
+        return True
+
+    def end(self) -> None:
+        pass
+
+
+def orders(*given: dict[str, object]) -> dict[str, object]:
+    """The last answer of a loop with the host's collector and Fails to these orders."""
+    series, failing = SampleSeries(), Fails()
+    (read, write), (answered, answer) = os.pipe(), os.pipe()
+    for order in given:
+        os.write(write, json.dumps(order).encode() + b"\n")
+    Sampling([failing, HostCollector(series)], series, 1.0, [], read, answer).run()
+    os.close(answer)
+    with open(answered, "rb") as file:
+        content = file.read()
+    for descriptor in (read, write):
+        os.close(descriptor)
+    found = {}
+    while content:
+        line, _, content = content.partition(b"\n")
+        found = {**json.loads(line), "problems": [*found.get("problems", []), *json.loads(line)["problems"]]}
+        content = content[found["bytes"] :]
+    return found
+
+
+def test_a_collector_that_fails_is_given_up_and_the_others_go_on() -> None:
+    turn = [{"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}]
+    last = orders(*turn, *turn, *turn, {"do": "close"})
+    assert last["problems"] == ["odd: said before", "odd: ValueError: not a number; no samples from then on"]
+    assert last["taken"] == {"odd": 1, "host": 3}
+    assert last["missed"] == {"odd": 2, "host": 0}
+
+
+def test_a_last_reading_that_comes_late_is_none_of_the_turn() -> None:
+    late = {"do": "stop", "t_ns": monotonic_ns() - 2 * LATE_NS}
+    last = orders({"do": "start", "pids": {}}, late, {"do": "close"})
+    assert last["taken"] == {"odd": 0, "host": 0}
+    assert last["missed"] == {"odd": 1, "host": 1}
+
+
+def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> None:
+    sampler = Sampler(HOST, roles)
+    turn(sampler, 50)
+    sampler.start()
+    os.kill(sampler.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, sampler.pid, os.WEXITED | os.WNOWAIT)
+    for _ in range(3):
+        sampler.stop()
+        sampler.start()
+    sampler.close()
+    sampler.close()
+    assert len(sampler.problems) == 1
+    assert "ended with status -9" in sampler.problems[0]
+    assert len(values(sampler, "host", "interval_s")) == 1
+    assert sampler.taken["host"] >= 1
+
+
+def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    sampler = Sampler(HOST, roles)
+    turn(sampler, 0)
+    sampler.close()
+    assert len(sampler.problems) == 1
+    assert "could not start" in sampler.problems[0]
+    assert sampler.samples["t_ns"] == []
+
+
+def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
+    sampler = Sampler({**HOST, "rate_hz": 0}, roles)
+    turn(sampler, 0)
+    sampler.close()
+    assert len(sampler.problems) == 1
+    assert "ended with status 1" in sampler.problems[0]
+
+
+def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_turn() -> None:
+    """Who stops the run's processes before :meth:`Sampler.wait` finds the sampler with its reading still to do."""
+    sampler = Sampler({**HOST, "rate_hz": 1}, roles)
+    turn(sampler, 20)
+    sampler.start()
+    os.kill(sampler.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, sampler.pid, os.WSTOPPED | os.WNOWAIT)
+    sampler.stop()
+    os.kill(sampler.pid, signal.SIGCONT)
+    sampler.wait()
+    sampler.close()
+    assert (sampler.taken, sampler.missed) == ({"host": 1}, {"host": 1})
+    assert len(values(sampler, "host", "interval_s")) == 1
+
+
+def test_it_ends_with_the_run() -> None:
+    """Killed without a word, as a stopped run is."""
+    code = (
+        "import os, sys; from harness.probes.sampler.sampler import Sampler\n"
+        "sampler = Sampler({'host': True, 'nvml': False, 'rate_hz': 10}, lambda: {os.getpid(): 'main'})\n"
+        "sampler.start(); print(sampler.pid, flush=True); sys.stdin.readline()"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    sampler = os.pidfd_open(int(run.stdout.readline()))
+    run.kill()
+    run.communicate()
+    poll = select.poll()
+    poll.register(sampler, select.POLLIN)
+    assert poll.poll(30_000)  # a process's descriptor becomes readable when it ends
+    os.close(sampler)
+
+
+def test_it_is_light() -> None:
+    """It starts with every run, beside processes whose memory and cores are measured."""
+    code = (
+        "import sys, harness.probes.sampler.sampler, harness.probes.sampler.sampling\n"
+        "import harness.probes.sampler.host, harness.probes.nvml.collector\n"
+        "print({'torch', 'pydantic', 'numpy', 'pyarrow', 'pynvml'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@given(st.integers(1, 10**9), st.lists(st.integers(0, 10**10), min_size=1, max_size=20))
+def test_readings_and_missed_deadlines_are_all_deadlines(period_ns, gaps_ns) -> None:
+    start_ns = now_ns = 10**12
+    deadlines = Deadlines(start_ns, period_ns)
+    served = missed = 0
+    for gap_ns in gaps_ns:
+        now_ns = max(now_ns + gap_ns, deadlines.next_ns)  # the loop sleeps until then at least
+        missed += deadlines.reach(now_ns)
+        served += 1
+        assert now_ns < deadlines.next_ns <= now_ns + period_ns
+        assert (deadlines.next_ns - start_ns) % period_ns == 0  # a late reading makes the next no later
+    assert served + missed == (now_ns - start_ns) // period_ns

@@ -1,0 +1,134 @@
+"""Studies of different times: what forbids comparing them, and what is decided where nothing does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.regression.across import common_move, compare_series
+from harness.regression.gate import Limits
+from harness.regression.series import BlockSeries, series_of
+from tests.harness.regression.tables import HEAD, study
+from trainer.errors import InputError
+
+LIMITS = Limits(step=0.05)
+SERIES: dict[str, Any] = {
+    "scenario": "tiny",
+    "arm": "x",
+    "blocks": list(range(7)),
+    "config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 10},
+    "environment": {"cpu": "X", "cores": 2, "cpu_governor": "performance", "torch": "2.13", "git_commit": "a"},
+    "facts": {"device": "cpu"},
+    "useful_fraction": 0.5,
+    "sm_clock_mhz": 1500.0,
+    "other_cpu_cores": 0.01,
+    "arms": 2,
+    "probes": {"host": True},
+}
+
+
+def series(factor: float = 1.0, spread: float = 0.003, seed: int = 0, **changes: Any) -> BlockSeries:
+    generator = np.random.default_rng(seed)
+    step = list(10 * factor * np.exp(generator.normal(0, spread, 7)))
+    settings: dict[str, Any] = {
+        "created_utc": f"2026-01-0{seed + 1}",
+        "part_ms": {"step": step, "forward": [value * 0.9 for value in step], "tokenize": [1.0] * 7},
+        "twin_logs": list(generator.normal(0, spread, 7)),
+    }
+    return BlockSeries(**{**SERIES, **settings, **changes})
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.1, "slower"), (0.9, "faster"), (1.05, "undecided")])
+def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -> None:
+    found = compare_series(series(), series(factor, seed=1), LIMITS)
+    assert (found.comparison.verdict, found.refused) == (verdict, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("environment.cpu", {"environment": {**SERIES["environment"], "cpu": "Y"}}),
+        ("environment.cores", {"environment": {**SERIES["environment"], "cores": 4}}),
+        ("environment.cpu_governor", {"environment": {**SERIES["environment"], "cpu_governor": "powersave"}}),
+        ("data.sequence_length", {"config": {"data.sequence_length": 128, "data.batch_size": 2, "log_every": 10}}),
+        ("device", {"facts": {"device": "NVIDIA H100"}}),
+        ("useful tokens", {"useful_fraction": 0.6}),
+        ("SM clock", {"sm_clock_mhz": 1300.0}),
+        ("failed runs", {"failed_runs": 2}),
+    ],
+)
+def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
+    other = series(1.2, seed=1, **changes)
+    found = compare_series(series(), other, LIMITS)
+    assert [one.key for one in found.refused] == [key]
+    assert found.comparison.verdict == "undecided"
+    assert key in (found.comparison.missing or "")
+    allowed = compare_series(series(), other, LIMITS, [key])
+    assert allowed.comparison.verdict == "slower"
+    assert [one.key for one in allowed.warned] == [key]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("environment.torch", {"environment": {**SERIES["environment"], "torch": "2.14"}}),
+        ("log_every", {"config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 5}}),
+        ("load by other processes", {"other_cpu_cores": 0.9}),
+        ("arms of the study", {"arms": 9}),
+        ("probes.host", {"probes": {"host": False}}),
+    ],
+)
+def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> None:
+    found = compare_series(series(), series(1.2, seed=1, **changes), LIMITS)
+    assert [one.key for one in found.warned] == [key]
+    assert found.comparison.verdict == "slower"
+    assert any(key in line for line in found.comparison.confounds)
+
+
+def test_another_commit_is_what_is_compared() -> None:
+    other = series(seed=1, environment={**SERIES["environment"], "git_commit": "b"})
+    assert compare_series(series(), other, LIMITS).warned == []
+
+
+def test_noise_of_the_baseline_hides_a_change_no_larger() -> None:
+    noisy = replace(series(), twin_logs=[0.2, -0.1, 0.15, -0.2, 0.1, 0.05, -0.15])
+    assert compare_series(noisy, series(1.1, seed=1), LIMITS).comparison.verdict == "undecided"
+
+
+def test_all_arms_moving_alike_points_at_the_machine() -> None:
+    moved = [compare_series(series(), series(1.08, seed=k), LIMITS).comparison for k in range(3)]
+    assert "all 3 arms moved the same way" in (common_move(moved) or "")
+    mixed = [*moved[:2], compare_series(series(), series(1.0, seed=5), LIMITS).comparison]
+    assert common_move(mixed) is None
+    assert common_move(moved[:2]) is None
+
+
+def test_the_series_of_a_study() -> None:
+    record, runs = study(0.05)
+    found = series_of(record, runs)
+    assert list(found) == ["x@base", HEAD]  # the twin is noise, no figure of its own
+    base = found["x@base"]
+    assert (base.blocks, len(base.twin_logs), len(base.part_ms["step"])) == (list(range(9)), 9, 9)
+    assert base.peak_memory_bytes == [300 * 2**20] * 9
+    assert base.startup_ms == [2000.0] * 9
+    assert base.useful_fraction == pytest.approx(200 / 256)
+    assert np.median(found[HEAD].part_ms["step"]) > np.median(base.part_ms["step"])
+
+
+def test_startup_alone_is_not_held_against_startup_beside_others() -> None:
+    ours, theirs = series(startup_ms=[1000.0] * 7), series(seed=1, startup_ms=[2000.0] * 7)
+    (gate,) = compare_series(ours, theirs, LIMITS).comparison.gates
+    assert (gate.name, gate.decision.outcome) == ("startup", "slower")
+    assert compare_series(ours, replace(theirs, started="one by one"), LIMITS).comparison.gates == []
+
+
+def test_a_study_whose_environment_changed_has_no_series() -> None:
+    record, runs = study()
+    runs[-1].record.environment = {"torch": "2.14"}
+    for one in runs[:-1]:
+        one.record.environment = {"torch": "2.13"}
+    with pytest.raises(InputError, match=r"block 8 ran in another environment than block 0 \(torch\)"):
+        series_of(record, runs)

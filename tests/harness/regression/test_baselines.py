@@ -1,0 +1,71 @@
+"""Baselines in files: found again in their own environment, and in no other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.regression import baselines
+from tests.harness.regression.test_across import series
+from trainer.errors import InputError
+
+
+def test_a_baseline_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    path = baselines.save(tmp_path, series())
+    assert path.name == "tiny--x.json"
+    assert baselines.read(path).series == series()
+    assert baselines.find(tmp_path, series(1.5)).series == series()
+    assert [one.path for one in baselines.every(tmp_path)] == [path]
+    assert path.stat().st_size < 4000
+    assert baselines.save(tmp_path, series()) == path
+    assert path.read_text().count("\n") < 25  # a list to a line: a change of one figure is a change of one line
+
+
+def test_a_baseline_of_another_environment_is_never_found(tmp_path: Path) -> None:
+    baselines.save(tmp_path, series())
+    elsewhere = replace(series(), environment={**series().environment, "cpu": "Y"})
+    with pytest.raises(InputError, match=r"another environment \(cpu 'X', here 'Y'\): never compared"):
+        baselines.find(tmp_path, elsewhere)
+    with pytest.raises(InputError, match="no baseline of tiny, y"):
+        baselines.find(tmp_path, replace(series(), arm="y"))
+
+
+@pytest.mark.parametrize("changed", [{"git_commit": "b"}, {"os": "Linux 7"}, {"llm-training-harness": "9"}])
+def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    baselines.save(tmp_path, series())
+    other = replace(series(), environment={**series().environment, **changed})
+    assert baselines.find(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("part_ms", {"step": [10.0], "fetch": []}, r"part_ms\.fetch: no times"),
+        ("part_ms", {"step": ["x"]}, r"part_ms\.step\.0: "),
+        ("part_ms", {"fetch": [1.0]}, r"part_ms\.step: no times"),
+        ("blocks", None, "blocks: "),
+        ("useful_fraction", "x", "useful_fraction: "),
+        ("probes", [1], "probes: "),
+    ],
+)
+def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value: object, line: str) -> None:
+    path = baselines.save(tmp_path, series())
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(InputError, match=line) as error:
+        baselines.read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": 9, "scenario": "a"}'])
+def test_a_file_that_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a" / "b.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"b\.json: (not a baseline|schema 9)") as error:
+        baselines.read(path)
+    assert "\n" not in str(error.value)

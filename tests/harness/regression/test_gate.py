@@ -1,0 +1,148 @@
+"""Contests with a known change: the step, its parts, memory and startup."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.regression.gate import Limits, comparisons
+from harness.regression.report import markdown, sentence
+from tests.harness.regression.tables import BASE, HEAD, TWIN, run, steps_table, study
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.05, "slower"), (-0.05, "faster")])
+def test_the_step(change: float, outcome: str) -> None:
+    (found,) = comparisons(*study(change), Limits())
+    assert (found.step.outcome, found.verdict, found.blocks) == (outcome, outcome, 9)
+    assert found.step.change is not None
+    assert found.step.change.median == pytest.approx(change, abs=0.006)
+    assert (found.name, found.baseline, found.candidate) == ("x", "aaa", "bbb")
+
+
+def test_a_hidden_regression_of_a_stage_is_found_although_the_step_is_the_same() -> None:
+    (found,) = comparisons(*study(0.0, tokenize_ms=1.2, hidden=True), Limits())
+    assert found.verdict == "same"
+    parts = {part.name: part for part in found.parts}
+    assert parts["tokenize"].decision.outcome == "slower"
+    assert parts["tokenize"].candidate_ms == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("field", "amount", "name"),
+    [("peak_memory_bytes", 330 * 2**20, "peak memory"), ("startup_ns", 3 * 10**9, "startup")],
+)
+def test_memory_and_startup_have_gates_of_their_own(field: str, amount: int, name: str) -> None:
+    record, runs = study(0.0)
+    for one in runs:
+        if one.record.arm == HEAD:
+            setattr(one.record, field, amount)
+    (found,) = comparisons(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert found.verdict == "slower"
+    assert [gate.name for gate in found.gates if gate.decision.outcome == "slower"] == [name]
+    (off,) = comparisons(record, runs, Limits(memory=None, startup=None))
+    assert (off.verdict, off.gates) == ("same", [])
+
+
+@pytest.mark.parametrize("side", [BASE, TWIN, HEAD])
+@pytest.mark.parametrize("pause_ms", [200.0, 3000.0])
+@pytest.mark.parametrize("change", [0.0, 0.05])
+def test_one_long_step_never_flips_a_decision(side: str, pause_ms: float, change: float) -> None:
+    record, runs = study(change)
+    (before,) = comparisons(record, runs, Limits())
+    for place, one in enumerate(runs):
+        if (one.record.arm, one.record.block) == (side, 2):
+            table = one.steps.to_pylist()
+            table[0]["wall_ns"] += round(pause_ms * 1e6)
+            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+    (after,) = comparisons(record, runs, Limits())
+    assert after.verdict == before.verdict != "undecided"
+
+
+def test_rare_long_steps_in_every_block_are_named() -> None:
+    """The typical round is what it was: nothing but the total shows them."""
+    record, runs = study(0.0)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            table = one.steps.to_pylist()
+            table[5]["wall_ns"] += 40_000_000
+            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+    (found,) = comparisons(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert found.rare
+    assert found.verdict == "slower"
+    assert found.total is not None
+    assert found.total.change is not None
+    assert found.total.change.median > 0.08
+
+
+def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> None:
+    """Long steps in some blocks only: too few to decide, too many to call it the same."""
+    record, runs = study(0.0)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD and one.record.block % 2 == 0:
+            table = one.steps.to_pylist()
+            table[5]["wall_ns"] += 40_000_000
+            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+    (found,) = comparisons(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert list(found.open) == ["all time together"]
+    assert found.verdict == "undecided"
+    assert "all time together looks worse than allowed" in sentence(found)
+    assert "rare long steps among it" in markdown([found])
+
+
+def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
+    record, runs = study(-0.7)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            tokens = pa.array([64] * len(one.steps), one.steps.schema.field("tokens").type)
+            runs[place].steps = one.steps.set_column(one.steps.schema.get_field_index("tokens"), "tokens", tokens)
+    (found,) = comparisons(record, runs, Limits())
+    assert found.verdict == "undecided"
+    assert found.missing == "steps of 256 and of 64 tokens: their times cannot be compared"
+
+
+def test_defaults_that_differ_between_states_are_said() -> None:
+    record, runs = study(0.0)
+    record.arms[2]["other_defaults"] = ["default: data.workers is 0 at base and 2 at head; both ran one configuration"]
+    (found,) = comparisons(record, runs, Limits())
+    assert found.confounds == record.arms[2]["other_defaults"]
+
+
+def test_sides_that_do_different_work_are_never_called_the_same() -> None:
+    record, runs = study(0.0)
+    for one in runs:
+        one.record.facts = {"parameters": 2 if one.record.arm == HEAD else 1}
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.step.outcome, found.verdict) == ("same", "undecided")
+    assert found.other_work == "parameters is 1 against 2"
+
+
+def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
+    record, runs = study()
+    for one in runs:
+        if one.record.arm == HEAD:
+            one.record.status, one.record.error, one.steps = "failed", "ValueError: no", None
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.verdict, found.missing) == ("undecided", "ValueError: no")
+
+
+def test_what_else_differs_is_said_and_the_commit_is_not() -> None:
+    record, runs = study()
+    for one in runs:
+        one.record.declared = {"code": "bbb" if one.record.arm == HEAD else "aaa"}
+        one.record.environment = {"git_commit": one.record.arm, "torch": "2" if one.record.arm == HEAD else "1"}
+        one.record.config = {"data": {"new": 1}} if one.record.arm == HEAD else {"data": {}}
+    (found,) = comparisons(record, runs, Limits())
+    assert found.confounds == ["environment: torch is '1' against '2'"]
+
+
+def test_parts_too_small_to_matter_are_left_out() -> None:
+    record, runs = study(0.0, tokenize_ms=0.01, hidden=True)
+    for place, one in enumerate(runs):
+        if one.record.arm != HEAD:
+            runs[place] = run(one.record.arm, one.record.block, steps_table(np.full((8, 4), 10.0), tokenize_ms=0.01))
+    (found,) = comparisons(record, runs, Limits())
+    assert "tokenize" not in {part.name for part in found.parts}

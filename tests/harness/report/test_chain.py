@@ -1,0 +1,130 @@
+"""The chain from the gain in isolation to the gain in training, and witnesses that disagree: studies of known truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.comparisons import Comparison, Waits
+from harness.analysis.dose import Dose
+from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.statistics import Estimate
+from harness.analysis.study import analyse
+from harness.report.chain import chain
+from harness.report.sentences import disagreements, sentence
+from tests.harness import synthetic
+from tests.harness.synthetic import Arm
+
+
+def report(*arms: Arm, **settings: object) -> Comparison:
+    everything = [one for arm in arms for one in (arm, *arm.controls("a-a", "ideal-data", "data-only"))]
+    study, runs = synthetic.build(everything, [(arms[0].name, arm.name) for arm in arms[1:]], **settings)
+    return analyse(study, runs).comparisons[0]
+
+
+def test_every_link_of_an_inline_gain_has_its_number() -> None:
+    """10 ms of tokenizing inline in a step of 40.5 ms against none: every witness must say 1.33x."""
+    c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
+    found = {link.name: link for link in c.chain}
+    assert list(found) == ["isolated", "share of the step", "hidden", "contended", "ceiling", "predicted", "measured"]
+    assert found["isolated"].ratio == pytest.approx(10.3 / 0.3, rel=0.1)
+    step = 0.1 + 10 + 0.2 + 0.1 + 9 + 17 + 3 + 0.6 + 0.02
+    for name in ("share of the step", "predicted", "measured"):
+        assert found[name].ratio == pytest.approx(step / (step - 10), rel=0.03), name
+    assert found["ceiling"].ratio == pytest.approx(step / (step - 10.3), rel=0.03)
+    assert "nothing of it is hidden" in found["hidden"].words
+
+
+def test_a_hidden_gain_melts_at_the_hidden_link() -> None:
+    c = report(Arm("text", tokenize=10, workers=1), Arm("tokens", tokenize=0, workers=1))
+    found = {link.name: link for link in c.chain}
+    assert found["share of the step"].ratio > 1.3
+    assert found["ceiling"].ratio == pytest.approx(1, abs=0.02)
+    assert found["predicted"].ratio == pytest.approx(1, abs=0.02)
+    assert found["measured"].ratio == pytest.approx(1, abs=0.02)
+    assert "behind" in found["hidden"].words
+    assert "backward" in found["hidden"].words  # the longest phase
+    assert c.verdict == "none"
+
+
+def test_more_tokens_per_step_are_a_link_of_their_own() -> None:
+    c = report(Arm("padded", trained=900), Arm("packed", trained=1800))
+    last = c.chain[-1]
+    assert last.name == "trained tokens"
+    assert last.ratio == pytest.approx(2, rel=0.02)
+    assert "padding, not time" in last.words
+
+
+def test_a_prediction_far_from_the_measurement_is_named() -> None:
+    c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
+    assert not [words for words in disagreements(c) if "replay" in words]
+    c.predicted = Estimate(1.0, 0.99, 1.01, 5)
+    (found,) = [words for words in disagreements(c) if "replay" in words]
+    assert "1.000x" in found
+    c.validation = 0.2
+    assert any("20 % off" in words for words in disagreements(c))
+
+
+def a_dose(kind: str, low: float, high: float) -> Dose:
+    slope = Estimate((low + high) / 2, low, high, 5)
+    return Dose("text", "tokenize", kind, f"more tokenize costs {low:.2f} to {high:.2f}", slope=slope)  # type: ignore[arg-type]
+
+
+def test_a_dose_that_contradicts_the_ledger_is_named() -> None:
+    c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
+    c.doses = [a_dose("hidden", -0.01, 0.05)]
+    assert any("more of it costs nothing" in words for words in disagreements(c))
+    c.doses = [a_dose("exposed", 0.95, 1.05)]
+    assert not any("dose" in words for words in disagreements(c))
+    assert "more tokenize costs 0.95" in sentence(c).replace("More", "more")
+    c.doses = [a_dose("contended", 0.3, 0.6)]
+    assert any("takes cores from the step" in words for words in disagreements(c))
+
+
+def test_an_emulated_device_is_named_in_the_verdict() -> None:
+    c = report(Arm("text"), Arm("tokens"))
+    assert "emulated" not in c.sentence
+    assert "on an emulated gh200" in sentence(replace(c, emulated="emulated gh200"))
+
+
+@pytest.mark.parametrize(
+    ("starved", "slack", "fetch", "bound"),
+    [(10, 0, 12, "host"), (0.1, 40, 3, "device"), (0.1, 3.1, 3, "balanced"), (None, None, 3, None)],
+)
+def test_what_bounds_a_step(starved: float | None, slack: float | None, fetch: float, bound: str | None) -> None:
+    _, runs = synthetic.build([Arm("text")], blocks=1)
+    ledger = measure(runs[0])
+    assert isinstance(ledger, RunLedger)
+    phases = {**ledger.phase_ms, "fetch": fetch}
+    assert replace(ledger, device_starved_ms=starved, device_slack_ms=slack, phase_ms=phases).bound == bound
+
+
+def test_without_spans_or_stages_the_chain_says_what_is_missing() -> None:
+    c = report(Arm("text"), Arm("tokens"))
+    assert c.baseline_waits is not None
+    c.baseline_waits = Waits(30.0, None, {}, {}, None)
+    words = {link.name: link.words for link in chain(c)}
+    assert words["share of the step"] == "how long its data work takes was not measured"
+    assert "not measured" in words["contended"]
+
+
+def test_a_comparison_under_the_scenarios_edits() -> None:
+    """As it is, 10 ms of tokenizing make the difference; without them there is none; beside faster compute, more."""
+    arms = [Arm("text", tokenize=10), Arm("tokens", tokenize=0)]
+    study, runs = synthetic.build(arms, [("text", "tokens")])
+    study.scenario_text["whatif"] = [{"tokenize": 0}, {"device": "4x"}]
+    plain, without, faster = analyse(study, runs).comparisons[0].whatifs
+    assert (plain.edits, without.edits, faster.edits) == ("", "tokenize=0", "device=4x")
+    assert plain.ratio is not None
+    assert without.ratio is not None
+    assert faster.ratio is not None
+    assert plain.ratio.median == pytest.approx(40.02 / 30.02, rel=0.03)
+    assert without.ratio.median == pytest.approx(1, abs=0.01)
+    left = 0.1 + 0.2 + 0.1 + 29 / 4 + 0.6 + 0.02
+    assert faster.ratio.median == pytest.approx((left + 10) / left, rel=0.05)
+    assert plain.waits_ms == pytest.approx(10.3, rel=0.3)  # the synthetic days swing by 10 %
+
+
+def test_a_scenario_without_edits_has_no_outlook() -> None:
+    assert report(Arm("text"), Arm("tokens")).whatifs == []

@@ -1,0 +1,130 @@
+"""The study folder: what was written is read back, and damage stays where it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.study.store import STEP_COLUMNS, RunRecord, StudyFolder, StudyRecord, write_json, write_table
+from trainer.errors import InputError
+
+
+def study(folder: Path) -> StudyFolder:
+    result = StudyFolder(folder)
+    result.write_study(StudyRecord("s", "q?", "done"))
+    for arm in ("a", "b"):
+        result.write_tables(arm, 0, {"step": [0, 1], "wall_ns": [5, 6]}, {}, {})
+        result.write_run(RunRecord(arm, 0, "done"))
+    return result
+
+
+def test_a_damaged_table_fails_its_own_run_only(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    damaged = folder.run("a", 0) / "steps.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    first, second = folder.runs()
+    assert first.record.status == "failed"
+    assert "not a readable parquet file" in (first.record.error or "")
+    assert first.steps is None
+    assert second.record.status == "done"
+    assert second.steps is not None
+    assert second.steps.column("wall_ns").to_pylist() == [5, 6]
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    write_json(folder.study_json, {"schema": 2})
+    with pytest.raises(InputError, match="schema 2; this version reads schema 1"):
+        folder.read_study()
+    with pytest.raises(InputError, match="is this a study folder"):
+        StudyFolder(tmp_path / "nowhere").read_study()
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    write_table(path, STEP_COLUMNS, {"step": [1]})
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"NaN|Out of range"):
+        write_json(path, {"value": float("nan")})
+    with pytest.raises(Exception, match="int"):
+        write_table(path, STEP_COLUMNS, {"step": ["no number"]})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unreadable_record_fails_its_own_run_only(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    (folder.run("a", 0) / "run.json").write_text("")
+    (tmp_path / "runs" / "a" / "notes").mkdir()
+    (tmp_path / "runs" / "a" / "notes" / "run.json").write_text("{}")
+    first, second = folder.runs()
+    assert (first.record.arm, first.record.status) == ("a", "failed")
+    assert "not readable JSON" in (first.record.error or "")
+    assert second.record.status == "done"
+    assert folder.read_record("a", 0) is None  # so that a resume runs it again
+
+
+def test_keys_of_a_later_version_are_left_out_and_missing_ones_named(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    content = json.loads(folder.study_json.read_text())
+    write_json(folder.study_json, {**content, "added_later": 1})
+    assert folder.read_study().scenario == "s"
+    del content["scenario"]
+    write_json(folder.study_json, content)
+    with pytest.raises(InputError, match=r"study\.json: scenario: Field required"):
+        folder.read_study()
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ({"torch_profiler": ["x"]}, "torch_profiler"),
+        ({"torch_profiler": {"windows": [[1, 2]]}}, "torch_profiler.windows.0"),
+        ({"py_spy": {"rate_hz": 0, "window": [1, 2]}}, "py_spy.rate_hz"),
+        ({"taken_samples": {"host": "3"}}, "taken_samples.host"),
+        ({"problems": "nvml: no driver"}, "problems"),
+        (["x"], "an object"),
+    ],
+)
+def test_what_probes_told_is_refused_where_it_is_damaged_and_its_run_still_counts(
+    tmp_path: Path, told: object, wrong: str
+) -> None:
+    folder = study(tmp_path)
+    write_json(folder.run("a", 0) / "probes.json", told)
+    folder.write_probes("b", 0, {"problems": ["said"], "py_spy": {}, "failed": ["py_spy"], "later": 1})
+    first, second = folder.runs()
+    assert first.record.status == "done"
+    assert list(first.probes) == ["problems"]
+    (problem,) = first.probes["problems"]
+    assert wrong in problem
+    assert "probes.json" in problem
+    assert "\n" not in problem
+    assert second.probes == {"problems": ["said"], "py_spy": {}, "failed": ["py_spy"], "later": 1}
+
+
+def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    (folder.run("a", 0) / "probes.json").write_bytes(b'{"problems": [')
+    (folder.run("b", 0) / "probes.json").write_bytes(b"\xff\xfe")
+    for run in folder.runs():
+        assert list(run.probes) == ["problems"]
+        assert len(run.probes["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"arms": ["text"]}, "arms.0: Input should be a valid dictionary"),
+        ({"scenario": None}, "scenario: Input should be a valid string"),
+        ({"status": "over"}, "status: Input should be 'running'"),
+    ],
+)
+def test_a_damaged_study_is_one_line(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    folder = study(tmp_path)
+    write_json(folder.study_json, {**json.loads(folder.study_json.read_text()), **changed})
+    with pytest.raises(InputError) as caught:
+        folder.read_study()
+    assert str(caught.value).startswith(f"{folder.study_json}: {message}")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,251 @@
+"""The emulated device: the arithmetic of its queue, when it blocks, how long its kernels take, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import telemetry
+from trainer.compute.build import build_compute
+from trainer.compute.emulated import DeviceQueue, EmulatedCompute, assumptions
+from trainer.config import TrainerConfig
+from trainer.data.batch import Batch
+from trainer.devices.flops import flops_per_token, parameters
+from trainer.devices.profiles import load_profile
+from trainer.devices.roofline import kernels
+from trainer.errors import InputError
+from trainer.loop import train
+from trainer.model import resolve_shape
+from trainer.telemetry import BatchTrace, Blocked, Kernel
+
+MS = 1_000_000
+
+
+class Log:
+    """Keeps what the device tells."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self.calls: list[Blocked] = []
+
+    def enter(self, name: str) -> None: ...
+
+    def exit(self, name: str) -> None: ...
+
+    def step(self, index: int) -> None: ...
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
+
+    def loss(self, step: int, value: float) -> None: ...
+
+    def take(self) -> BatchTrace | None: ...
+
+    def device(self, kernel: Kernel) -> None:
+        self.kernels.append(kernel)
+
+    def blocked(self, call: Blocked) -> None:
+        self.calls.append(call)
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    recorder = Log()
+    telemetry.attach(recorder)
+    yield recorder
+    telemetry.attach(None)
+
+
+def config(device: object, **changes: object) -> TrainerConfig:
+    compute = {"device": device, "precision": "pure-bf16", **changes.pop("compute", {})}
+    return TrainerConfig.model_validate({"compute": compute, **changes})
+
+
+def build(settings: TrainerConfig) -> EmulatedCompute:
+    compute = build_compute(settings, tokenizer_vocab_size=1000)
+    assert isinstance(compute, EmulatedCompute)
+    return compute
+
+
+def batch(samples: int = 1, length: int = 8) -> Batch:
+    ids = torch.zeros((samples, length), dtype=torch.int64)
+    return Batch(ids, ids, None, samples * length, samples * length, samples)
+
+
+def test_work_is_done_in_order_and_queueing_does_not_wait(log: Log) -> None:
+    queue = DeviceQueue(depth=100)
+    for duration_ms in (3, 1, 2):
+        queue.submit("forward", duration_ms * MS)
+    assert not log.calls
+    previous = 0
+    for kernel, duration_ms in zip(log.kernels, (3, 1, 2), strict=True):
+        assert kernel.start_ns == max(kernel.launch_start_ns, previous)
+        assert kernel.end_ns - kernel.start_ns == duration_ms * MS
+        previous = kernel.end_ns
+    queue.drain("a value")
+    (call,) = log.calls
+    assert call.end_ns >= previous
+    assert call.site.endswith(": a value")
+    assert "test_emulated.py" in call.site
+
+
+def test_a_full_queue_blocks_until_there_is_a_place(log: Log) -> None:
+    queue = DeviceQueue(depth=2)
+    for _ in range(3):
+        queue.submit("forward", 2 * MS)
+    (call,) = log.calls
+    assert call.site.endswith("full queue")
+    assert log.kernels[0].end_ns <= call.end_ns
+    assert log.kernels[2].launch_start_ns >= log.kernels[0].end_ns
+
+
+def test_the_loop_blocks_where_cuda_would(log: Log) -> None:
+    """Each step on the gradient norm, and on the losses every second step; the copy of a small batch does not block."""
+    fixed = {"h2d_ms": 0.1, "forward_ms": 0.2, "backward_ms": 0.4, "norm_ms": 0.1, "optimizer_ms": 0.3}
+    settings = config({"emulated": "gh200", "kernels": fixed}, log_every=2, optimizer={"accumulation": 2})
+    compute = build(settings)
+    steps = train(settings, compute, iter(lambda: batch(), None))
+    for _ in range(2):
+        next(steps)
+    one = ["h2d", "forward", "backward"] * 2 + ["norm", "optimizer"]
+    assert [kernel.name for kernel in log.kernels] == [*one, *one, "read"]
+    assert [call.site.partition(": ")[2] for call in log.calls] == [
+        "value of the gradient norm",
+        "value of the gradient norm",
+        "values of the losses",
+    ]
+    assert all(call.site.startswith("trainer/loop.py:") for call in log.calls)
+    for kernel in log.kernels:
+        assert kernel.end_ns - kernel.start_ns == pytest.approx(fixed.get(f"{kernel.name}_ms", 0) * MS)
+
+
+@pytest.mark.parametrize(("pinned", "length", "blocks"), [(False, 2048, True), (True, 2048, False), (False, 8, False)])
+def test_a_large_copy_from_pageable_memory_blocks(log: Log, pinned: bool, length: int, blocks: bool) -> None:
+    data = {"pin_memory": pinned, "sequence_length": length, "batch_size": 8}
+    compute = build(config({"emulated": "gh200", "matmul_efficiency": 0.5}, data=data))
+    compute.to_device(batch(8, length))
+    assert [call.site.partition(": ")[2] for call in log.calls] == ["copy from pageable memory"] * blocks
+
+
+def test_kernels_take_the_roofline_times() -> None:
+    """Compute: FLOPs / (peak x efficiency); memory: passes over all parameters / (bandwidth x efficiency)."""
+    settings = config(
+        {"emulated": "gh200", "matmul_efficiency": 0.5, "memory_efficiency": 0.8},
+        model={"preset": "llama-8b"},
+        data={"sequence_length": 2048, "batch_size": 2},
+        optimizer={"fused": False},
+    )
+    shape, profile = resolve_shape(settings.model, 1000, 2048), load_profile("gh200")
+    found = kernels(settings, shape, profile)
+    flops = 2 * 2048 * flops_per_token(shape, 2048)
+    assert found.forward_ms + found.backward_ms == pytest.approx(flops / (0.5 * profile.peak_flops_per_s("bf16")) * 1e3)
+    assert found.backward_ms == pytest.approx(2 * found.forward_ms)
+    bandwidth = 0.8 * profile.memory_bandwidth_bytes_per_s
+    assert found.optimizer_ms == pytest.approx(20 * 2 * parameters(shape) / bandwidth * 1e3)
+    assert found.norm_ms == pytest.approx(3 * 2 * parameters(shape) / bandwidth * 1e3)
+    fused = settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"fused": True})})
+    assert kernels(fused, shape, profile).optimizer_ms == pytest.approx(found.optimizer_ms * 7 / 20)
+
+
+def test_speed_and_fixed_times() -> None:
+    device = {"emulated": "gh200", "matmul_efficiency": 0.5, "speed": 4, "kernels": {"forward_ms": 10}}
+    settings = config(device)
+    shape = resolve_shape(settings.model, 1000, settings.data.sequence_length)
+    slow = config({**device, "speed": 1})
+    ours, theirs = kernels(settings, shape, load_profile("gh200")), kernels(slow, shape, load_profile("gh200"))
+    assert ours.forward_ms == 2.5
+    assert ours == pytest.approx([value / 4 for value in theirs])
+
+
+def test_jitter_is_seeded_and_keeps_its_bounds(log: Log) -> None:
+    device = {"emulated": "gh200", "kernels": {"forward_ms": 1, "backward_ms": 1}, "jitter": 0.2}
+    for _ in range(2):
+        compute = build(config(device, seed=7))
+        for _ in range(20):
+            compute.forward(batch())
+    durations = [kernel.end_ns - kernel.start_ns for kernel in log.kernels]
+    assert durations[:20] == durations[20:]
+    assert len(set(durations)) > 10
+    assert all(0.8 * MS <= duration <= 1.2 * MS for duration in durations)
+
+
+def test_recorded_durations_are_replayed_in_order(log: Log, tmp_path: Path) -> None:
+    (tmp_path / "kernels.json").write_text(json.dumps({"forward_ms": [1, 2, 3]}))
+    device = {"emulated": "gh200", "matmul_efficiency": 0.5, "recorded": str(tmp_path / "kernels.json"), "speed": 2}
+    compute = build(config(device))
+    for step in range(4):
+        compute.begin_step(step)
+        compute.forward(batch())
+    assert [kernel.end_ns - kernel.start_ns for kernel in log.kernels] == [0.5 * MS, MS, 1.5 * MS, 0.5 * MS]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", 'expected {"forward_ms"'),
+        ("{", "not readable JSON"),
+        ('{"forward": [1]}', "unknown key 'forward'; allowed: h2d_ms"),
+        ('{"forward_ms": [1, -1]}', "each from 0 to 60000"),
+        ('{"forward_ms": []}', "a list of milliseconds"),
+        ('{"forward_ms": [true]}', "a list of milliseconds"),
+    ],
+)
+def test_a_broken_recording_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "kernels.json").write_text(content)
+    with pytest.raises(InputError, match=r"compute\.device\.recorded") as caught:
+        build(config({"emulated": "gh200", "matmul_efficiency": 0.5, "recorded": str(tmp_path / "kernels.json")}))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    data = {"sequence_length": 2048, "batch_size": 1}
+    for precision, fits in (("fp32", False), ("bf16", False), ("pure-bf16", True)):
+        settings = config(
+            {"emulated": "gh200", "matmul_efficiency": 0.5},
+            model={"preset": "llama-8b"}, data=data, compute={"precision": precision},
+        )  # fmt: skip
+        if fits:
+            assert build(settings).device == "emulated gh200"
+            continue
+        with pytest.raises(InputError) as caught:
+            build(settings)
+        said = str(caught.value)
+        assert "8.05 billion parameters x 16 bytes" in said
+        assert "128.9 GB" in said
+        assert "pure-bf16" in said
+
+
+def test_an_unknown_profile_and_a_missing_rate_are_refused() -> None:
+    with pytest.raises(InputError, match="gh200"):
+        build(config({"emulated": "gh20"}))
+
+
+def test_what_was_assumed_is_said() -> None:
+    device = {"emulated": "gh200", "matmul_efficiency": 0.48, "kernels": {"h2d_ms": 1}}
+    settings = config(device, model={"preset": "llama-1b"})
+    said = assumptions(settings, resolve_shape(settings.model, 1000, settings.data.sequence_length))
+    assert "48% of the dense peak" in said
+    assert "h2d 1 ms (fixed)" in said
+    assert "memory at 90% of" in said
+
+
+def test_catching_up_leaves_one_step_on_the_device(log: Log) -> None:
+    fixed = {"h2d_ms": 0, "forward_ms": 1, "backward_ms": 1, "norm_ms": 0, "optimizer_ms": 1}
+    settings = config({"emulated": "gh200", "kernels": fixed}, log_every=1000, compute={"check_finite": False})
+    compute = build(settings)
+    steps = train(settings, compute, iter(lambda: batch(), None))
+    for _ in range(3):
+        next(steps)
+    assert not log.calls  # nothing in the step blocks
+    compute.drain_to_one_step()
+    (call,) = log.calls
+    before_the_third = max(kernel.end_ns for kernel in log.kernels[:10])
+    assert len(log.kernels) == 15
+    assert before_the_third <= call.end_ns
+    assert call.site.endswith("device one step behind")
+    compute.synchronize()
+    assert log.calls[-1].end_ns >= log.kernels[-1].end_ns

@@ -1,0 +1,59 @@
+"""What the training loop asks of a device, and where in the source a call blocks the host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.data.batch import Batch
+
+Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
+
+
+class Compute(Protocol):
+    """What the loop asks of a device. Only ``check_finite``, ``read_losses`` and ``synchronize`` may block the host."""
+
+    device: str
+    asynchronous: bool  # whether the host runs ahead of the device
+    emulated: bool  # whether the device exists on paper only
+
+    def begin_step(self, step: int) -> None:
+        """Called once per step, before its first batch is asked for."""
+
+    def to_device(self, batch: Batch) -> Batch: ...
+
+    def forward(self, batch: Batch) -> Loss: ...
+
+    def backward(self, loss: Loss) -> None:
+        """Accumulate the gradients of ``loss`` divided by the number of micro-batches."""
+
+    def clip_gradients(self) -> Any:
+        """Clip to the configured norm; the global norm as a device scalar (None where there is none)."""
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        """Block until ``norm`` is known; FloatingPointError where it is NaN or infinite."""
+
+    def optimizer_step(self) -> None: ...
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        """Block until known: for each step the mean loss over its micro-batches."""
+
+    def drain_to_one_step(self) -> None:
+        """Block until the device is at most one step behind: all is done that was queued before this step began."""
+
+    def synchronize(self) -> None:
+        """Block until the device has nothing left to do."""
+
+
+def call_site(what: str, *inside: str) -> str:
+    """``trainer/loop.py:49: what``: the innermost caller whose file is not this one nor one of ``inside``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
+        frame = frame.f_back
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}: {what}"
+
+
+def short_path(path: str) -> str:
+    """The last two parts of ``path``: enough to find a file, and no path of a machine."""
+    return "/".join(Path(path).parts[-2:])

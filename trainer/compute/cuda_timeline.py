@@ -1,0 +1,186 @@
+"""What a CUDA stream did and when, on the host's clock, from events at the phase boundaries; adds no sync of its own.
+
+Events are only read after a synchronize that the trainer does anyway. A phase's kernels count as one piece of work, so
+gaps between kernels inside a phase (a launch-bound phase) count as busy; torch.profiler sees those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainer import telemetry
+from trainer.compute.base import call_site, short_path
+from trainer.data.batch import Batch
+from trainer.telemetry import Blocked, Kernel
+
+if TYPE_CHECKING:
+    from trainer.compute.base import Compute
+
+AUDITED_STEP = 1  # its blocking calls that nobody announced are told too; step 0 has those of the start besides
+_ANCHOR_TRIES = 10
+_SYNC_WARNING = "called a synchronizing CUDA operation"  # torch.cuda.set_sync_debug_mode("warn")
+
+
+class _Pending(NamedTuple):
+    name: str
+    launch_start_ns: int
+    launch_end_ns: int
+    start: Any  # torch.cuda.Event
+    end: Any
+
+
+class CudaTimeline:
+    """A ``Compute`` on CUDA with events around everything it queues and a clock around every call that blocks."""
+
+    asynchronous = True
+    emulated = False
+
+    def __init__(self, inner: Compute, pinned: bool) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._inner = inner
+        self.device = inner.device
+        self._pinned = pinned
+        self._pending: list[_Pending] = []
+        self._before: Any = None  # an event: what was queued before this step began is done
+        self._announced = False
+        self._audit = _Audit(self._cuda, lambda: self._announced)
+        self._cuda.synchronize()
+        self._anchor, self._anchor_ns = self._set_anchor()
+
+    def begin_step(self, step: int) -> None:
+        self._audit.switch(step == AUDITED_STEP)
+        self._before = self._cuda.Event()
+        self._before.record()
+        self._inner.begin_step(step)
+
+    def to_device(self, batch: Batch) -> Batch:
+        with self._queued("h2d"):
+            if self._pinned:
+                return self._inner.to_device(batch)
+            with self._blocking("copy from pageable memory"):  # the driver stages it, and may wait for the stream
+                return self._inner.to_device(batch)
+
+    def forward(self, batch: Batch) -> Any:
+        with self._queued("forward"):
+            return self._inner.forward(batch)
+
+    def backward(self, loss: Any) -> None:
+        with self._queued("backward"):
+            self._inner.backward(loss)
+
+    def clip_gradients(self) -> Any:
+        with self._queued("norm"):
+            return self._inner.clip_gradients()
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        with self._blocking("value of the gradient norm"):
+            self._inner.check_finite(norm, step)
+
+    def optimizer_step(self) -> None:
+        with self._queued("optimizer"):
+            self._inner.optimizer_step()
+
+    def read_losses(self, losses: list[list[Any]]) -> list[float | None]:
+        with self._queued("read"), self._blocking("values of the losses"):
+            return self._inner.read_losses(losses)
+
+    def drain_to_one_step(self) -> None:
+        if self._before is not None:
+            with self._blocking("device one step behind"):
+                self._before.synchronize()
+
+    def synchronize(self) -> None:
+        """Block until the device is done, then tell all it did since the last time."""
+        self._audit.switch(False)
+        with self._blocking("synchronize"):
+            self._inner.synchronize()
+        before_ns, last, clock_ns = self._anchor_ns, self._anchor, 0.0
+        self._anchor, self._anchor_ns = self._set_anchor()
+        # elapsed_time is a float of milliseconds: summing short stretches keeps nanoseconds that one long one loses.
+        times = []
+        for work in self._pending:
+            start_ns = clock_ns + last.elapsed_time(work.start) * 1e6
+            clock_ns = start_ns + work.start.elapsed_time(work.end) * 1e6
+            times.append((start_ns, clock_ns))
+            last = work.end
+        whole_ns = clock_ns + last.elapsed_time(self._anchor) * 1e6
+        # The device's clock and the host's drift apart by tens of parts in a million: both anchors must fit.
+        scale = (self._anchor_ns - before_ns) / whole_ns if whole_ns > 0 else 1.0
+        for work, (start_ns, end_ns) in zip(self._pending, times, strict=True):
+            at = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
+            telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
+        self._pending.clear()
+
+    @contextmanager
+    def _queued(self, name: str) -> Iterator[None]:
+        """What the body queues is one piece of work called ``name``."""
+        start_ns, start, end = monotonic_ns(), self._event(), self._event()
+        start.record()
+        yield
+        end.record()
+        self._pending.append(_Pending(name, start_ns, monotonic_ns(), start, end))
+
+    @contextmanager
+    def _blocking(self, what: str) -> Iterator[None]:
+        site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
+        self._announced = True
+        try:
+            yield
+        finally:
+            self._announced = False
+            telemetry.blocked(Blocked(site, start_ns, monotonic_ns()))
+
+    def _event(self) -> Any:
+        return self._cuda.Event(enable_timing=True)
+
+    def _set_anchor(self) -> tuple[Any, int]:
+        """An event and when it happened: of several tries on the idle stream the one that the clock enclosed best."""
+        best: tuple[int, Any, int] | None = None
+        for _ in range(_ANCHOR_TRIES):
+            event = self._event()
+            before = monotonic_ns()
+            event.record()
+            event.synchronize()
+            after = monotonic_ns()
+            if best is None or after - before < best[0]:
+                best = (after - before, event, (before + after) // 2)
+        assert best is not None
+        return best[1], best[2]
+
+
+class _Audit:
+    """While on, tells of every synchronizing call that was not announced, by its call site (not how long it took)."""
+
+    def __init__(self, cuda: Any, announced: Any) -> None:
+        self._cuda, self._announced = cuda, announced
+        self._catcher: Any = None
+
+    def switch(self, on: bool) -> None:
+        if on == (self._catcher is not None):
+            return
+        if not on:
+            self._cuda.set_sync_debug_mode("default")
+            catcher, self._catcher = self._catcher, None
+            catcher.__exit__(None, None, None)
+            return
+        self._catcher = warnings.catch_warnings()
+        self._catcher.__enter__()
+        warnings.filterwarnings("always", message=f".*{_SYNC_WARNING}.*")
+        before = warnings.showwarning
+
+        def told(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+            if _SYNC_WARNING not in str(message):
+                before(message, category, filename, lineno, *rest)
+            elif not self._announced():
+                now = monotonic_ns()
+                telemetry.blocked(Blocked(f"{short_path(filename)}:{lineno}: unannounced", now, now))
+
+        warnings.showwarning = told  # type: ignore[assignment]
+        self._cuda.set_sync_debug_mode("warn")

@@ -1,0 +1,193 @@
+"""An emulated accelerator: an in-order asynchronous queue that takes time and computes nothing.
+
+Same synchronisation as CUDA: queueing returns at once; the host blocks where it needs a value, where the queue is
+full, and at a copy from pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous
+completion) + duration. Only a blocking call really sleeps, so a laptop can rehearse the input side of any device.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from trainer import telemetry
+from trainer.compute.base import call_site
+from trainer.config import KernelDurations, TrainerConfig
+from trainer.data.batch import Batch
+from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
+from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
+from trainer.errors import InputError
+from trainer.inject import wait_until
+from trainer.model import Shape
+from trainer.telemetry import Blocked, Kernel
+
+# The host does not wait for copies "from host to device of a memory block of 64 KB or less" (CUDA C++ Programming
+# Guide, asynchronous concurrent execution); of a larger one from pageable memory it may, and here it does. Each tensor
+# of a batch is a copy of its own.
+PAGEABLE_ASYNC_BYTES = 64 * 1024
+_WORTH_TELLING_MS = 0.01  # a copy of a few kilobytes over such a link takes nanoseconds
+
+
+class DeviceQueue:
+    """Work in order, one piece at a time; tells ``telemetry`` what was done when and which calls blocked."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._ends_ns: deque[int] = deque()  # of the work that was not done when last looked at
+        self._free_ns = 0
+
+    def submit(self, name: str, duration_ns: int) -> None:
+        """Queue ``duration_ns`` of work; blocks only while the queue is full."""
+        now = monotonic_ns()
+        while self._ends_ns and self._ends_ns[0] <= now:
+            self._ends_ns.popleft()
+        if len(self._ends_ns) >= self._depth:
+            self._wait(self._ends_ns.popleft(), "full queue")
+            now = monotonic_ns()
+        start = max(now, self._free_ns)
+        self._free_ns = start + duration_ns
+        self._ends_ns.append(self._free_ns)
+        telemetry.device(Kernel(name, now, now, start, self._free_ns))
+
+    def drain(self, what: str) -> None:
+        """Block until everything queued so far is done."""
+        self._wait(self._free_ns, what)
+        self._ends_ns.clear()
+
+    @property
+    def free_ns(self) -> int:
+        """When everything queued so far is done."""
+        return self._free_ns
+
+    def wait_until(self, done_ns: int, what: str) -> None:
+        """Block until ``done_ns``, the end of some work in the queue."""
+        self._wait(done_ns, what)
+
+    def _wait(self, until_ns: int, what: str) -> None:
+        site, start = call_site(what, __file__), monotonic_ns()
+        wait_until(until_ns)
+        telemetry.blocked(Blocked(site, start, monotonic_ns()))
+
+
+class EmulatedCompute:
+    """A device on paper: implements ``compute.base.Compute``. It has no loss: read_losses blocks and returns none."""
+
+    asynchronous = True
+    emulated = True
+
+    def __init__(self, config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
+        device = config.compute.emulated
+        assert device is not None
+        check_memory(config, shape, profile)
+        self.device = f"emulated {profile.name}"
+        self._durations_ms = kernels(config, shape, profile)._asdict()
+        self._recorded_ms = _recorded(device.recorded) if device.recorded is not None else {}
+        self._speed, self._jitter = device.speed, device.jitter
+        self._random = random.Random(config.seed)
+        self._queue = DeviceQueue(device.queue_depth)
+        self._extra_forwards = config.compute.extra_forwards
+        self._blocking_copies = not config.data.pin_memory and tensor_bytes(config) > PAGEABLE_ASYNC_BYTES
+        self._step, self._before_ns = 0, 0
+
+    def begin_step(self, step: int) -> None:
+        self._step, self._before_ns = step, self._queue.free_ns
+
+    def to_device(self, batch: Batch) -> Batch:
+        self._submit("h2d")
+        if self._blocking_copies:
+            self._queue.drain("copy from pageable memory")
+        return batch
+
+    def forward(self, batch: Batch) -> None:
+        for _ in range(self._extra_forwards):
+            self._submit("forward")
+        self._submit("forward")
+
+    def backward(self, loss: Any) -> None:
+        self._submit("backward")
+
+    def clip_gradients(self) -> None:
+        self._submit("norm")
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        self._queue.drain("value of the gradient norm")
+
+    def optimizer_step(self) -> None:
+        self._submit("optimizer")
+
+    def read_losses(self, losses: list[list[Any]]) -> list[float | None]:
+        self._queue.submit("read", 0)
+        self._queue.drain("values of the losses")
+        return [None] * len(losses)
+
+    def drain_to_one_step(self) -> None:
+        self._queue.wait_until(self._before_ns, "device one step behind")
+
+    def synchronize(self) -> None:
+        self._queue.drain("synchronize")
+
+    def _submit(self, name: str) -> None:
+        milliseconds = self._durations_ms[f"{name}_ms"]
+        if recorded := self._recorded_ms.get(f"{name}_ms"):
+            milliseconds = recorded[self._step % len(recorded)] / self._speed
+        if self._jitter:
+            milliseconds *= self._random.uniform(1 - self._jitter, 1 + self._jitter)
+        self._queue.submit(name, round(milliseconds * 1e6))
+
+
+def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
+    """The device that ``config.compute.device`` declares; InputError where it is unknown or too small."""
+    device = config.compute.emulated
+    assert device is not None
+    return EmulatedCompute(config, shape, load_profile(device.emulated))
+
+
+def assumptions(config: TrainerConfig, shape: Shape) -> str:
+    """One line: how long the kernels take and where that comes from."""
+    device = config.compute.emulated
+    assert device is not None
+    profile, found = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))
+    sources = {name: "fixed" for name, value in device.kernels.model_dump().items() if value is not None}
+    if device.recorded is not None:
+        sources |= dict.fromkeys(_recorded(device.recorded), "recorded")
+    rates = f"memory at {device.memory_efficiency:.0%} of {profile.memory_bandwidth_bytes_per_s / 1e12:.2f} TB/s"
+    if "forward_ms" not in sources or "backward_ms" not in sources:
+        matmul = matmul_flops_per_s(device, profile, config.compute.precision)
+        share = matmul / profile.peak_flops_per_s(matmul_dtype(config.compute.precision))
+        rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({share:.0%} of the dense peak), {rates}"
+    shown = {name: value for name, value in found._asdict().items() if value >= _WORTH_TELLING_MS or name in sources}
+    kinds = [f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in shown.items()]
+    kinds = [
+        f"{kind} ({sources[f'{kind.split()[0]}_ms']})" if f"{kind.split()[0]}_ms" in sources else kind for kind in kinds
+    ]
+    extras = [f"speed {device.speed:g}x"] if device.speed != 1 else []
+    extras += [f"jitter {device.jitter:.0%}"] if device.jitter else []
+    launches = "launching kernels costs the host what compute.inject says"
+    return f"{profile.name}: {', '.join(kinds + extras)}; {rates}; {launches}"
+
+
+def _recorded(path: str) -> dict[str, list[float]]:
+    """{kernel: milliseconds per step} of a JSON file; InputError where it is anything else."""
+    allowed = ", ".join(KernelDurations.model_fields)
+    where = f"compute.device.recorded: {path}"
+    try:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: not readable JSON ({error})") from error
+    if not isinstance(content, dict) or not content:
+        raise InputError(f'{where}: expected {{"forward_ms": [milliseconds, ...], ...}}; allowed keys: {allowed}')
+    for key, values in content.items():
+        if key not in KernelDurations.model_fields:
+            raise InputError(f"{where}: unknown key {key!r}; allowed: {allowed}")
+        good = isinstance(values, list) and values and all(_is_duration(value) for value in values)
+        if not good:
+            raise InputError(f"{where}: {key}: expected a list of milliseconds, each from 0 to 60000")
+    return content
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 60_000

@@ -1,0 +1,94 @@
+"""Computes that run no model of their own: none at all (the data-only control), or another one with declared costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.compute.base import Compute, Loss
+from trainer.config import ComputeInject
+from trainer.data.batch import Batch
+from trainer.inject import Injector
+
+
+class NoCompute:
+    """Drops every batch: what remains of a step is its input side."""
+
+    device = "none"
+    asynchronous = False
+    emulated = False
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+    def to_device(self, batch: Batch) -> Batch:
+        return batch
+
+    def forward(self, batch: Batch) -> Loss:
+        return None
+
+    def backward(self, loss: Loss) -> None:
+        pass
+
+    def clip_gradients(self) -> Any:
+        return None
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        pass
+
+    def optimizer_step(self) -> None:
+        pass
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        return [None] * len(losses)
+
+    def drain_to_one_step(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class InjectedCompute:
+    """Another compute, with declared costs on the host's main thread on top."""
+
+    def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
+        self._inner = inner
+        self._cost = Injector(inject, seed, parts={"forward": micro_batches, "backward": micro_batches})
+        self.device = inner.device
+        self.asynchronous = inner.asynchronous
+        self.emulated = inner.emulated
+
+    def begin_step(self, step: int) -> None:
+        self._inner.begin_step(step)
+        self._cost.spend("other")
+
+    def to_device(self, batch: Batch) -> Batch:
+        return self._inner.to_device(batch)
+
+    def forward(self, batch: Batch) -> Loss:
+        self._cost.spend("forward")
+        return self._inner.forward(batch)
+
+    def backward(self, loss: Loss) -> None:
+        self._cost.spend("backward")
+        self._inner.backward(loss)
+
+    def clip_gradients(self) -> Any:
+        return self._inner.clip_gradients()
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        self._cost.spend("sync")
+        self._inner.check_finite(norm, step)
+
+    def optimizer_step(self) -> None:
+        self._cost.spend("optimizer")
+        self._inner.optimizer_step()
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        return self._inner.read_losses(losses)
+
+    def drain_to_one_step(self) -> None:
+        self._inner.drain_to_one_step()
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()

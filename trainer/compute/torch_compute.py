@@ -1,0 +1,102 @@
+"""A transformers model trained with AdamW on a torch device (CPU or CUDA)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from trainer.compute.base import Loss
+from trainer.config import TrainerConfig
+from trainer.data.batch import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchCompute:
+    """A transformers model with AdamW on a torch device."""
+
+    emulated = False
+
+    def __init__(self, config: TrainerConfig, model: torch.nn.Module, device: torch.device) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self.asynchronous = device.type != "cpu"
+        self._device = device
+        dtype = torch.bfloat16 if config.compute.precision == "pure-bf16" else None
+        self._model = model.to(device, dtype).train()
+        self._config = config.optimizer
+        self._autocast = config.compute.precision == "bf16"
+        self._extra_forwards = config.compute.extra_forwards
+        decayed = [p for p in model.parameters() if p.dim() >= 2]
+        others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
+        optimizer = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            fused=True if optimizer.fused is None else optimizer.fused,
+        )
+        warmup = optimizer.lr_warmup_steps
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
+        )
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+    def to_device(self, batch: Batch) -> Batch:
+        if self._device.type == "cpu":
+            return batch
+        mask = batch.attention_mask
+        return Batch(
+            batch.input_ids.to(self._device, non_blocking=True),
+            batch.labels.to(self._device, non_blocking=True),
+            None if mask is None else mask.to(self._device, non_blocking=True),
+            batch.tokens,
+            batch.trained_tokens,
+            batch.samples,
+            batch.trace,
+        )
+
+    def forward(self, batch: Batch) -> Loss:
+        for _ in range(self._extra_forwards):
+            # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
+            with self._torch.no_grad():
+                self._run_model(batch)
+        output = self._run_model(batch)
+        # The mean over no label at all is NaN; such a batch (documents of one token) trains nothing instead.
+        return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
+
+    def _run_model(self, batch: Batch) -> Any:
+        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
+            return self._model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+
+    def backward(self, loss: Loss) -> None:
+        (loss / self._config.accumulation).backward()
+
+    def clip_gradients(self) -> Any:
+        limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
+        return self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        if not math.isfinite(value := norm.item()):
+            raise FloatingPointError(f"step {step}: the gradient norm is {value}: is optimizer.learning_rate too high?")
+
+    def optimizer_step(self) -> None:
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
+        return [float(value) for value in means.tolist()]  # one transfer for all of them
+
+    def drain_to_one_step(self) -> None:
+        pass  # a CPU is never behind; CudaTimeline knows where a CUDA device is
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            self._torch.cuda.synchronize(self._device)

@@ -1,0 +1,133 @@
+"""What this CPU really does, measured once and cached as a device profile.
+
+A CPU's theoretical peak says little (clocks depend on the instructions, and bf16 may be emulated), so the peak of a
+CPU profile is the best *measured* rate, and is marked so. An MFU against it compares with what this torch reaches here
+in a plain matrix product, not with the silicon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.data.cache import cache_root, fingerprint
+from trainer.devices.cpu_rates import FASTEST, WAITED, Effort, Rate, measure
+from trainer.devices.profiles import DeviceProfile, read_profile
+from trainer.errors import InputError
+
+EFFORT = Effort()
+
+
+def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
+    """Measure this CPU with ``threads`` of torch, and cache what was found (in place of what was cached)."""
+    content = _content(threads, measure(threads, effort or EFFORT))
+    profile = DeviceProfile.model_validate(content)
+    _store(profile_path(threads), yaml.safe_dump(content, sort_keys=False, width=120))
+    return profile
+
+
+def cpu_profile(threads: int) -> DeviceProfile | None:
+    """The cached measurement of this CPU with ``threads`` of this torch; None where there is none, or a damaged one."""
+    path = profile_path(threads)
+    try:
+        return read_profile(path) if path.is_file() else None
+    except InputError:
+        return None
+
+
+def not_calibrated(threads: int) -> str:
+    """Why a CPU has no peak, and what to do about it."""
+    return f"not calibrated: run harness doctor --calibrate --threads {threads}"
+
+
+def profile_path(threads: int) -> Path:
+    """Where the measurement of this CPU lies: by its identity, its cores, ``threads`` and torch's version."""
+    key = [cpu_identity(), core_count(), threads, importlib.metadata.version("torch")]
+    return cache_root() / "profiles" / f"cpu-{fingerprint(key)}.yaml"
+
+
+def cpu_identity() -> str:
+    """The CPU's name; with family and model on x86, where virtual machines give very different CPUs the same name."""
+    facts: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                facts.setdefault(name.strip(), value.strip())
+    except OSError:
+        pass
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    details = [f"{label} {facts[key]}" for label, key in (("family", "cpu family"), ("model", "model")) if key in facts]
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Any]:
+    """The profile as its file has it."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    torch_version, cores = importlib.metadata.version("torch"), core_count()
+    words = f"{threads} thread{'s' if threads > 1 else ''}"
+    by = f"measured by harness doctor --calibrate, {today}, torch {torch_version}, {words}"
+
+    def figure(name: str) -> dict[str, Any]:
+        rate = rates[name]
+        how = f"{rate.what}, median of the {min(FASTEST, rate.calls)} fastest of {rate.calls}"
+        return {"value": float(f"{rate.per_s:.6g}"), "source": f"{by}: {how}"}
+
+    copy = figure("copy")
+    return {
+        "name": "cpu",
+        "title": f"{cpu_identity()}, {cores} core{'s' if cores > 1 else ''}, {words}",
+        "device_names": ["cpu"],
+        "device_names_source": "the trainer calls every CPU so; this file is found by the CPU's identity instead",
+        "measured": True,
+        "peak_flops_per_s": {dtype: figure(dtype) for dtype in ("fp32", "bf16")},
+        "achievable_matmul_flops_per_s": {dtype: figure(dtype) for dtype in ("fp32", "bf16")},
+        "memory_bytes": {
+            "value": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "source": f"physical memory by the operating system, {today}",
+        },
+        "memory_bandwidth_bytes_per_s": copy,
+        "link": {
+            "name": "none: the CPU computes in host memory",
+            "bandwidth_bytes_per_s": {"value": copy["value"], "source": f"a copy in memory, {copy['source']}"},
+        },
+        "price_per_hour_usd": {"value": None, "why": "a measured machine has no list price"},
+        "notes": _disturbed(rates),
+    }
+
+
+def _disturbed(rates: dict[str, Rate]) -> list[str]:
+    """A note where the cores were shared while measuring."""
+    waited = max(rate.waited for rate in rates.values())
+    if waited <= WAITED:
+        return []
+    return [
+        f"others used the cores meanwhile (ready but without a core for {waited:.0%} of the time): "
+        "the rates are too low, and an MFU against them too high; calibrate again when the machine is idle"
+    ]
+
+
+def _store(path: Path, text: str) -> None:
+    """Write at once, so that nobody ever reads half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        reason = error.strerror or error
+        raise InputError(f"{path}: cannot be written ({reason}); HARNESS_CACHE=DIR chooses another cache") from error

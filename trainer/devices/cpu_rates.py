@@ -1,0 +1,145 @@
+"""Timing this CPU's matrix products and memory copies, also where neighbours come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+# A neighbour only ever slows a repetition down, so the slow ones say nothing of this CPU; the single fastest may be a
+# short boost that no training step can keep. The median of the five fastest lies between.
+FASTEST = 5
+WAITED = 0.05  # share of time that the threads were ready to run but had no core: above it, the rates are too low
+LONGEST_S = 0.5  # a product that would take longer is left out: bf16 in a naive kernel takes a minute at size 2048
+# How torch calls the matrix product in training: forward x @ w.T, gradient of x: y @ w, gradient of w: y.T @ x.
+LAYOUTS = {"x @ w.T": (False, True), "y @ w": (False, False), "y.T @ x": (True, False)}
+
+
+class Effort(NamedTuple):
+    """How much is measured; the default takes about 5 seconds, and up to 20 where others use the cores."""
+
+    sizes: tuple[int, ...] = (512, 1024, 2048)  # of square products: from the second-level cache to memory
+    copy_bytes: int = 256 * 2**20  # each of source and target: beyond most last-level caches
+    rounds: int = 10
+    timeout_s: float = 12.0  # how long more rounds are added until FASTEST of them were left in peace
+
+
+class Work(NamedTuple):
+    """Something to time: ``amount`` is FLOPs or bytes per call."""
+
+    what: str
+    amount: float
+    call: Callable[[], Any]
+
+
+class Timing(NamedTuple):
+    """One call: its wall time, and how long its threads together waited for a core."""
+
+    wall_s: float
+    waited_s: float
+
+
+class Rate(NamedTuple):
+    """Units per second of ``what``; how many calls; the share of time waited in those that count."""
+
+    per_s: float
+    what: str
+    calls: int
+    waited: float
+
+
+def measure(threads: int, effort: Effort) -> dict[str, Rate]:
+    """FLOP/s of fp32 and bf16 products (the fastest layout and size), bytes/s of a copy, at ``threads`` of torch."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        works = {"fp32": _best(_products(torch.float32), effort), "bf16": _best(_products(torch.bfloat16), effort)}
+        return _rates({**works, "copy": _copy(effort.copy_bytes)}, effort, threads)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _products(dtype: Any) -> Callable[[int], Iterator[Work]]:
+    import torch
+
+    def product(a: Any, b: Any) -> Callable[[], Any]:
+        return lambda: torch.mm(a, b)
+
+    def of_size(size: int) -> Iterator[Work]:
+        generator = torch.Generator().manual_seed(0)
+        left, right = (torch.rand(size, size, generator=generator).to(dtype) for _ in range(2))
+        for layout, (turn_left, turn_right) in LAYOUTS.items():
+            call = product(left.t() if turn_left else left, right.t() if turn_right else right)
+            yield Work(f"{layout} of {size}x{size}", 2.0 * size**3, call)
+
+    return of_size
+
+
+def _copy(size_bytes: int) -> Work:
+    import torch
+
+    source = torch.rand(size_bytes // 4)
+    target = torch.empty_like(source)
+    target.copy_(source)  # the first write only asks the kernel for pages
+    # Read once, written once; like STREAM, without the line that a write may fetch first.
+    return Work(f"copy of {size_bytes / 2**20:g} MiB", 2.0 * size_bytes, lambda: target.copy_(source))
+
+
+def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
+    """The fastest of all layouts and sizes; a layout that has become too slow is not tried at the next size."""
+    found: list[tuple[float, Work]] = []
+    seconds: dict[int, tuple[int, float]] = {}  # by layout: the last size and what it took
+    for size in sorted(effort.sizes):
+        for layout, work in enumerate(products(size)):
+            last_size, last_s = seconds.get(layout, (size, 0.0))
+            if last_s * (size / last_size) ** 3 > LONGEST_S:
+                continue
+            work.call()  # the first call builds kernels and threads
+            took = min(_timed(work.call).wall_s for _ in range(3))
+            seconds[layout] = (size, took)
+            found.append((work.amount / took, work))
+    return max(found, key=lambda one: one[0])[1]
+
+
+def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
+    """All works in turn, round by round, so that a neighbour's burst meets all of them."""
+    timings: dict[str, list[Timing]] = {name: [] for name in works}
+    start = time.perf_counter()
+    rounds = 0
+    while True:
+        for name, work in works.items():
+            timings[name].append(_timed(work.call))
+        rounds += 1
+        rates = {name: rate_of(works[name], all_of_it, threads) for name, all_of_it in timings.items()}
+        in_peace = all(rate.waited <= WAITED for rate in rates.values())
+        if rounds >= effort.rounds and (in_peace or time.perf_counter() - start > effort.timeout_s):
+            return rates
+
+
+def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
+    """From the fastest timings alone."""
+    kept = sorted(timings)[:FASTEST]
+    waited = sum(one.waited_s for one in kept) / (threads * sum(one.wall_s for one in kept))
+    return Rate(work.amount / median(one.wall_s for one in kept), work.what, len(timings), waited)
+
+
+def _timed(call: Callable[[], Any]) -> Timing:
+    waited, start = _run_delay_s(), time.perf_counter()
+    call()
+    wall_s = time.perf_counter() - start
+    return Timing(wall_s, _run_delay_s() - waited)
+
+
+def _run_delay_s() -> float:
+    """Seconds that this process's threads were runnable without a core (Linux, /proc/.../schedstat; else 0)."""
+    total_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            total_ns += int(path.read_text().split()[1])
+        except (OSError, ValueError, IndexError):  # a thread that has just ended; a kernel without the statistic
+            continue
+    return total_ns / 1e9

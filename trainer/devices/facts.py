@@ -1,0 +1,36 @@
+"""What a run records about its device: peak, dtype and price, or the reason why they are unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.devices.calibrate import cpu_profile, not_calibrated
+from trainer.devices.profiles import DeviceProfile, find_profile, matmul_dtype, profile_names
+from trainer.errors import InputError
+
+
+def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> dict[str, Any]:
+    """What a run records about its device's peak, or why there is none (then MFU stays null, with that reason)."""
+    profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
+    if profile is None:
+        names = ", ".join(profile_names())
+        unknown = f"no device profile names {device_name!r}; there are: {names}"
+        return {"profile": None, "profile_reason": not_calibrated(threads) if device_is_cpu else unknown}
+    return facts_of(profile, precision)
+
+
+def facts_of(profile: DeviceProfile, precision: str) -> dict[str, Any]:
+    """The same for a profile chosen by name (an emulated device)."""
+    dtype = matmul_dtype(precision)
+    try:
+        peak = profile.peak_flops_per_s(dtype)
+    except InputError as error:
+        return {"profile": None, "profile_reason": str(error)}
+    return {
+        "profile": profile.name,
+        "peak_flops_per_s": peak,
+        "dtype": dtype,
+        "peak_source": profile.peak_source(dtype),
+        "peak_measured": profile.measured,
+        "price_per_hour_usd": profile.price_per_hour_usd,
+    }

@@ -1,0 +1,119 @@
+"""A profile's YAML file as plain data, and one line for whatever is wrong with it: file, key, what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from trainer.errors import InputError, one_line
+
+SPARSE = ("sparse", "sparsity")
+SHOWN_CHARACTERS = 60  # of a wrong value
+PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe tags only; a key given twice is an error (PyYAML silently takes the last)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in ``path``; InputError where it cannot be read or states anything sparse."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file; give a device profile (YAML)") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise InputError(f"{path}: {line}not readable YAML: {one_line(error.problem or error)}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not text; a date like 2026-13-01; nested too deep
+        raise InputError(f"{path}: not readable YAML: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: must be a mapping of keys (name, peak_flops_per_s, ...); got {_shown(content)}")
+    for key in _keys(content):
+        if any(word in key.lower() for word in SPARSE):
+            raise InputError(f"{path}: {key}: peaks are dense; halve a rate with 2:4 sparsity and say so in its source")
+    return content
+
+
+def problem(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that ``error`` names, as "key: what is wrong; what is allowed", and how many more there are."""
+    errors = error.errors(include_url=False)
+    # A misspelt key is missing, too: what was written comes first.
+    one = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
+    place = [str(part) for part in one["loc"] if part != "[key]"]
+    kind, given = one["type"], _shown(one["input"])
+    if kind == "extra_forbidden":
+        allowed = _allowed(model, place[:-1])
+        near = get_close_matches(place[-1], allowed, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else ";"
+        said = f"unknown key{guess} allowed: {', '.join(allowed)}"
+    elif kind == "missing":
+        said = "this key is required"
+    elif kind == "value_error":
+        said = str(one["ctx"]["error"])
+    elif kind == "literal_error":
+        said = f"unknown dtype; allowed: {one['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
+    elif kind == "too_short":
+        said = "give at least one"
+    elif kind in ("model_type", "dict_type"):
+        said = f"must be a mapping of keys; got {given}"
+        if allowed := _allowed(model, place):
+            said += f"; allowed: {', '.join(allowed)}"
+    else:
+        said = one["msg"].replace("Input should be", "must be")
+        for pydantic_says, plain in PLAIN.items():
+            said = said.replace(pydantic_says, plain)
+        said += f"; got {given}"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return one_line(f"{'.'.join(place)}: {said}{more}" if place else said + more)
+
+
+def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
+    """The keys of the section that ``place`` leads to; a dtype's place leads to its figure."""
+    section: type[BaseModel] | None = model
+    inside_table = False
+    for part in place:
+        if inside_table:  # the key of a table by dtype: its value is the section
+            inside_table = False
+            continue
+        field = (
+            next((f for name, f in section.model_fields.items() if part in (name, f.alias)), None) if section else None
+        )
+        annotation = field.annotation if field else None
+        inside_table = bool(get_args(annotation))
+        candidates = (*get_args(annotation), annotation)
+        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    if section is None or inside_table:
+        return []
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _keys(content: Any) -> Iterator[str]:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield str(key)
+            yield from _keys(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _keys(value)
+
+
+def _shown(value: object) -> str:
+    text = "null" if value is None else one_line(repr(value))
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."

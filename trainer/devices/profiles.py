@@ -1,0 +1,207 @@
+"""What a device can do at best, each figure with its source: profiles/devices/*.yaml, or a file of one's own.
+
+Peaks are *dense*: NVIDIA's datasheets print rates with 2:4 structured sparsity too, twice as high, which no dense
+model reaches. A device that no profile names has no peak: there is no fallback, and MFU stays unknown.
+"""
+
+from __future__ import annotations
+
+import datetime
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from trainer.devices.profile_file import problem, read_yaml
+from trainer.errors import InputError
+
+FOLDER = Path(__file__).parents[2] / "profiles" / "devices"
+Dtype = Literal["bf16", "fp16", "tf32", "fp32", "fp8"]
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+Rate = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Figure(_Section):
+    """A figure and where it stands; or null, and why it is unknown."""
+
+    value: Rate | None
+    source: Text | None = None
+    """Document, what it says, and what was made of it: "1,979 TFLOPS with sparsity, / 2"."""
+    why: Text | None = None
+
+    @model_validator(mode="after")
+    def _sourced(self) -> Figure:
+        if self.value is not None and self.source is None:
+            raise ValueError("a figure needs a source; give the document and what it says, or value: null and why")
+        if self.value is None and self.why is None:
+            raise ValueError("value: null needs why (what was looked for)")
+        return self
+
+
+class Known(Figure):
+    """A figure without which the profile is of no use."""
+
+    value: Rate
+
+
+class Price(Figure):
+    """US dollars per device and hour, of one vendor on one day."""
+
+    date: datetime.date | None = None
+
+    @model_validator(mode="after")
+    def _dated(self) -> Price:
+        if self.value is not None and self.date is None:
+            raise ValueError("a price needs a date (YYYY-MM-DD)")
+        return self
+
+
+class Link(_Section):
+    """How host memory is reached."""
+
+    name: Text
+    bandwidth: Known = Field(alias="bandwidth_bytes_per_s")
+    """One direction."""
+
+
+class DeviceProfile(_Section):
+    """One device. Figures in FLOP/s, bytes/s and (decimal, as datasheets print them) bytes."""
+
+    name: Text
+    title: Text
+    device_names: tuple[Text, ...] = Field(min_length=1)
+    """What ``torch.cuda.get_device_name()`` says for it: exact names or fnmatch patterns, case-sensitive."""
+    device_names_source: Text
+    measured: bool = False
+    """Its peaks are measured rates, not theoretical ones (a CPU: see trainer/devices/calibrate.py)."""
+    peak: dict[Dtype, Figure] = Field(alias="peak_flops_per_s", min_length=1)
+    """Dense."""
+    achievable: dict[Dtype, Figure] = Field({}, alias="achievable_matmul_flops_per_s")
+    """The best matrix product that somebody measured, where published."""
+    memory: Known = Field(alias="memory_bytes")
+    memory_bandwidth: Known = Field(alias="memory_bandwidth_bytes_per_s")
+    link: Link
+    price: Price = Field(alias="price_per_hour_usd")
+    documents: tuple[Text, ...] = ()
+    """The sources' full titles and where they were read."""
+    notes: tuple[Text, ...] = ()
+
+    @model_validator(mode="after")
+    def _achievable_below_peak(self) -> DeviceProfile:
+        for dtype, figure in self.achievable.items():
+            peak = self.peak.get(dtype)
+            limit = peak.value if peak is not None else None
+            if figure.value is not None and limit is not None and figure.value > limit:
+                raise ValueError(f"achievable_matmul_flops_per_s.{dtype}: {figure.value:g} is above the peak {limit:g}")
+        return self
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """The dense peak; InputError where the profile has none for ``dtype``."""
+        return self._peak(dtype)[0]
+
+    def peak_source(self, dtype: str) -> str:
+        """Where that peak stands."""
+        return self._peak(dtype)[1]
+
+    def _peak(self, dtype: str) -> tuple[float, str]:
+        known = {
+            str(name): (figure.value, figure.source)
+            for name, figure in self.peak.items()
+            if figure.value is not None and figure.source is not None
+        }
+        if dtype not in known:
+            raise InputError(f"device profile {self.name}: no peak for {dtype}; allowed: {', '.join(known) or 'none'}")
+        return known[dtype]
+
+    @property
+    def achievable_matmul_flops_per_s(self) -> dict[str, float]:
+        """By dtype, where published."""
+        return {dtype: figure.value for dtype, figure in self.achievable.items() if figure.value is not None}
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory.value
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        return self.memory_bandwidth.value
+
+    @property
+    def link_bandwidth_bytes_per_s(self) -> float:
+        return self.link.bandwidth.value
+
+    @property
+    def price_per_hour_usd(self) -> float | None:
+        return self.price.value
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped profiles, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """A shipped profile by name, or the profile in a YAML file by path (one with a ``/``, or ending in .yaml)."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return read_profile(Path(name).expanduser())
+    names = profile_names()
+    if name in names:
+        return _shipped(name)
+    near = get_close_matches(name, names, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else ";"
+    raise InputError(f"unknown device profile {name!r}{guess} allowed: {', '.join(names)}, or a path to a YAML file")
+
+
+def read_profile(path: Path) -> DeviceProfile:
+    """The profile in a YAML file; InputError with one line (file, key, what is allowed) where it is wrong."""
+    content = read_yaml(path)
+    try:
+        return DeviceProfile.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{path}: {problem(error, DeviceProfile)}") from error
+
+
+@cache
+def _shipped(name: str) -> DeviceProfile:
+    return read_profile(FOLDER / f"{name}.yaml")
+
+
+def find_profile(device_name: str) -> DeviceProfile | None:
+    """The shipped profile of the device that torch calls ``device_name``; None where none names it: no fallback."""
+    for profile in map(_shipped, profile_names()):
+        if any(fnmatchcase(device_name, pattern) for pattern in profile.device_names):
+            return profile
+    return None
+
+
+def matmul_dtype(precision: str, *, tf32: bool = False) -> str:
+    """What the matrix units compute in at a ``compute.precision``.
+
+    fp32 is fp32 on CUDA too: torch leaves TF32 off for matrix products unless
+    ``torch.set_float32_matmul_precision`` or ``allow_tf32`` says otherwise, which the trainer does not.
+    bf16 (autocast) and pure-bf16 both multiply in bf16.
+    """
+    if precision == "fp32":
+        return "tf32" if tf32 else "fp32"
+    return "bf16"

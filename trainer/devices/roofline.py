@@ -1,0 +1,104 @@
+"""How long an emulated device's kernels take, and whether the model fits its memory: arithmetic from its profile.
+
+Compute roofline for forward and backward, memory roofline for gradient norm and optimizer (Williams et al. 2009,
+"Roofline"), link bandwidth for copies. What the host spends on launching kernels is not part of it: ``compute.inject``
+declares that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainer.config import EmulatedDevice, TrainerConfig
+from trainer.devices.flops import flops_per_token, parameters
+from trainer.devices.profiles import DeviceProfile, matmul_dtype
+from trainer.errors import InputError
+from trainer.model import Shape
+
+# Reads and writes of parameter-sized tensors. Fused AdamW reads weight, gradient and both moments and writes all but
+# the gradient. PyTorch's foreach AdamW runs one kernel per operation (torch/optim/adamw.py, _multi_tensor_adamw):
+# decay 2, first moment 3, second moment 2 + 3, square root 2, its correction 2, epsilon 2, update 4.
+FUSED_ADAMW_PASSES = 7
+FOREACH_ADAMW_PASSES = 20
+NORM_PASSES = 3  # the norm reads the gradients, clipping reads and writes them
+TENSOR_BYTES = {"fp32": 4, "bf16": 4, "pure-bf16": 2}  # one element of weight, gradient or moment
+TOKEN_BYTES = 8  # int64
+# Kept for the backward pass, per token, layer and unit of width, at 16 bit, attention scores left out (Korthikanti et
+# al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation 2).
+ACTIVATION_BYTES = 34
+
+
+class Kernels(NamedTuple):
+    """Milliseconds per micro-batch (h2d, forward, backward) and per step (norm, optimizer)."""
+
+    h2d_ms: float
+    forward_ms: float
+    backward_ms: float
+    norm_ms: float
+    optimizer_ms: float
+
+
+def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision: str) -> float:
+    """The rate of forward and backward; InputError where neither configuration nor profile states one."""
+    dtype = matmul_dtype(precision)
+    if device.matmul_efficiency is not None:
+        return profile.peak_flops_per_s(dtype) * device.matmul_efficiency
+    achievable = profile.achievable_matmul_flops_per_s.get(dtype)
+    if achievable is None:
+        raise InputError(
+            f"compute.device.matmul_efficiency: the profile {profile.name} states no achievable matmul rate for "
+            f"{dtype}; give a share of the peak (more than 0, at most 1)"
+        )
+    return achievable
+
+
+def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
+    """Durations at ``device.speed``: those the configuration fixes, the others by roofline."""
+    device = config.compute.emulated
+    assert device is not None
+    data, precision = config.data, config.compute.precision
+    tokens = data.batch_size * data.sequence_length
+    fixed = device.kernels
+    found = {}
+    if fixed.forward_ms is None or fixed.backward_ms is None:
+        forward_ms = (
+            tokens * flops_per_token(shape, data.sequence_length) / 3 / matmul_flops_per_s(device, profile, precision)
+        ) * 1e3
+        found["forward_ms"], found["backward_ms"] = forward_ms, 2 * forward_ms
+    moved_bytes = parameters(shape) * TENSOR_BYTES[precision]
+    memory = profile.memory_bandwidth_bytes_per_s * device.memory_efficiency
+    fused = config.optimizer.fused is not False
+    found["norm_ms"] = NORM_PASSES * moved_bytes / memory * 1e3
+    found["optimizer_ms"] = (FUSED_ADAMW_PASSES if fused else FOREACH_ADAMW_PASSES) * moved_bytes / memory * 1e3
+    found["h2d_ms"] = batch_bytes(config) / (profile.link_bandwidth_bytes_per_s * device.memory_efficiency) * 1e3
+    given = {name: value for name, value in fixed.model_dump().items() if value is not None}
+    return Kernels(**{name: value / device.speed for name, value in {**found, **given}.items()})
+
+
+def batch_bytes(config: TrainerConfig) -> int:
+    """Bytes of one micro-batch on its way to the device: ids, labels and, for padded rows, the mask."""
+    return (3 if config.data.path.endswith("-padded") else 2) * tensor_bytes(config)
+
+
+def tensor_bytes(config: TrainerConfig) -> int:
+    """Bytes of one tensor of a micro-batch (ids, labels or mask): each is copied by itself."""
+    return TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
+
+
+def check_memory(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
+    """InputError, with the arithmetic, where weights, gradients, moments and activations do not fit the device."""
+    precision = config.compute.precision
+    count, element = parameters(shape), TENSOR_BYTES[precision]
+    state = 4 * element * count
+    tokens = config.data.batch_size * config.data.sequence_length
+    wide = 2 if precision == "fp32" else 1
+    activations = ACTIVATION_BYTES * wide * tokens * shape.layers * shape.width
+    logits = 2 * 4 * tokens * shape.vocab_size
+    if (total := state + activations + logits) > profile.memory_bytes:
+        raise InputError(
+            f"compute.device: {config.model.preset} does not fit {profile.name}: {count / 1e9:.2f} billion parameters "
+            f"x {4 * element} bytes (weight, gradient, two AdamW moments, {precision}) = {state / 1e9:.1f} GB, "
+            f"activations about {activations / 1e9:.1f} GB, logits {logits / 1e9:.1f} GB: {total / 1e9:.1f} GB of "
+            f"{profile.memory_bytes / 1e9:.1f} GB; allowed: a smaller model or batch"
+            + ("" if element == 2 else ", or compute.precision pure-bf16 (8 bytes a parameter)")
+        )
