@@ -23,10 +23,10 @@ from typing import Any
 
 from harness.launch.protocol import PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
+from harness.machine.git import describe_checkout, git
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 
-_GIT_S = 120
 _PIP_S = 3600
 # Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
 _PROBE = """
@@ -153,18 +153,9 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def describe_checkout(folder: Path) -> str | None:
-    """The commit of the checkout ``folder`` is in, "+changes" where files differ from it; None outside one."""
-    try:
-        head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        return head + ("+changes" if _git(folder, "status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def _commit(revision: str, repository: Path) -> str:
     try:
-        return _git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        return git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except (OSError, subprocess.SubprocessError) as error:
         raise InputError(
             f"{revision}: neither a folder nor a revision of the git repository at {repository.resolve()}"
@@ -182,8 +173,8 @@ def _worktree(commit: str, repository: Path) -> Path:
             raise InputError(f"{folder}: is no longer what was checked out there; delete it")
         shutil.rmtree(folder)  # the repository that it was a worktree of is gone
     try:
-        _git(repository, "worktree", "prune")  # of one whose folder was deleted
-        _git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
+        git(repository, "worktree", "prune")  # of one whose folder was deleted
+        git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     except subprocess.SubprocessError as error:
         told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
         raise InputError(f"{commit[:12]}: git worktree: {told}") from error
@@ -197,15 +188,6 @@ def _alone(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    # A hook's variables would point git at another repository than the folder's.
-    clean = {
-        key: value for key, value in os.environ.items() if key not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-    }
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S, env=clean).stdout.strip()
 
 
 def _python(folder: Path) -> str:

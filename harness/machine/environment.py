@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from harness.machine.cgroup import cpu_quota, find_group, memory_limit
 from harness.machine.cpu import allowed_cpus, read_frequency
+from harness.machine.git import describe_checkout
 from harness.machine.gpu import driver_loaded
 from harness.machine.memory import read_memory
 
@@ -27,7 +27,7 @@ def record_environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
-        "git_commit": _git_commit(),
+        "git_commit": describe_checkout(Path(__file__).parent),
         "os": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -57,24 +57,6 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the harness's own checkout, "+changes" where the tree differs from it; None outside one."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
         return None
 
 

@@ -1,4 +1,4 @@
-"""The results contract (schema 1): tables, records and the study folder where probes, analysis and report meet.
+"""The study folder: writes and reads the tables and records of the results contract (schema 1).
 
 Everything is written to a temporary name beside its target and renamed, so a reader never sees half a file.
 This module imports pyarrow only when a table is read or written: a plan needs neither.
@@ -7,135 +7,43 @@ This module imports pyarrow only when a table is read or written: a plan needs n
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from harness.study.contract import (
+    ADDED_COLUMNS,
+    ALONE,
+    BARE,
+    CAUSES,
+    LEDGER,
+    PHASES,
+    PROFILED,
+    RUN_FILES,
+    SAMPLE_COLUMNS,
+    SCHEMA,
+    SPAN_COLUMNS,
+    STAGES,
+    STEP_COLUMNS,
+    Columns,
+    arrow_schema,
+)
+from harness.study.records import RunRecord, StudyRecord
 from trainer.errors import InputError
+from trainer.files import write_atomically, write_bytes, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 1
-PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
-STAGES = ("read", "tokenize", "pack", "transfer")
-# What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
-CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
+# Names that were here before they got files of their own; import them from there.
+__all__ = [
+    "ALONE", "BARE", "CAUSES", "LEDGER", "PHASES", "PROFILED", "RUN_FILES", "SAMPLE_COLUMNS", "SCHEMA", "SPAN_COLUMNS",
+    "STAGES", "STEP_COLUMNS", "Columns", "RunData", "RunRecord", "StudyFolder", "StudyRecord", "arrow_schema",
+    "read_table", "write_bytes", "write_json", "write_table", "write_text",
+]  # fmt: skip
 
-# (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
-STEP_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("step", "int64"),
-    ("turn", "int32"),  # which turn of the run the step belongs to (always 0 with interleave: runs)
-    ("warmup", "bool"),
-    ("start_ns", "int64"),  # CLOCK_MONOTONIC
-    ("wall_ns", "int64"),
-    *((f"{phase}_ns", "int64") for phase in PHASES),  # these sum to wall_ns exactly
-    ("device_busy_ns", "int64"),
-    ("device_starved_ns", "int64"),
-    ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
-    *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
-    ("contended_ns", "int64"),
-    *((f"exposed_{stage}_ns", "int64") for stage in STAGES),  # these sum to fetch_ns
-    *((f"hidden_{stage}_ns", "int64") for stage in STAGES),
-    ("tokens", "int64"),
-    ("trained_tokens", "int64"),
-    ("samples", "int64"),
-    ("loss", "float64"),
-)
-SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("pid", "int64"),
-    ("tid", "int64"),
-    # main: phases; main or loader-K: stages; device: what the device did; launch: when the host queued that, in the
-    # same order; sync: blocking calls of the main thread
-    ("role", "string"),
-    ("rank", "int32"),
-    ("name", "string"),  # a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
-    ("batch", "int64"),  # batches in the order the main thread received them, from 0; -1 where none
-    ("start_ns", "int64"),
-    ("end_ns", "int64"),
-    ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
-)
-# Columns that came later: a table without them is read as not having measured them.
-ADDED_COLUMNS = {"device_slack_ns", "cpu_ns", *(f"starved_{cause}_ns" for cause in CAUSES)}
-SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("t_ns", "int64"),
-    ("source", "string"),
-    ("metric", "string"),
-    ("value", "float64"),
-    ("unit", "string"),
-)
-Columns = dict[str, list[Any]]
-
-# What a run may leave, besides its log; of loader worker K: torch_profile.loader-K.json.gz.
-RUN_FILES = (
-    "run.json", "steps.parquet", "spans.parquet", "samples.parquet", "probes.json",
-    "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
-)  # fmt: skip
-
-# Controls that are there for the probes, see harness.launch.probing: the run of an arm that is looked into rather than
-# measured; what the cost of probes is measured against; and what a control with one probe alone begins with.
-PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"
-
-RunStatus = Literal["done", "failed", "interrupted"]
-
-
-@dataclass
-class RunRecord:
-    """run.json: what ran, as it ran (not as it was asked), and how it ended."""
-
-    arm: str
-    block: int
-    status: RunStatus
-    # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>; for the probes: profiled, bare, with-<probe>
-    control: str | None = None
-    of: str | None = None  # the arm this control belongs to
-    session: str = ""  # runs of one session alternated in time; only these are paired turn by turn
-    position: int = 0  # place in the block's order
-    interleave: str = "runs"  # slices or runs, as used
-    pid: int = 0
-    started_utc: str = ""
-    ended_utc: str = ""
-    exit_code: int | None = None
-    error: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)  # resolved trainer configuration
-    declared: dict[str, Any] = field(default_factory=dict)  # dotted keys this arm declares, with values
-    facts: dict[str, Any] = field(default_factory=dict)  # from the trainer: parameters, flops_per_token, device, ...
-    environment: dict[str, Any] = field(default_factory=dict)
-    realtime_minus_monotonic_ns: int = 0
-    # As the parent saw it from outside, None where it did not: the template's imports and everything until the first
-    # turn; the largest resident memory of the run's processes, summed (pages that they share count in each).
-    startup_ns: int | None = None
-    peak_memory_bytes: int | None = None
-    peak_device_bytes: int | None = None  # CUDA: what torch's allocator held at most
-    schema: int = SCHEMA
-
-
-@dataclass
-class StudyRecord:
-    """study.json: the scenario as it was resolved, its arms and comparisons, and how the study went."""
-
-    scenario: str
-    question: str
-    status: Literal["running", "done", "failed", "interrupted"]
-    created_utc: str = ""
-    ended_utc: str = ""
-    command: list[str] = field(default_factory=list)
-    scenario_file: str = ""
-    scenario_text: dict[str, Any] = field(default_factory=dict)  # the resolved scenario, as plain data
-    interleave: str = "runs"
-    interleave_reason: str = ""
-    blocks: int = 0
-    order: list[list[str]] = field(default_factory=list)  # per block, the arms in the order they run
-    # name, control, of, declared, config; contest: what it is one side of; code: where it runs other code than this;
-    # other_defaults: what that code and its base have for keys that nobody declared
-    arms: list[dict[str, Any]] = field(default_factory=list)
-    comparisons: list[dict[str, str]] = field(default_factory=list)  # baseline, candidate
-    environment: dict[str, Any] = field(default_factory=dict)
-    fingerprints: dict[str, str] = field(default_factory=dict)  # of every corpus and tokenizer, by what it is
-    notes: list[str] = field(default_factory=list)
-    schema: int = SCHEMA
+Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
 @dataclass
@@ -153,40 +61,6 @@ class RunData:
     folder: Path | None = None  # where the profiler's own files lie
 
 
-Record = TypeVar("Record", RunRecord, StudyRecord)
-
-
-def arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
-    """The Arrow schema of one of the contract's tables, tagged with the contract's version."""
-    import pyarrow as pa
-
-    return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns], {"harness_schema": str(SCHEMA)})
-
-
-def _write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` atomically, creating its folder."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    _write_atomically(path, write)
-
-
-def write_text(path: Path, content: str) -> None:
-    """Write ``content`` to ``path`` atomically as UTF-8, creating its folder."""
-    write_bytes(path, content.encode())
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as indented JSON, atomically. NaN and infinity are refused: the contract says null."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
@@ -200,7 +74,7 @@ def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns)
     schema = arrow_schema(columns)
     count = len(next(iter(rows.values()))) if rows else 0
     table = pa.table({name: rows.get(name, [None] * count) for name, _ in columns}, schema=schema)
-    _write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
 
 def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
+from trainer.files import write_text
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
 
@@ -55,7 +55,7 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
     except (OSError, ValueError):
         pass
     value = compute()
-    _guard(lambda: _write_text(path, json.dumps(value)))
+    _guard(lambda: write_text(path, json.dumps(value)))
     return value
 
 
@@ -89,16 +89,6 @@ def create_folder(target: Path, build: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_text(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        temporary.write_text(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _guard(write: Callable[[], Any]) -> Any:

@@ -7,7 +7,6 @@ in a plain matrix product, not with the silicon.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -21,6 +20,7 @@ from trainer.data.cache import cache_root, fingerprint
 from trainer.devices.cpu_rates import FASTEST, WAITED, Effort, Rate, measure
 from trainer.devices.profiles import DeviceProfile, read_profile
 from trainer.errors import InputError
+from trainer.files import write_text
 
 EFFORT = Effort()
 
@@ -120,14 +120,8 @@ def _disturbed(rates: dict[str, Rate]) -> list[str]:
 
 
 def _store(path: Path, text: str) -> None:
-    """Write at once, so that nobody ever reads half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_text(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         reason = error.strerror or error
         raise InputError(f"{path}: cannot be written ({reason}); HARNESS_CACHE=DIR chooses another cache") from error

@@ -1,0 +1,27 @@
+"""Asks git: which commit a checkout is at, and whether its files differ from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+_GIT_S = 120  # a worktree of a large repository on a slow disk takes tens of seconds
+# A hook's variables would point git at another repository than the folder's.
+_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What ``git -C folder arguments`` prints. Raises OSError or subprocess.SubprocessError where it fails."""
+    clean = {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK}
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S, env=clean).stdout.strip()
+
+
+def describe_checkout(folder: Path) -> str | None:
+    """The commit of the checkout ``folder`` is in, "+changes" where files differ from it; None outside one."""
+    try:
+        head = git(folder, "rev-parse", "--short=12", "HEAD")
+        return head + ("+changes" if git(folder, "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

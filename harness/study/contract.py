@@ -1,0 +1,78 @@
+"""The results contract (schema 1): which tables, columns and files a run leaves, and the names that they use.
+
+Imports nothing but what it needs when it is called, so that every room can read it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA = 1
+PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
+STAGES = ("read", "tokenize", "pack", "transfer")
+# What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
+CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
+
+# (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
+STEP_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("step", "int64"),
+    ("turn", "int32"),  # which turn of the run the step belongs to (always 0 with interleave: runs)
+    ("warmup", "bool"),
+    ("start_ns", "int64"),  # CLOCK_MONOTONIC
+    ("wall_ns", "int64"),
+    *((f"{phase}_ns", "int64") for phase in PHASES),  # these sum to wall_ns exactly
+    ("device_busy_ns", "int64"),
+    ("device_starved_ns", "int64"),
+    ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
+    *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
+    ("contended_ns", "int64"),
+    *((f"exposed_{stage}_ns", "int64") for stage in STAGES),  # these sum to fetch_ns
+    *((f"hidden_{stage}_ns", "int64") for stage in STAGES),
+    ("tokens", "int64"),
+    ("trained_tokens", "int64"),
+    ("samples", "int64"),
+    ("loss", "float64"),
+)
+SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("pid", "int64"),
+    ("tid", "int64"),
+    # main: phases; main or loader-K: stages; device: what the device did; launch: when the host queued that, in the
+    # same order; sync: blocking calls of the main thread
+    ("role", "string"),
+    ("rank", "int32"),
+    ("name", "string"),  # a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
+    ("batch", "int64"),  # batches in the order the main thread received them, from 0; -1 where none
+    ("start_ns", "int64"),
+    ("end_ns", "int64"),
+    ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
+)
+# Columns that came later: a table without them is read as not having measured them.
+ADDED_COLUMNS = {"device_slack_ns", "cpu_ns", *(f"starved_{cause}_ns" for cause in CAUSES)}
+SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("t_ns", "int64"),
+    ("source", "string"),
+    ("metric", "string"),
+    ("value", "float64"),
+    ("unit", "string"),
+)
+Columns = dict[str, list[Any]]
+
+# What a run may leave, besides its log; of loader worker K: torch_profile.loader-K.json.gz.
+RUN_FILES = (
+    "run.json", "steps.parquet", "spans.parquet", "samples.parquet", "probes.json",
+    "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
+)  # fmt: skip
+
+# Controls that are there for the probes, see harness.launch.probing: the run of an arm that is looked into rather than
+# measured; what the cost of probes is measured against; and what a control with one probe alone begins with.
+PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"
+
+
+def arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
+    """The Arrow schema of one of the contract's tables, tagged with the contract's version."""
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns], {"harness_schema": str(SCHEMA)})

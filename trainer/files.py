@@ -1,0 +1,36 @@
+"""Writes files so that no reader ever sees half of one: to a temporary name beside the target, then renamed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Create ``path`` by ``write(temporary path)`` and a rename; its folder is made, the temporary file never stays.
+
+    Two threads or processes that write the same path do not disturb each other: the last rename wins.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path`` atomically, creating its folder."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, write)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write ``content`` to ``path`` atomically as UTF-8, creating its folder."""
+    write_bytes(path, content.encode())
