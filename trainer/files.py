@@ -14,12 +14,17 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     Two threads or processes that write the same path do not disturb each other: the last rename wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary = temporary_path(path)
     try:
         write(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """A name beside ``path`` that no other process or thread uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

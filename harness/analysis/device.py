@@ -1,162 +1,129 @@
-"""The ledger of an asynchronous device: per step busy, starved and by what, and how far ahead the host was.
+"""The ledger of an asynchronous device: per step busy, idle and why, and how far ahead the host was.
 
     host:    |fetch: read|tokenize|pack|launch ...........|====== blocked: gradient norm ======|launch|fetch ...
     device:  ====optimizer====|         |h2d|=== forward ===|======= backward =======|norm|...|==optimizer==...
-                              ^ starved ^ by what the host did at that moment: the rest of tokenize, pack, launching
+                              ^ idle    ^ by what the host did at that moment: the rest of tokenize, pack, launching
 
-A device is starved while it has nothing queued. On such a device a wait of the host costs nothing by itself: what the
-step really waited for (exposed) is the starvation during the fetch. Everything is in integer nanoseconds.
+A device is idle (``starved`` in the tables) while it has nothing queued. On such a device a wait of the host costs
+nothing by itself: what the step really waited for (exposed) is the idle time during the fetch. Everything is in integer
+nanoseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-from harness.analysis.exposure import Span, disjoint
-from harness.study.store import CAUSES, STAGES
+import numpy as np
+from numpy.typing import NDArray
 
-# What a span of the host's main thread means to a device that has nothing to do; any other: python.
-CAUSE_OF = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
+from harness.analysis.exposure import StageSpans, Waits, per_row
+from harness.analysis.intervals import Int, Stretches, clip, difference, innermost, union
+from harness.analysis.spans import FETCH, RunSpans
+from harness.study.contract import CAUSES, STAGES
 
-
-class Fetch(NamedTuple):
-    """The host's wait [start_ns, end_ns) for one batch in row ``row`` of steps, and the stages of that very batch."""
-
-    row: int
-    start_ns: int
-    end_ns: int
-    stages: Sequence[Span] | None  # None: nobody told
-
-
-class Activity(NamedTuple):
-    """What the host's main thread did during [start_ns, end_ns): one of CAUSES."""
-
-    cause: str
-    start_ns: int
-    end_ns: int
+PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
+assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
+# What a phase of the main thread means to a device that is idle; any other phase: python.
+CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
+STEPS_AT_ONCE = 100_000  # bounds the memory of one sweep
 
 
-def device_columns(
-    steps: Sequence[tuple[int, int]],
-    kernels: Sequence[tuple[int, int]],
-    launches: Sequence[tuple[int, int]],
-    phases: Iterable[Span],
-    fetches: Sequence[Fetch],
-) -> dict[str, list[int | None]]:
-    """The steps table's columns device_busy/starved/slack_ns, starved_<cause>_ns, exposed_ and hidden_<stage>_ns.
+class Activities(NamedTuple):
+    """What the main thread did, without overlaps and in order; all (activities,)."""
 
-    ``steps``: [start, end) of every row, in order. ``kernels`` and ``launches``: when the device did each piece of work
-    and when the host queued it, in the order of the queue. ``phases``: what the main thread did, besides its fetches.
-    Busy and starved sum to the step's wall time, the causes to starved. A row with a fetch of unknown stages has null
-    for every stage.
+    causes: Int  # index into CAUSES
+    starts: Int
+    ends: Int
+
+
+class IdleTime(NamedTuple):
+    """Every stretch in which the device did nothing within a step, cut where the cause changes; all (pieces,)."""
+
+    rows: Int  # of the steps table
+    stretches: Int  # which idle stretch a piece belongs to, from 0
+    causes: Int
+    starts: Int
+    ends: Int
+
+
+def activities(spans: RunSpans, waits: Waits, stages: StageSpans) -> Activities:
+    """The main thread's time by cause; the innermost span counts, and a fetch is transfer where no stage ran.
+
+    ``stages``: of the batches, without overlaps; of each only the part within its own wait counts.
     """
-    columns: dict[str, list[int | None]] = {
-        name: [0] * len(steps)
-        for name in ("device_busy_ns", "device_starved_ns", *(f"starved_{cause}_ns" for cause in CAUSES))
-    }
-    causes = list(by_cause(phases, fetches))
-    following = 0
-    for row, since, until in idle(steps, kernels):
-        add(columns["device_starved_ns"], row, until - since)
-        while following < len(causes) and causes[following].end_ns <= since:
-            following += 1
-        named = 0
-        for activity in causes[following:]:
-            if activity.start_ns >= until:
-                break
-            overlap = min(until, activity.end_ns) - max(since, activity.start_ns)
-            add(columns[f"starved_{activity.cause}_ns"], row, overlap)
-            named += overlap
-        add(columns["starved_python_ns"], row, until - since - named)
-    for row, (start, end) in enumerate(steps):
-        columns["device_busy_ns"][row] = end - start - (columns["device_starved_ns"][row] or 0)
-    columns["device_slack_ns"] = _slack(len(steps), kernels, launches, fetches)
-    columns.update(_exposure(columns, fetches, len(steps)))
-    return columns
+    stages = StageSpans(*(column[stages.batches < len(waits.rows)] for column in stages))
+    since = np.maximum(stages.starts, waits.starts[stages.batches])
+    until = np.minimum(stages.ends, waits.ends[stages.batches])
+    others = spans.phases.where(spans.phases.names != spans.code(FETCH))
+    cause_of = np.array([CAUSES.index(CAUSE_OF_PHASE.get(name, "python")) for name in spans.names] or [PYTHON])
+    blocked = np.full(len(spans.blocking), CAUSES.index("sync"))
+    fetching = np.full(len(waits.starts), CAUSES.index("transfer"))
+    causes = np.concatenate([cause_of[others.names], blocked, fetching, stages.stages])
+    starts = np.concatenate([others.starts, spans.blocking.starts, waits.starts, since])
+    ends = np.concatenate([others.ends, spans.blocking.ends, waits.ends, until])
+    pieces = innermost(starts, ends)
+    return Activities(causes[pieces.owner], pieces.starts, pieces.ends)
 
 
-def add(column: list[int | None], row: int, value: int) -> None:
-    column[row] = (column[row] or 0) + value
+def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTime:
+    """When the device was idle in each of ``steps`` (in order), by what the host did meanwhile.
+
+    ``kernels``: when it worked, as stretches. ``steps`` may touch one another; none is empty.
+    """
+    gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
+    edges = np.unique(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
+    cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
+    place = np.searchsorted(known.starts, cut.starts, side="right") - 1
+    inside = (place >= 0) & (cut.starts < known.ends[np.maximum(place, 0)] if len(known.ends) else False)
+    causes = np.full(len(cut.starts), PYTHON)
+    causes[inside] = known.causes[place[inside]]
+    return IdleTime(gaps.owner[cut.owner], cut.owner, causes, cut.starts, cut.ends)
 
 
-def idle(steps: Sequence[tuple[int, int]], kernels: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(row, start, end) of every stretch of a step in which the device did nothing."""
-    following = 0
-    for row, (start, end) in enumerate(steps):
-        free = start
-        while following < len(kernels) and kernels[following][0] < end:
-            begin, done = kernels[following]
-            if begin > free:
-                yield row, free, begin
-            free = max(free, done)
-            if done > end:
-                break  # it goes on in the next step
-            following += 1
-        if free < end:
-            yield row, free, end
+def _span_of(steps: Stretches) -> Stretches:
+    return Stretches(steps.starts[:1], steps.ends[-1:])
 
 
-def by_cause(phases: Iterable[Span], fetches: Sequence[Fetch]) -> Iterator[Activity]:
-    """The main thread's time without overlaps, in order; the innermost span counts."""
-    found: list[Activity] = []
-    for fetch in fetches:
-        clock = fetch.start_ns
-        for name, since, until in disjoint(fetch.stages or (), STAGES):
-            since, until = max(since, clock), min(until, fetch.end_ns)
-            if until <= since:
-                continue
-            if since > clock:
-                found.append(Activity("transfer", clock, since))
-            found.append(Activity(name, since, until))
-            clock = until
-        if clock < fetch.end_ns:
-            found.append(Activity("transfer", clock, fetch.end_ns))
-    others = [span for span in phases if span.name != "fetch"]
-    names = {span.name for span in others}
-    found += [Activity(CAUSE_OF.get(name, "python"), since, until) for name, since, until in disjoint(others, names)]
-    found.sort(key=lambda activity: activity.start_ns)
-    for one, following in pairwise(found):
-        assert one.end_ns <= following.start_ns, "phases of one thread do not overlap"
-    yield from found
+def idle_per_step(steps: Stretches, kernels: Stretches, known: Activities) -> Int:
+    """Idle nanoseconds by step and cause, (steps, causes)."""
+    count = len(steps.starts)
+    found = np.zeros((count, len(CAUSES)), dtype=np.int64)
+    for first in range(0, count, STEPS_AT_ONCE):
+        part = Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps))
+        idle = idle_time(part, _around(kernels, part), _known_around(known, part))
+        flat = per_row(idle.rows * len(CAUSES) + idle.causes, idle.ends - idle.starts, len(part.starts) * len(CAUSES))
+        found[first : first + STEPS_AT_ONCE] = flat.reshape(-1, len(CAUSES))
+    return found
 
 
-def _slack(
-    rows: int, kernels: Sequence[tuple[int, int]], launches: Sequence[tuple[int, int]], fetches: Sequence[Fetch]
-) -> list[int | None]:
-    """Work that lay queued when the host began the first fetch of each row."""
-    slack: list[int | None] = [None] * rows
-    queued = free = 0
-    for fetch in fetches:
-        while queued < len(launches) and launches[queued][0] <= fetch.start_ns:
-            free = max(free, kernels[queued][1])
-            queued += 1
-        if slack[fetch.row] is None:
-            slack[fetch.row] = max(0, free - fetch.start_ns)
-    return slack
+def _around(stretches: Stretches, steps: Stretches) -> Stretches:
+    low = np.searchsorted(stretches.ends, steps.starts[0], side="right")
+    high = np.searchsorted(stretches.starts, steps.ends[-1], side="left")
+    return Stretches(stretches.starts[low:high], stretches.ends[low:high])
 
 
-def _exposure(
-    columns: Mapping[str, list[int | None]], fetches: Sequence[Fetch], rows: int
-) -> dict[str, list[int | None]]:
-    """Exposed: the device starved by that stage. Hidden: the rest of that stage's time for the batches received."""
-    work: dict[str, list[int | None]] = {stage: [0] * rows for stage in STAGES}
-    unknown: set[int] = set()
-    for fetch in fetches:
-        if fetch.stages is None:
-            unknown.add(fetch.row)
-        for name, since, until in disjoint(fetch.stages or (), STAGES):
-            add(work[name], fetch.row, until - since)
-    exposed = {f"exposed_{stage}_ns": list(columns[f"starved_{stage}_ns"]) for stage in STAGES}
-    hidden: dict[str, list[int | None]] = {
-        f"hidden_{stage}_ns": [
-            max(0, (total or 0) - (out or 0))
-            for total, out in zip(work[stage], columns[f"starved_{stage}_ns"], strict=True)
-        ]
-        for stage in STAGES
-    }
-    for row in unknown:
-        for column in (*exposed.values(), *hidden.values()):
-            column[row] = None
-    return {**exposed, **hidden}
+def _known_around(known: Activities, steps: Stretches) -> Activities:
+    low = np.searchsorted(known.ends, steps.starts[0], side="right")
+    high = np.searchsorted(known.starts, steps.ends[-1], side="left")
+    return Activities(*(column[low:high] for column in known))
+
+
+def slack(waits: Waits, kernel_ends: Int, launch_starts: Int, rows: int) -> tuple[Int, NDArray[np.bool_]]:
+    """Work that lay queued when the host began the first fetch of each step: (nanoseconds, whether it fetched).
+
+    ``kernel_ends`` and ``launch_starts``: of each piece of work, in the order of the queue.
+    """
+    found, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
+    inside = np.flatnonzero(waits.rows >= 0)
+    first = inside[np.unique(waits.rows[inside], return_index=True)[1]]
+    free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
+    queued = np.searchsorted(np.maximum.accumulate(launch_starts), waits.starts[first], side="right")
+    starts = waits.starts[first]
+    found[waits.rows[first]] = np.maximum(free[queued], starts) - starts
+    fetched[waits.rows[first]] = True
+    return found, fetched
+
+
+def busy(spans: RunSpans) -> Stretches:
+    """When the device worked."""
+    return union(spans.kernels.starts, spans.kernels.ends)

@@ -1,112 +1,97 @@
-"""Splits each fetch wait into the stages it really waited for, by intersection with that batch's own spans.
+"""Splits each wait for a batch into the stages it was spent on, by intersection with that batch's own spans.
 
-The main thread waits for batch b during [w0, w1). Whoever built b (a loader worker, or the main thread itself)
+The main thread waits for batch b during [w0, w1). The builder of b (a loader worker, or the main thread itself)
 recorded when it read, tokenized and packed *that very batch*, on the same clock. Then, per stage:
 
     worker:      |--read--|----tokenize----|-pack-|
     main thread:                 |========= wait ==========|
                           hidden | exposed tokenize | exposed pack | exposed transfer
 
-exposed = stage time inside the wait; hidden = stage time outside it; what no stage covers of the wait is
-*transfer*: the request, the hand-over between processes, unpickling. Everything is in integer nanoseconds.
+exposed = stage time inside the wait; hidden = stage time outside it; the rest of the wait is *transfer*: the request,
+the hand-over between processes, unpickling. A hand-over that was over before the wait began leaves no span, so hidden
+transfer is 0. Where spans overlap, the time belongs to the one that started last (the innermost, if they nest), so
+nothing is counted twice. Everything is in integer nanoseconds.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple
 
-from harness.study.store import STAGES
+import numpy as np
+from numpy.typing import NDArray
 
+from harness.analysis.intervals import Int, innermost
+from harness.study.contract import STAGES
 
-class Span(Protocol):
-    """A stage of one batch (``trainer.telemetry.StageSpan`` is one); times are CLOCK_MONOTONIC nanoseconds."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def start_ns(self) -> int: ...
-
-    @property
-    def end_ns(self) -> int: ...
+TRANSFER = STAGES.index("transfer")
 
 
-def split_wait(wait: tuple[int, int], spans: Iterable[Span]) -> dict[str, int]:
-    """Exposed nanoseconds per stage of one wait [w0, w1); the values sum to w1 - w0 exactly.
+class Waits(NamedTuple):
+    """One wait a batch, by the batch's number; all (batches,)."""
 
-    Where spans overlap, the time belongs to the one that started last (the innermost, if they nest), so nothing is
-    counted twice. Spans of other names than the contract's stages count as transfer.
+    rows: Int  # of the steps table; -1: in no finished step
+    starts: Int
+    ends: Int
+    reported: NDArray[np.bool_]  # whether its builder recorded what it did; else the stages of its row are unknown
+
+
+class StageSpans(NamedTuple):
+    """Stages of batches without overlaps within a batch; all (spans,)."""
+
+    batches: Int
+    stages: Int  # index into STAGES
+    starts: Int
+    ends: Int
+
+
+def without_overlaps(spans: StageSpans) -> StageSpans:
+    """The same time, in the order of batches and within a batch of time; each moment of a batch has one stage."""
+    kept = spans.ends > spans.starts
+    spans = StageSpans(*(column[kept] for column in spans))
+    order = np.lexsort((spans.starts, spans.batches))
+    spans = StageSpans(*(column[order] for column in spans))
+    same = spans.batches[1:] == spans.batches[:-1]
+    overlapping = np.unique(spans.batches[1:][same & (spans.starts[1:] < spans.ends[:-1])])
+    if not overlapping.size:
+        return spans
+    mended = [StageSpans(*(column[~np.isin(spans.batches, overlapping)] for column in spans))]
+    for batch in overlapping:  # few: stages follow one another unless a recorder nests them
+        own = StageSpans(*(column[spans.batches == batch] for column in spans))
+        pieces = innermost(own.starts, own.ends)
+        mended.append(StageSpans(own.batches[pieces.owner], own.stages[pieces.owner], pieces.starts, pieces.ends))
+    joined = StageSpans(*(np.concatenate(columns) for columns in zip(*mended, strict=True)))
+    order = np.lexsort((joined.starts, joined.batches))
+    return StageSpans(*(column[order] for column in joined))
+
+
+def exposed_and_hidden(waits: Waits, spans: StageSpans, rows: int) -> tuple[Int, Int]:
+    """Nanoseconds per step and stage, exposed and hidden, both (rows, stages); several waits of a step add up.
+
+    ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. Raises ValueError
+    where a wait ends before it starts.
     """
-    start, end = wait
-    if end < start:
-        raise ValueError(f"a wait cannot end ({end}) before it starts ({start})")
-    exposed = dict.fromkeys(STAGES, 0)
-    for name, since, until in disjoint(spans, STAGES):
-        exposed[name] += max(0, min(until, end) - max(since, start))
-    exposed["transfer"] += (end - start) - sum(exposed.values())
-    return exposed
+    if (waits.ends < waits.starts).any():
+        raise ValueError("a wait cannot end before it starts")
+    spans = StageSpans(*(column[spans.batches < len(waits.rows)] for column in spans))
+    since, until = waits.starts[spans.batches], waits.ends[spans.batches]
+    inside = np.maximum(0, np.minimum(spans.ends, until) - np.maximum(spans.starts, since))
+    span_rows = waits.rows[spans.batches]
+    exposed = per_row_and_stage(span_rows, spans.stages, inside, rows)
+    hidden = per_row_and_stage(span_rows, spans.stages, spans.ends - spans.starts - inside, rows)
+    hidden[:, TRANSFER] = 0
+    waited = per_row(waits.rows, waits.ends - waits.starts, rows)
+    exposed[:, TRANSFER] += waited - exposed.sum(axis=1)
+    return exposed, hidden
 
 
-def hidden(wait: tuple[int, int], spans: Iterable[Span]) -> dict[str, int]:
-    """Nanoseconds per stage that ran outside the wait [w0, w1): 0 everywhere for a loader that works inline.
-
-    Transfer is 0 here: a hand-over that was over before the wait began leaves no span, and how much of the time between
-    the last stage and the wait was hand-over rather than a finished batch lying in a queue cannot be observed.
-    """
-    start, end = wait
-    outside = dict.fromkeys(STAGES, 0)
-    for name, since, until in disjoint(spans, STAGES):
-        outside[name] += (until - since) - max(0, min(until, end) - max(since, start))
-    outside["transfer"] = 0
-    return outside
+def per_row(rows: Int, values: Int, count: int) -> Int:
+    """Sums of ``values`` by row, (count,); what has no row (-1) is left out."""
+    kept = rows >= 0
+    # Sums of nanoseconds stay exact in float64: a row has less than 2^53 of them (a hundred days).
+    return np.bincount(rows[kept], weights=values[kept], minlength=count).astype(np.int64)
 
 
-def attribute(
-    waits: Iterable[tuple[int, int, int, int]], spans_by_batch: Mapping[int, Sequence[Span]], steps: int
-) -> dict[str, list[int | None]]:
-    """The columns ``exposed_<stage>_ns`` and ``hidden_<stage>_ns`` for ``steps`` rows.
-
-    ``waits`` are (row, w0, w1, batch), any number per row (micro-batches add up). A row with a batch that is missing
-    from ``spans_by_batch`` is null in every column: nobody told what its builder did, and null says "not measured".
-    A batch that is there with no spans (replayed, say) was all transfer. A row without waits is 0.
-    """
-    columns: dict[str, list[int | None]] = {
-        f"{kind}_{stage}_ns": [0] * steps for kind in ("exposed", "hidden") for stage in STAGES
-    }
-    unknown: set[int] = set()
-    for row, start, end, batch in waits:
-        spans = spans_by_batch.get(batch)
-        if spans is None:
-            unknown.add(row)
-            continue
-        for kind, parts in (("exposed", split_wait((start, end), spans)), ("hidden", hidden((start, end), spans))):
-            for stage, duration in parts.items():
-                column = columns[f"{kind}_{stage}_ns"]
-                column[row] = (column[row] or 0) + duration
-    for row in unknown:
-        for column in columns.values():
-            column[row] = None
-    return columns
-
-
-def disjoint(spans: Iterable[Span], names: Collection[str]) -> Iterator[tuple[str, int, int]]:
-    """The spans with one of ``names`` as (name, start, end) in order and without overlaps: the last started wins."""
-    ordered = sorted(
-        ((s.start_ns, s.end_ns, s.name) for s in spans if s.name in names and s.end_ns > s.start_ns),
-        key=lambda span: span[0],
-    )
-    points = sorted({edge for start, end, _ in ordered for edge in (start, end)})
-    active: list[tuple[int, int, int, str]] = []  # a heap: latest start first, then latest in the order given
-    following = 0
-    for since, until in pairwise(points):
-        while following < len(ordered) and ordered[following][0] <= since:
-            start, end, name = ordered[following]
-            heapq.heappush(active, (-start, -following, end, name))
-            following += 1
-        while active and active[0][2] <= since:
-            heapq.heappop(active)
-        if active:
-            yield active[0][3], since, until
+def per_row_and_stage(rows: Int, stages: Int, values: Int, count: int) -> Int:
+    """Sums of ``values`` by row and stage, (count, stages)."""
+    flat = np.where(rows >= 0, rows * len(STAGES) + stages, -1)
+    return per_row(flat, values, count * len(STAGES)).reshape(count, len(STAGES))

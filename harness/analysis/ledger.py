@@ -6,6 +6,7 @@ its columns hold nothing, never 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -13,8 +14,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.derived import with_derived
+from harness.analysis.spans import spans_of
 from harness.scenario.overrides import lookup
-from harness.study.store import CAUSES, PHASES, STAGES, RunData, RunRecord
+from harness.study.contract import CAUSES, PHASES, STAGES
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 NOTICEABLE = 0.05  # share of a step: less starvation, or less room before it, decides nothing
 Bound = Literal["host", "device", "balanced"]
+DERIVED = "derived steps"
 LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
 
 
@@ -93,9 +99,24 @@ class RunLedger:
 
 def measure(run: RunData) -> RunLedger | None:
     """The ledger of a finished run; None where it did not finish or left no measured step."""
-    if run.record.status != "done" or run.steps is None:
-        return None
+    return run.once("ledger", lambda: _measure(run))
+
+
+def derived_steps(run: RunData) -> pa.Table | None:
+    """The steps table with its derived columns as the present rules have them; None where there is none."""
+    return run.once(DERIVED, lambda: _derived_steps(run))
+
+
+def _derived_steps(run: RunData) -> pa.Table | None:
     steps = run.steps
+    if steps is None or not len(steps) or not run.has_spans:
+        return steps
+    return with_derived(steps, spans_of(run), bool(run.record.facts.get("asynchronous")))
+
+
+def _measure(run: RunData) -> RunLedger | None:
+    if run.record.status != "done" or (steps := derived_steps(run)) is None:
+        return None
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
     if not measured.any():
         return None
@@ -103,19 +124,13 @@ def measure(run: RunData) -> RunLedger | None:
     def values(name: str) -> Array:
         return column(steps, name)[measured]
 
-    wall, turn = values("wall_ns"), np.nan_to_num(values("turn"))
+    wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
-    turns = {
-        int(k): RepetitionTotals(
-            int((turn == k).sum()), float(wall[turn == k].sum()), _sum(tokens[turn == k]), _sum(trained[turn == k])
-        )
-        for k in np.unique(turn)
-    }
     losses = values("loss")
     losses = losses[np.isfinite(losses)][-LAST_STEPS:]
     return RunLedger(
         record=run.record,
-        turns=turns,
+        turns=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
         step_ms=wall / 1e6,
         phase_ms=_means(values, PHASES, "{}_ns"),
         exposed_ms=_means(values, STAGES, "exposed_{}_ns"),
@@ -132,10 +147,20 @@ def measure(run: RunData) -> RunLedger | None:
     )
 
 
+def _repetitions(turn: NDArray[np.int64], wall: Array, tokens: Array, trained: Array) -> dict[int, RepetitionTotals]:
+    """Totals by repetition; a count that is not known of one of its steps (NaN) is not known of it."""
+    numbers, place, steps = np.unique(turn, return_inverse=True, return_counts=True)
+    sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in (wall, tokens, trained)]
+    return {
+        number: RepetitionTotals(count, total, *(None if math.isnan(one) else one for one in known))
+        for number, count, total, *known in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
+    }
+
+
 def column(table: pa.Table, name: str) -> Array:
     """A column of numbers or booleans as float64, (rows,), NaN where null."""
-    values = table.column(name).to_pylist()
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    values: Array = table.column(name).cast("float64").fill_null(math.nan).to_numpy()
+    return values
 
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
@@ -159,16 +184,14 @@ def _sum(counts: Array) -> float | None:
 
 
 def _other_load(samples: pa.Table | None) -> float | None:
-    if samples is None:
+    """Cores that others took: other processes here, and others elsewhere for whom the hypervisor took them."""
+    if samples is None or not len(samples):
         return None
-    rows = zip(*(samples.column(name).to_pylist() for name in ("source", "metric", "value")), strict=True)
-    taken: dict[str, list[float]] = {
-        "other_cpu_cores": [],
-        "stolen_cpu_cores": [],
-    }  # by others here, and by the hypervisor for others elsewhere
-    for source, metric, value in rows:
-        if source == "host" and metric in taken and value is not None:
-            taken[metric].append(value)
-    if not taken["other_cpu_cores"]:
-        return None
-    return float(sum(np.mean(values) for values in taken.values() if values))
+    import pyarrow.compute as pc
+
+    means = []
+    for metric in ("other_cpu_cores", "stolen_cpu_cores"):
+        chosen = pc.and_(pc.equal(samples.column("source"), "host"), pc.equal(samples.column("metric"), metric))
+        values = samples.column("value").filter(chosen).drop_null().to_numpy()
+        means.append(float(values.mean()) if len(values) else None)
+    return None if means[0] is None else means[0] + (means[1] or 0.0)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from harness.analysis.intervals import Stretch, clip, difference, intersection, total, union
-from harness.study.store import STAGES, RunData
+import numpy as np
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from harness.analysis.derived import bounds
+from harness.analysis.intervals import Int, Pieces, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
+from harness.study.run_data import RunData
 
 
 @dataclass(frozen=True)
@@ -33,98 +33,106 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
     What ran behind nothing of that (a worker ahead of a host that computes nothing) is called ``other``.
     """
-    steps = _measured(run.steps)
-    if not steps or run.spans is None:
+    return run.once("hidden behind", lambda: _hidden_behind(run))
+
+
+def _hidden_behind(run: RunData) -> dict[str, float]:
+    measured = _measured(run)
+    if measured is None:
         return {}
-    rows = _rows(run.spans)
-    stages = union((r["start_ns"], r["end_ns"]) for r in rows if r["name"] in STAGES and _is_host(r["role"]))
-    device = [r for r in rows if r["role"] == "device"]
-    inside = intersection(stages, steps)
-    if device:
-        covers = device
+    steps, count = measured
+    spans = spans_of(run)
+    inside = intersection(union(spans.stages.starts, spans.stages.ends), steps)
+    fetches = spans.of(spans.phases, FETCH)
+    if len(spans.kernels):
+        covers = spans.kernels
     else:
-        covers = [r for r in rows if r["role"] == "main" and r["name"] not in STAGES and r["name"] != "fetch"]
-        waits = union((r["start_ns"], r["end_ns"]) for r in rows if r["role"] == "main" and r["name"] == "fetch")
-        inside = difference(inside, waits)
+        covers = spans.phases.where(spans.phases.names != spans.code(FETCH))
+        inside = difference(inside, union(fetches.starts, fetches.ends))
     found: dict[str, float] = {}
-    for name in dict.fromkeys(r["name"] for r in covers):
-        meanwhile = union((r["start_ns"], r["end_ns"]) for r in covers if r["name"] == name)
+    for name, meanwhile in _by_name(spans, covers).items():
         if shared := total(intersection(inside, meanwhile)):
-            found[name] = shared / 1e6 / _count(run.steps)
-    if not device:
-        rest = difference(inside, union((r["start_ns"], r["end_ns"]) for r in covers))
-        if total(rest):
-            found["other"] = total(rest) / 1e6 / _count(run.steps)
+            found[name] = shared / 1e6 / count
+    if not len(spans.kernels):
+        rest = total(difference(inside, union(covers.starts, covers.ends)))
+        if rest:
+            found["other"] = rest / 1e6 / count
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def sync_audit(run: RunData) -> list[SyncCall]:
     """Every place in the step that blocked on the device, in the order of the step."""
-    steps = _measured(run.steps)
-    if not steps or run.spans is None:
+    return run.once("blocking calls", lambda: _sync_audit(run))
+
+
+def _sync_audit(run: RunData) -> list[SyncCall]:
+    measured = _measured(run)
+    if measured is None:
         return []
-    rows = _rows(run.spans)
-    calls = sorted((r for r in rows if r["role"] == "sync"), key=lambda r: r["start_ns"])
-    if not calls:
+    steps, count = measured
+    spans = spans_of(run)
+    calls = spans.blocking.where(np.argsort(spans.blocking.starts, kind="stable"))
+    if not len(calls):
         return []
-    kernels = [r for r in rows if r["role"] == "device"]
-    busy = union((r["start_ns"], r["end_ns"]) for r in kernels)
-    by_name = {
-        name: union((r["start_ns"], r["end_ns"]) for r in kernels if r["name"] == name)
-        for name in dict.fromkeys(r["name"] for r in kernels)
+    inside = clip(calls.starts, np.maximum(calls.ends, calls.starts + 1), steps)
+    # What follows a call, until the next one, counts in the step that it falls into, be it the first measured one.
+    after = clip(calls.ends, np.append(calls.starts[1:], steps.ends[-1]), steps)
+    blocked = _per_call(inside, inside.ends - inside.starts, len(calls))
+    busy = _per_call(
+        after, covered(after.starts, after.ends, union(spans.kernels.starts, spans.kernels.ends)), len(calls)
+    )
+    whole = _per_call(after, after.ends - after.starts, len(calls))
+    behind = {
+        name: _per_call(after, covered(after.starts, after.ends, stretches), len(calls))
+        for name, stretches in _by_name(spans, spans.kernels).items()
     }
-    ends = [call["start_ns"] for call in calls[1:]] + [steps[-1][1]]
-    count = _count(run.steps)
-    found: dict[str, list[Any]] = {}
-    for call, until in zip(calls, ends, strict=True):
-        inside = clip(steps, call["start_ns"], max(call["end_ns"], call["start_ns"] + 1))
-        # What follows a call counts in the step that it falls into, be it the first measured one.
-        after = clip(steps, call["end_ns"], until)
-        if inside or after:
-            found.setdefault(call["name"], []).append((total(inside), bool(inside), after))
-    return [
-        SyncCall(
-            site=site,
-            calls_per_step=sum(inside for _, inside, _ in group) / count,
-            blocked_ms=None if site.endswith("unannounced") else sum(blocked for blocked, *_ in group) / 1e6 / count,
-            hid_ms=sum(_shared(after, busy) for *_, after in group) / 1e6 / count,
-            hid_behind={
-                name: shared / 1e6 / count
-                for name, stretches in by_name.items()
-                if (shared := sum(_shared(after, stretches) for *_, after in group))
-            },
-            starved_ms=sum(total(after) - _shared(after, busy) for *_, after in group) / 1e6 / count,
+    counted = np.zeros(len(calls), dtype=np.bool_)
+    counted[inside.owner] = True
+    shown = counted | (whole > 0)
+    found = []
+    for code in dict.fromkeys(calls.names[shown].tolist()):
+        own = (calls.names == code) & shown
+        site = spans.names[code]
+        found.append(
+            SyncCall(
+                site=site,
+                calls_per_step=int(counted[own].sum()) / count,
+                blocked_ms=None if site.endswith("unannounced") else int(blocked[own].sum()) / 1e6 / count,
+                hid_ms=int(busy[own].sum()) / 1e6 / count,
+                hid_behind={
+                    name: shared / 1e6 / count for name, one in behind.items() if (shared := int(one[own].sum()))
+                },
+                starved_ms=int((whole - busy)[own].sum()) / 1e6 / count,
+            )
         )
-        for site, group in found.items()
-    ]
+    return found
 
 
-def _shared(few: list[Stretch], many: list[Stretch]) -> int:
-    """How much of ``few`` stretches lies in ``many``; by bisection, as there is a pair for every blocking call."""
-    return sum(total(clip(many, start, end)) for start, end in few)
+def _per_call(pieces: Pieces, values: Int, calls: int) -> Int:
+    """Sums of ``values``, one a piece, by the call that the piece belongs to, (calls,)."""
+    return np.bincount(pieces.owner, weights=values, minlength=calls).astype(np.int64)
 
 
-def _measured(table: pa.Table | None) -> list[Stretch]:
-    """The time of the measured steps."""
-    if table is None:
-        return []
-    names = ("start_ns", "wall_ns", "warmup")
-    rows = zip(*(table.column(name).to_pylist() for name in names), strict=True)
-    return union((start, start + wall) for start, wall, warmup in rows if not warmup)
+def _by_name(spans: RunSpans, some: Spans) -> dict[str, Stretches]:
+    """When each of the names that ``some`` have was going on, in the order in which they came first."""
+    found = {}
+    for code in dict.fromkeys(some.names.tolist()):
+        own = some.names == code
+        found[spans.names[code]] = union(some.starts[own], some.ends[own])
+    return found
 
 
-def _count(table: pa.Table | None) -> int:
-    assert table is not None
-    return sum(not warmup for warmup in table.column("warmup").to_pylist())
+def _measured(run: RunData) -> tuple[Stretches, int] | None:
+    """When measured steps ran, and how many they are; None where there is none or no span was recorded."""
+    steps = run.steps
+    if steps is None or not run.has_spans:
+        return None
+    import pyarrow.compute as pc
 
-
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.select(["role", "name", "start_ns", "end_ns"]).to_pylist()
-    return rows
-
-
-def _is_host(role: str) -> bool:
-    return role == "main" or role.startswith("loader")
+    measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
+    if not len(measured):
+        return None
+    return union(*bounds(measured)), len(measured)
 
 
 def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.channel import Channel
-from harness.launch.tables import spans_table, steps_table
+from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.loader import attach_in_worker
@@ -73,6 +73,7 @@ class Run:
         self.run_queue: RunQueue | None = None
         self.recorder: StepRecorder | BareRecorder | None = None
         self.compute: Compute | None = None
+        self.tables: RunTables | None = None
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, say ready, then run the turns that the parent asks for."""
@@ -113,6 +114,8 @@ class Run:
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         else:
             self.recorder = BareRecorder()
+        folder = self.folder.run(self.record.arm, self.record.block)
+        self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
         steps = train(self.config, compute, batches)
 
@@ -124,6 +127,7 @@ class Run:
 
     def _turn(self, steps: Iterator[int], turn: int, settle: int, count: int) -> None:
         assert self.recorder is not None
+        assert self.tables is not None
         if self.run_queue is not None:
             self.run_queue.find_threads()
         self.recorder.turn = turn
@@ -136,6 +140,7 @@ class Run:
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.attached.stop()
         self._synchronize()
+        self.tables.collect()
         sys.stdout.flush()
 
     def _profile(self, steps: Iterator[int]) -> None:
@@ -170,14 +175,9 @@ class Run:
         self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
         self.record.realtime_minus_monotonic_ns = realtime_minus_monotonic()[0]
         self.record.peak_device_bytes = _peak_device_bytes(self.compute)
-        if self.recorder is not None:
-            self.folder.write_tables(
-                self.record.arm,
-                self.record.block,
-                steps_table(self.recorder, asynchronous=self.compute is not None and self.compute.asynchronous),
-                spans_table(self.recorder, os.getpid(), threading.get_native_id(), rank=0),
-                self.attached.samples,
-            )
+        if self.tables is not None:
+            self.tables.write()
+            self.folder.write_samples(self.record.arm, self.record.block, self.attached.samples)
             self.folder.write_probes(self.record.arm, self.record.block, self.attached.told())
         self.folder.write_run(self.record)
 

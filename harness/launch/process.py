@@ -47,6 +47,8 @@ class RunProcess:
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
+        for left in folder.glob(".*.tmp"):  # half written tables of one that was killed
+            left.unlink(missing_ok=True)
         for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled
             shutil.rmtree(left, ignore_errors=True)
         self._begun_ns = time.monotonic_ns()

@@ -1,25 +1,99 @@
-"""Turns what the probes of one run collected into the contract's tables."""
+"""Writes what the ledger of one run recorded into the contract's tables, as it happened: nothing is worked out here.
+
+Spans go to disk in portions, between repetitions, so that a run of a million steps needs no more memory than a short
+one: up to :data:`PENDING_EVENTS` events of the recorder, and one row of steps (about 200 bytes) a step.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from pathlib import Path
 from typing import Any
 
-from harness.analysis.device import Fetch, device_columns
-from harness.analysis.exposure import attribute
 from harness.probes.ledger.bare import BareRecorder
-from harness.probes.ledger.rows import PhaseSpan, Received, Rows
+from harness.probes.ledger.rows import PhaseSpan, Rows
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.store import PHASES, Columns
+from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns
+from harness.study.store import TableFile, make_table
 from trainer.telemetry import StageSpan
 
+# What a recorder may hold before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
+PENDING_EVENTS = 250_000
+COUNTS = ("tokens", "trained_tokens", "samples")
+SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
 
-def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = False) -> Columns:
-    """One row per finished step; batches received in a step that never finished are left out.
 
-    On an ``asynchronous`` device, what was exposed and hidden follows from what the device did, not from the waits.
-    """
-    rows = recorder.rows()
+class RunTables:
+    """The steps and spans tables of one run in ``folder``; ``pid`` and ``tid`` are those of its main thread."""
+
+    def __init__(self, recorder: StepRecorder | BareRecorder, folder: Path, pid: int, tid: int, rank: int) -> None:
+        self._recorder = recorder
+        self._pid, self._tid, self._rank = pid, tid, rank
+        self._folder = folder
+        self._steps: list[Any] = []  # pyarrow tables: small, and the losses of their last steps are read later
+        self._spans = TableFile(folder / "spans.parquet", SPAN_COLUMNS)
+        self._last_received_ns: int | None = None
+
+    def collect(self, least_events: int = PENDING_EVENTS) -> None:
+        """Take what was recorded out of the recorder, if that is much. Only between repetitions: it takes a moment."""
+        recorder = self._recorder
+        if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
+            rows = recorder.take_rows()
+            self._steps.append(make_table(STEP_COLUMNS, step_columns(rows)))
+            self._spans.append(self._span_columns(rows, recorder))
+
+    def write(self) -> None:
+        """Write both tables; of an unfinished step there are spans and no row."""
+        if isinstance(self._recorder, BareRecorder):
+            self._steps = [make_table(STEP_COLUMNS, bare_columns(self._recorder))]
+        else:
+            self.collect(least_events=0)
+        steps = TableFile(self._folder / "steps.parquet", STEP_COLUMNS)
+        try:
+            for part in self._steps:
+                columns = {name: part.column(name) for name in part.column_names}
+                steps.append({**columns, "loss": [self._recorder.losses.get(step) for step in _numbers(part)]})
+            steps.close()
+            self._spans.close()
+        finally:
+            steps.discard()
+            self._spans.discard()
+
+    def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
+        """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
+        pid, tid, rank = self._pid, self._tid, self._rank
+        found: list[tuple[Any, ...]] = [
+            (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
+        ]
+        for received in rows.received:
+            if (trace := received.trace) is None:
+                continue
+            origin = (trace.pid, trace.tid, trace.role, rank)
+            found += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
+            if not trace.spans:  # its builder did nothing (a replayed batch): not the same as an unknown one
+                found.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
+        received_ns = [batch.wait_end_ns for batch in rows.received]
+
+        def batch_at(moment_ns: int) -> int:
+            """The last batch that the host had received by then."""
+            return rows.first_batch + bisect_right(received_ns, moment_ns) - 1
+
+        kernels, blocking = recorder.take_device()
+        for kernel in kernels:
+            batch = batch_at(kernel.launch_start_ns)
+            for role, start, end in (
+                ("launch", kernel.launch_start_ns, kernel.launch_end_ns),
+                ("device", kernel.start_ns, kernel.end_ns),
+            ):
+                found.append((pid, tid, role, rank, kernel.name, batch, start, end, None))
+        for call in blocking:
+            found.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
+        columns = zip(*found, strict=True) if found else ((),) * len(SPAN_NAMES)
+        return {name: list(values) for name, values in zip(SPAN_NAMES, columns, strict=True)}
+
+
+def step_columns(rows: Rows) -> Columns:
+    """One row per finished step; batches received in a step that never finished are left out."""
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
@@ -28,73 +102,37 @@ def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = Fals
         "start_ns": [row.start_ns for row in steps],
         "wall_ns": [row.wall_ns for row in steps],
         "contended_ns": [row.contended_ns for row in steps],
-        "loss": [recorder.losses.get(row.step) for row in steps],
     }
-    names = ("tokens", "trained_tokens", "samples")
-    if isinstance(recorder, BareRecorder):
-        return columns | {name: [counts[place] for counts in recorder.counts] for place, name in enumerate(names)}
-    received = [batch for batch in rows.received if batch.step_row < len(steps)]
     for index, phase in enumerate(PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
-    columns.update(_device(recorder, rows, received) if asynchronous else _waits(received, len(steps)))
-    for name in names:
+    for name in COUNTS:
         counts = [0] * len(steps)
-        for batch in received:
-            counts[batch.step_row] += getattr(batch, name)
-        columns[name] = list(counts)
+        for batch in rows.received:
+            if batch.step_row < len(steps):
+                counts[batch.step_row] += getattr(batch, name)
+        columns[name] = counts
     return columns
 
 
-def _waits(received: list[Received], rows: int) -> Columns:
-    return attribute(
-        [(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.batch) for batch in received],
-        {batch.batch: batch.trace.stages() for batch in received if batch.trace is not None},
-        rows,
-    )
+def bare_columns(recorder: BareRecorder) -> Columns:
+    """The same of a run that only marks its steps."""
+    rows = recorder.rows().steps
+    return {
+        "step": [row.step for row in rows],
+        "turn": [row.turn for row in rows],
+        "warmup": [row.warmup for row in rows],
+        "start_ns": [row.start_ns for row in rows],
+        "wall_ns": [row.wall_ns for row in rows],
+        "contended_ns": [row.contended_ns for row in rows],
+        **{name: [counts[place] for counts in recorder.counts] for place, name in enumerate(COUNTS)},
+    }
 
 
-def _device(recorder: StepRecorder, rows: Rows, received: list[Received]) -> Columns:
-    waiting = [StageSpan("sync", call.start_ns, call.end_ns) for call in recorder.blocking]
-    return device_columns(
-        [(row.start_ns, row.start_ns + row.wall_ns) for row in rows.steps],
-        [(kernel.start_ns, kernel.end_ns) for kernel in recorder.kernels],
-        [(kernel.launch_start_ns, kernel.launch_end_ns) for kernel in recorder.kernels],
-        [*rows.phases, *waiting],
-        [
-            Fetch(batch.step_row, batch.wait_start_ns, batch.wait_end_ns, batch.trace and batch.trace.stages())
-            for batch in received
-        ],
-    )
+def _numbers(steps: Any) -> list[int]:
+    numbers: list[int] = steps.column("step").to_pylist()
+    return numbers
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """CPU time within the span: what was read a little before it (see probes.steps) may have more."""
+    """CPU time within the span: what was read a little before it (see probes.ledger.steps) may have more."""
     return None if span.cpu_ns is None else min(span.cpu_ns, span.end_ns - span.start_ns)
-
-
-def spans_table(recorder: StepRecorder | BareRecorder, pid: int, tid: int, rank: int) -> Columns:
-    """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
-    if isinstance(recorder, BareRecorder):
-        return {}
-    main = (pid, tid, "main", rank)
-    known = recorder.rows()
-    rows: list[tuple[Any, ...]] = [(*main, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in known.phases]
-    for batch in known.received:
-        if (trace := batch.trace) is not None:
-            rows += [
-                (trace.pid, trace.tid, trace.role, rank, s.name, batch.batch, s.start_ns, s.end_ns, _cpu_ns(s))
-                for s in trace.stages()
-            ]
-    received_ns = [batch.wait_end_ns for batch in known.received]
-    for kernel in recorder.kernels:
-        batch_number = bisect_right(received_ns, kernel.launch_start_ns) - 1  # the last one the host had got by then
-        for role, start, end in (
-            ("launch", kernel.launch_start_ns, kernel.launch_end_ns),
-            ("device", kernel.start_ns, kernel.end_ns),
-        ):
-            rows.append((pid, tid, role, rank, kernel.name, batch_number, start, end, None))
-    for call in recorder.blocking:
-        batch_number = bisect_right(received_ns, call.start_ns) - 1
-        rows.append((pid, tid, "sync", rank, call.site, batch_number, call.start_ns, call.end_ns, None))
-    names = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
-    return {name: [row[index] for row in rows] for index, name in enumerate(names)}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.study.contract import (
-    ADDED_COLUMNS,
     ALONE,
     BARE,
     CAUSES,
@@ -30,8 +29,9 @@ from harness.study.contract import (
     arrow_schema,
 )
 from harness.study.records import RunRecord, StudyRecord
+from harness.study.run_data import RunData, StoredTable
 from trainer.errors import InputError
-from trainer.files import write_atomically, write_bytes, write_text
+from trainer.files import temporary_path, write_atomically, write_bytes, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,25 +40,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ALONE", "BARE", "CAUSES", "LEDGER", "PHASES", "PROFILED", "RUN_FILES", "SAMPLE_COLUMNS", "SCHEMA", "SPAN_COLUMNS",
     "STAGES", "STEP_COLUMNS", "Columns", "RunData", "RunRecord", "StudyFolder", "StudyRecord", "arrow_schema",
-    "read_table", "write_bytes", "write_json", "write_table", "write_text",
+    "make_table", "read_table", "write_bytes", "write_json", "write_table", "write_text",
 ]  # fmt: skip
 
 Record = TypeVar("Record", RunRecord, StudyRecord)
-
-
-@dataclass
-class RunData:
-    """One run as read back: its record and, where it left them, its tables (None where missing).
-
-    ``probes`` is its probes.json: what went wrong with probes, the windows of those that have some, missed samples.
-    """
-
-    record: RunRecord
-    steps: pa.Table | None
-    spans: pa.Table | None
-    samples: pa.Table | None
-    probes: dict[str, Any] = field(default_factory=dict)
-    folder: Path | None = None  # where the profiler's own files lie
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -66,35 +51,57 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
 
 
-def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
-    """Write ``rows`` ({column: list}) as parquet with exactly ``columns``; a missing column is all null."""
+def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
+    """``rows`` ({column: values}) as a table with exactly ``columns``; a missing column is all null."""
     import pyarrow as pa
+
+    count = len(next(iter(rows.values()))) if rows else 0
+    given = {name: rows.get(name, pa.nulls(count, pa.type_for_alias(kind))) for name, kind in columns}
+    return pa.table(given, schema=arrow_schema(columns))
+
+
+def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
+    """Write ``rows`` ({column: values}) as parquet with exactly ``columns``; a missing column is all null."""
     import pyarrow.parquet as pq
 
-    schema = arrow_schema(columns)
-    count = len(next(iter(rows.values()))) if rows else 0
-    table = pa.table({name: rows.get(name, [None] * count) for name, _ in columns}, schema=schema)
+    table = make_table(columns, rows)
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
 
 def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:
     """The table at ``path``; None where there is none; InputError where it is not one of ours."""
-    if not path.exists():
-        return None
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    return StoredTable(path, columns).read() if path.exists() else None
 
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path}: not a readable parquet file ({error})") from error
-    for name, kind in columns:
-        if name in table.column_names:
-            continue
-        if name not in ADDED_COLUMNS:
-            raise InputError(f"{path}: not a results table of schema {SCHEMA}: no column {name!r}")
-        table = table.append_column(name, pa.nulls(len(table), pa.type_for_alias(kind)))
-    return table
+
+class TableFile:
+    """A table that is written in portions: each is on disk, and out of memory, when :meth:`append` returns."""
+
+    def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
+        self._path, self._columns = path, columns
+        self._temporary = temporary_path(path)
+        self._writer: Any = None
+
+    def append(self, rows: Columns) -> None:
+        """Add rows ({column: values}); a missing column is all null."""
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._temporary, arrow_schema(self._columns))
+        self._writer.write_table(make_table(self._columns, rows))
+
+    def close(self) -> None:
+        """Give the file its name: until then nobody sees it."""
+        if self._writer is None:
+            self.append({})
+        self._writer.close()
+        self._temporary.replace(self._path)
+
+    def discard(self) -> None:
+        """Leave nothing; harmless after :meth:`close`."""
+        if self._writer is not None:
+            self._writer.close()
+        self._temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,17 @@ class StudyFolder:
         folder = self.run(arm, block)
         write_table(folder / "steps.parquet", STEP_COLUMNS, steps)
         write_table(folder / "spans.parquet", SPAN_COLUMNS, spans)
-        write_table(folder / "samples.parquet", SAMPLE_COLUMNS, samples)
+        self.write_samples(arm, block, samples)
+
+    def write_samples(self, arm: str, block: int, samples: Columns) -> None:
+        write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
+
+    def write_steps(self, arm: str, block: int, steps: pa.Table) -> None:
+        """Replace a run's steps table by ``steps``, which has the contract's columns."""
+        import pyarrow.parquet as pq
+
+        table = steps.select([name for name, _ in STEP_COLUMNS]).cast(arrow_schema(STEP_COLUMNS))
+        write_atomically(self.run(arm, block) / "steps.parquet", lambda temporary: pq.write_table(table, temporary))
 
     def write_probes(self, arm: str, block: int, probes: dict[str, Any]) -> None:
         write_json(self.run(arm, block) / "probes.json", probes)
@@ -165,20 +182,22 @@ class StudyFolder:
                     RunRecord(path.parts[-3], int(path.parts[-2]), "failed", error=str(error)), None, None, None
                 )
                 continue
+            tables: dict[str, StoredTable | None] = {}
             try:
-                steps, spans, samples = (
-                    read_table(path.with_name(f"{name}.parquet"), columns)
-                    for name, columns in (("steps", STEP_COLUMNS), ("spans", SPAN_COLUMNS), ("samples", SAMPLE_COLUMNS))
-                )
+                for name, columns in (("steps", STEP_COLUMNS), ("spans", SPAN_COLUMNS), ("samples", SAMPLE_COLUMNS)):
+                    file = path.with_name(f"{name}.parquet")
+                    tables[name] = table = StoredTable(file, columns) if file.exists() else None
+                    if table is not None:
+                        table.check()
             except InputError as error:  # one damaged table must not cost the report of all the other runs
                 record.status, record.error = "failed", str(error)
-                steps = spans = samples = None
+                tables = dict.fromkeys(("steps", "spans", "samples"))
             probes = path.with_name("probes.json")
             try:
                 found = read_facts(probes) if probes.exists() else {}
             except InputError as error:
                 found = {"problems": [str(error)]}
-            yield RunData(record, steps, spans, samples, found, path.parent)
+            yield RunData(record, tables["steps"], tables["spans"], tables["samples"], found, path.parent)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A mark on every stretch in which something stood idle, with its cause.
 
-On an asynchronous device that is the device (starved: it had nothing queued); else it is the main thread, in its fetch.
+On an asynchronous device that is the device (idle: it had nothing queued); else it is the main thread, in its fetch.
 Which cause a moment has is decided as in the ledger (``analysis.device``), so that the marks of a step add up to the
 columns of its row.
 """
@@ -8,91 +8,94 @@ columns of its row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from harness.analysis.device import Activity, Fetch, by_cause, idle
-from harness.study.store import STAGES
+import numpy as np
+
+from harness.analysis import device
+from harness.analysis.derived import bounds, stage_spans, waits_of
+from harness.analysis.exposure import StageSpans, Waits
+from harness.analysis.spans import COLUMNS, RunSpans, read_spans
+from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.timeline.model import Slice
-from trainer.telemetry import StageSpan
 
-TimelineRow = dict[str, Any]
-UNKNOWN = "unknown"  # whoever built the batch told nothing
+UNKNOWN = "unknown"  # the batch's builder recorded nothing
 
 
-def waits(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list[Slice]:
+class Piece(NamedTuple):
+    """Part of a stretch with one cause."""
+
+    cause: str
+    start_ns: int
+    end_ns: int
+
+
+def waits(steps: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> list[Slice]:
     """The marks: one slice a stretch, named by its largest cause, with a slice a cause inside where it had several."""
-    fetches = _fetches(steps, spans)
-    bounds = [(row["start_ns"], row["start_ns"] + row["wall_ns"]) for row in steps]
-    kernels = [(row["start_ns"], row["end_ns"]) for row in spans if row["role"] == "device"]
-    if not kernels:
-        return [
-            mark
-            for fetch in fetches
-            if fetch.end_ns > fetch.start_ns
-            for mark in _marks("waits", fetch.start_ns, fetch.end_ns, list(by_cause([], [fetch])), fetch.stages)
-        ]
-    causes = list(by_cause(_phases(spans), fetches))
-    return [
-        mark
-        for since, until, pieces in _within(causes, [(since, until) for _, since, until in idle(bounds, kernels)])
-        for mark in _marks("starved", since, until, pieces, ())
-    ]
+    if not steps:
+        return []
+    import pyarrow as pa
+
+    step_table = pa.Table.from_pylist(list(steps), schema=arrow_schema(STEP_COLUMNS))
+    span_table = pa.Table.from_pylist(list(spans), schema=arrow_schema(SPAN_COLUMNS))
+    found = read_spans(span_table.select(COLUMNS).to_batches())
+    waited = waits_of(step_table, found)
+    stages = stage_spans(found)
+    if len(found.kernels):
+        none = np.zeros(0, dtype=np.int64)
+        known = device.activities(found, waited or Waits(none, none, none, none.astype(np.bool_)), stages)
+        idle = device.idle_time(bounds(step_table), device.busy(found), known)
+        rows = zip(idle.stretches.tolist(), *_named(idle.causes, idle.starts, idle.ends), strict=True)
+        return [mark for pieces in _grouped(rows) for mark in _marks("starved", pieces, known=True)]
+    if waited is None:
+        return []
+    return list(_fetches(found, waited, stages))
 
 
-def _phases(spans: Sequence[TimelineRow]) -> list[StageSpan]:
-    """What the main thread did besides fetching; a blocking call counts as sync."""
-    phases = [row for row in spans if row["role"] == "main" and row["name"] not in (*STAGES, "fetch")]
-    blocked = [{**row, "name": "sync"} for row in spans if row["role"] == "sync"]
-    return [StageSpan(row["name"], row["start_ns"], row["end_ns"]) for row in (*phases, *blocked)]
+def _fetches(spans: RunSpans, waited: Waits, stages: StageSpans) -> Iterator[Slice]:
+    """The waits for a batch in the shown steps."""
+    shown = np.flatnonzero((waited.rows >= 0) & (waited.ends > waited.starts))
+    shown = shown[np.argsort(waited.starts[shown])]
+    nothing = spans.phases.where(slice(0, 0))
+    known = device.activities(replace(spans, phases=nothing, blocking=nothing), waited, stages)
+    place = np.searchsorted(waited.starts[shown], known.starts, side="right") - 1
+    inside = (place >= 0) & (known.starts < waited.ends[shown[np.maximum(place, 0)]] if len(shown) else False)
+    rows = zip(
+        place[inside].tolist(),
+        *_named(known.causes[inside], known.starts[inside], known.ends[inside]),
+        strict=True,
+    )
+    reported = waited.reported[shown]
+    for number, group in groupby(rows, key=itemgetter(0)):
+        pieces = [Piece(*row[1:]) for row in group]
+        yield from _marks("waits", pieces, known=bool(reported[number]))
 
 
-def _fetches(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list[Fetch]:
-    """The waits for a batch in the shown steps; ``stages`` None where the ledger did not know them either."""
-    stages: dict[int, list[StageSpan]] = {}
-    for row in spans:
-        if row["name"] in STAGES and (row["role"] == "main" or row["role"].startswith("loader-")):
-            stages.setdefault(row["batch"], []).append(StageSpan(row["name"], row["start_ns"], row["end_ns"]))
-    waited = [row for row in spans if row["role"] == "main" and row["name"] == "fetch"]
-    found = []
-    index = 0
-    for fetch in sorted(waited, key=lambda row: row["start_ns"]):
-        while index < len(steps) and steps[index]["start_ns"] + steps[index]["wall_ns"] <= fetch["start_ns"]:
-            index += 1
-        if index == len(steps) or fetch["start_ns"] < steps[index]["start_ns"]:
-            continue  # in a step that is not shown
-        known = steps[index]["exposed_transfer_ns"] is not None
-        told = stages.get(fetch["batch"], []) if known else None
-        found.append(Fetch(index, fetch["start_ns"], fetch["end_ns"], told))
-    return found
+def _named(causes: Any, starts: Any, ends: Any) -> tuple[list[str], list[int], list[int]]:
+    return [CAUSES[cause] for cause in causes.tolist()], starts.tolist(), ends.tolist()
 
 
-def _within(
-    causes: Sequence[Activity], stretches: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int, list[Activity]]]:
-    """Every stretch with what the host did in it; where nothing has a name, python."""
-    following = 0
-    for since, until in stretches:
-        while following < len(causes) and causes[following].end_ns <= since:
-            following += 1
-        pieces, clock = [], since
-        for activity in causes[following:]:
-            if activity.start_ns >= until:
-                break
-            begin, end = max(since, activity.start_ns), min(until, activity.end_ns)
-            pieces += [Activity("python", clock, begin)] if begin > clock else []
-            pieces.append(Activity(activity.cause, begin, end))
-            clock = end
-        pieces += [Activity("python", clock, until)] if clock < until else []
-        yield since, until, pieces
+def _grouped(rows: Any) -> Iterator[list[Piece]]:
+    """The pieces of each stretch; neighbours of one cause are one piece."""
+    for _, group in groupby(rows, key=itemgetter(0)):
+        pieces: list[Piece] = []
+        for _, cause, start, end in group:
+            if pieces and pieces[-1].cause == cause and pieces[-1].end_ns == start:
+                pieces[-1] = pieces[-1]._replace(end_ns=end)
+            else:
+                pieces.append(Piece(cause, start, end))
+        yield pieces
 
 
-def _marks(
-    what: str, since: int, until: int, pieces: Sequence[Activity], stages: Sequence[Any] | None
-) -> Iterator[Slice]:
+def _marks(what: str, pieces: Sequence[Piece], *, known: bool) -> Iterator[Slice]:
+    since, until = pieces[0].start_ns, pieces[-1].end_ns
     total: dict[str, int] = {}
     for piece in pieces:
         total[piece.cause] = total.get(piece.cause, 0) + piece.end_ns - piece.start_ns
-    if stages is None:
+    if not known:
         total, pieces = {UNKNOWN: until - since}, ()
     largest = max(total, key=lambda cause: total[cause])
     milliseconds = {f"{cause}_ms": round(value / 1e6, 6) for cause, value in total.items()}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.exposure import attribute
+from harness.analysis.derived import with_derived
+from harness.analysis.spans import COLUMNS, read_spans
 from harness.study.store import (
     PHASES,
     SAMPLE_COLUMNS,
@@ -101,7 +102,9 @@ def build(
             stepped, spans = _simulate(arm, scale, start=(1 + block) * 10**12 + position * 100 * MS)
             samples = _samples(arm, stepped["start_ns"])
             tables = zip((STEP_COLUMNS, SPAN_COLUMNS, SAMPLE_COLUMNS), (stepped, spans, samples), strict=True)
-            runs.append(RunData(record, *(_table(columns, rows) for columns, rows in tables)))
+            steps_table, *others = (_table(columns, rows) for columns, rows in tables)
+            known = read_spans(others[0].select(COLUMNS).to_batches())
+            runs.append(RunData(record, with_derived(steps_table, known, asynchronous=False), *others))
     study = StudyRecord(
         scenario="synthetic",
         question="Does the truth come out?",
@@ -172,7 +175,6 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
     """Run the loop on paper: one serial loader worker at most one batch ahead per step, or everything inline."""
     steps: Columns = {name: [] for name, _ in STEP_COLUMNS}
     spans: Columns = {name: [] for name, _ in SPAN_COLUMNS}
-    waits, by_batch = [], {}
     now, worker_free, pid = start, start, 1000
 
     def emit(role: str, name: str, batch: int, since: int, until: int) -> None:
@@ -195,11 +197,11 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
             clock = until
         worker_free = clock
         received = max(now, clock) + round(arm.transfer * factor * MS)
-        by_batch[batch] = recorded
-        waits.append((batch, now, received, batch))
         emit("main", "fetch", batch, now, received)
         for span in recorded:
             emit(role, span.name, batch, span.start_ns, span.end_ns)
+        if not recorded:
+            emit(role, "transfer", batch, received, received)
         finished.append(received)
         phases = {"fetch": received - now}
         now = received
@@ -215,7 +217,6 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
         row |= {"tokens": arm.tokens, "trained_tokens": arm.trained, "samples": 8, "loss": 3 + math.exp(-batch / 50)}
         for name, value in row.items():
             steps[name].append(value)
-    steps |= attribute(waits, by_batch, len(steps["step"]))
     for name, values in steps.items():
         steps[name] = values or [None] * len(steps["step"])  # no device, nothing measured of one
     return steps, spans

@@ -29,7 +29,6 @@ _MOSTLY_CPU = 0.5  # a stage with at least this share of CPU time can be told by
 class StageRow(NamedTuple):
     """One stage span of one batch; ``cpu_ns`` None where it was not measured."""
 
-    role: str
     name: str
     start_ns: int
     end_ns: int
@@ -85,7 +84,7 @@ def batches(
     wait_start = np.array([fetch.start_ns for fetch in fetches], dtype=np.float64)
     wait_end = np.array([fetch.end_ns for fetch in fetches], dtype=np.float64)
     built = stage["read"] + stage["tokenize"] + stage["pack"]
-    clean = ~np.array([known[b] and crosses(first[b], last[b], pauses) for b in range(count)])
+    clean = ~(known & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
     if workers:
         seen = Seen(first, last, known & clean, wait_start, wait_end, measured, pauses)

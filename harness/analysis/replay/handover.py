@@ -73,9 +73,15 @@ def handed_over(
     }, tuple(assumed)
 
 
-def crosses(start: float, end: float, pauses: Sequence[tuple[int, int]]) -> bool:
-    """Whether the run stood still at any moment from ``start`` to ``end``."""
-    return any(start < pause_end and end > pause_start for pause_start, pause_end in pauses)
+def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Whether the run stood still at any moment from each start to its end; ``pauses`` are in order and apart."""
+    if not pauses:
+        return np.zeros(len(starts), dtype=np.bool_)
+    since, until = np.array(pauses, dtype=np.float64).T
+    first_not_over = np.searchsorted(until, starts, side="right")
+    following = np.append(since, np.inf)[first_not_over]
+    found: NDArray[np.bool_] = following < ends
+    return found
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -94,20 +100,18 @@ def _around(seen: Seen, workers: int, prefetch: int) -> tuple[Array, Array, Arra
     count, ahead = len(seen.first), workers * prefetch
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
     most_after, most_wake = np.full(count, np.inf), np.full(count, np.inf)
-    for b in range(workers, count):
-        previous = b - workers
-        if not (seen.known[b] and seen.known[previous]):
-            continue
-        request = seen.wait_end[b - ahead] if b >= ahead else -np.inf
-        free = seen.last[previous]
-        if crosses(max(free, request), seen.first[b], seen.pauses):
-            continue
-        most_after[previous] = max(0.0, seen.first[b] - free)
-        most_wake[b] = max(0.0, seen.first[b] - request)
-        if request <= free:
-            after[previous] = most_after[previous]
-        else:
-            wake[b] = most_wake[b]
+    later = np.arange(workers, count)
+    earlier = later - workers
+    request = np.where(later >= ahead, seen.wait_end[np.maximum(later - ahead, 0)], -np.inf)
+    free = seen.last[earlier]
+    kept = seen.known[later] & seen.known[earlier]
+    kept &= ~crosses(np.maximum(free, request), seen.first[later], seen.pauses)
+    later, earlier, request, free = later[kept], earlier[kept], request[kept], free[kept]
+    most_after[earlier] = np.maximum(0.0, seen.first[later] - free)
+    most_wake[later] = np.maximum(0.0, seen.first[later] - request)
+    waited = request <= free
+    after[earlier[waited]] = most_after[earlier[waited]]
+    wake[later[~waited]] = most_wake[later[~waited]]
     return after, wake, most_after, most_wake
 
 

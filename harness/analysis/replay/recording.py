@@ -11,15 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.derived import bounds
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
+from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
 from harness.scenario.overrides import lookup
-from harness.study.store import PHASES, RunData
+from harness.study.contract import PHASES
+from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]
 # Between two steps that are further apart the run was stopped (SIGSTOP); a shorter time passed for everyone.
 RAN_ON_NS = 20_000_000
+# Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
+MOST_RECORDED = 5_000
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
 
@@ -67,19 +72,37 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """The recording of a finished run; InputError (one line) where its tables do not hold enough to replay it."""
+    """The recording of a finished run; InputError (one line) where its tables do not hold enough to replay it.
+
+    Of a long run it is that of its beginning, up to :data:`MOST_RECORDED` measured steps.
+    """
+    found = run.once("recording", lambda: _record(run))
+    if isinstance(found, InputError):
+        raise found
+    return found
+
+
+def _record(run: RunData) -> Recording | InputError:
+    try:
+        return _recorded(run)
+    except InputError as error:
+        return error
+
+
+def _recorded(run: RunData) -> Recording:
     name = f"{run.record.arm}, block {run.record.block}"
-    if run.record.status != "done" or run.steps is None or run.spans is None:
+    if run.record.status != "done" or (table := run.steps) is None or not run.has_spans:
         raise InputError(f"{name}: no finished run with tables to replay")
-    steps = {key: run.steps.column(key).to_pylist() for key in ("start_ns", "wall_ns", "warmup", "tokens")}
-    if None in steps["start_ns"] or None in steps["wall_ns"]:
+    if table.column("start_ns").null_count or table.column("wall_ns").null_count:
         raise InputError(f"{name}: its steps have no times to replay")
-    starts = np.array(steps["start_ns"], dtype=np.int64)
-    ends = starts + np.array(steps["wall_ns"], dtype=np.int64)
-    measured = np.array([not warmup for warmup in steps["warmup"]], dtype=np.bool_) & (ends > starts)
+    starts, ends = bounds(table)
+    measured = table.column("warmup").fill_null(False).to_numpy() == 0
+    measured &= ends > starts
     if not measured.any():
         raise InputError(f"{name}: no measured step to replay")
-    phases, launches, syncs, stages = _rows(run)
+    shown = slice(int(np.flatnonzero(measured)[:MOST_RECORDED][-1]) + 1)
+    starts, ends, measured = starts[shown], ends[shown], measured[shown]
+    phases, launches, syncs, stages = _rows(spans_of(run), int(ends[-1]))
     fetches = [phase for phase in phases if phase.name == "fetch"]
     if not fetches:
         raise InputError(f"{name}: no fetch among its spans: nothing to replay")
@@ -105,7 +128,9 @@ def record(run: RunData) -> Recording:
     )
     step_classes, step_class = classes(list(zip(starts.tolist(), ends.tolist(), strict=True)), phases, launches, syncs)
     asynchronous = bool(launches)
-    tokens = [count for count, kept in zip(steps["tokens"], measured, strict=True) if kept]
+    import pyarrow as pa
+
+    tokens = table.column("tokens").slice(0, len(measured)).filter(pa.array(measured))
     return Recording(
         name=name,
         block=run.record.block,
@@ -125,43 +150,56 @@ def record(run: RunData) -> Recording:
         emulated=bool(facts.get("emulated")),
         queue_depth=_queue_depth(config),
         tensors=tensors,
-        tokens=None if any(count is None for count in tokens) else float(np.mean(tokens)),
+        tokens=None if tokens.null_count else float(np.mean(tokens.to_numpy())),
     )
 
 
-def _rows(run: RunData) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
-    """The spans by what they are, each sorted by start. Only the first rank is replayed."""
-    assert run.spans is not None
-    names = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
-    columns = [run.spans.column(name).to_pylist() if name in run.spans.column_names else None for name in names]
-    count = run.spans.num_rows
-    phases: list[Phase] = []
-    queued: list[tuple[str, int, int]] = []
-    done: list[tuple[int, int]] = []
-    syncs: list[Sync] = []
-    stages: dict[int, list[StageRow]] = {}
-    for role, rank, name, batch, start, end, cpu in zip(*(c or [None] * count for c in columns), strict=True):
-        if rank:
-            continue
-        if role == "launch":
-            queued.append((name, start, end))
-        elif role == "device":
-            done.append((start, end))
-        elif role == "sync":
-            # Zero length: a call that is only known to block, not for how long.
-            if end > start:
-                syncs.append(Sync(start, end, name.endswith(FULL_QUEUE)))
-        elif role == "main" and name in PHASES:
-            phases.append(Phase(name, start, end, cpu))
-        else:
-            stages.setdefault(batch, []).append(StageRow(role, name, start, end, cpu))
-    launches = [
-        Launch(name, start, end, done_end - done_start, done_end)
-        for (name, start, end), (done_start, done_end) in zip(queued, done, strict=False)
+def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
+    """What the host began before ``until_ns``, by what it is, each sorted by start; and the stages of its batches."""
+    phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
+    pieces = min(len(spans.launches), len(spans.kernels))
+    early = spans.launches.starts[:pieces] < until_ns
+    queued, done = spans.launches.where(slice(pieces)).where(early), spans.kernels.where(slice(pieces)).where(early)
+    launches = sorted(
+        (
+            Launch(spans.names[code], *times)
+            for code, *times in zip(
+                queued.names.tolist(),
+                queued.starts.tolist(),
+                queued.ends.tolist(),
+                (done.ends - done.starts).tolist(),
+                done.ends.tolist(),
+                strict=True,
+            )
+        ),
+        key=lambda launch: launch.start_ns,
+    )
+    syncs = [
+        Sync(start, end, site.endswith(FULL_QUEUE))
+        for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
+        if end > start  # of zero length: a call that is only known to block, not for how long
     ]
-    for rows in (phases, launches, syncs):
-        rows.sort(key=lambda row: row.start_ns)
+    fetched = spans.of(spans.phases, FETCH)
+    last_batch = int(fetched.batches[fetched.starts < until_ns].max(initial=-1))
+    known = spans.stages.where((spans.stages.batches >= 0) & (spans.stages.batches <= last_batch))
+    stages: dict[int, list[StageRow]] = {}
+    for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
+        stages.setdefault(batch, []).append(StageRow(*row))
     return phases, launches, syncs, stages
+
+
+def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:
+    early = some.where(some.starts < until_ns)
+    return _plain(spans, early.where(np.argsort(early.starts, kind="stable")))
+
+
+def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None]]:
+    """Name, start, end, and CPU time (None where it was not measured) of each."""
+    columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
+    return [
+        (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else cpu_ns)
+        for code, start, end, cpu_ns in zip(*columns, strict=True)
+    ]
 
 
 def _resumes(

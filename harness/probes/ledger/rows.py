@@ -39,7 +39,7 @@ class PhaseSpan(NamedTuple):
 class Received(NamedTuple):
     """One batch as the main thread got it: the wait for it and what its loader told."""
 
-    step_row: int  # index into Rows.steps
+    step_row: int  # index into Rows.steps of the same portion
     batch: int  # order of receipt, from 0
     wait_start_ns: int
     wait_end_ns: int
@@ -63,11 +63,15 @@ class StepRow(NamedTuple):
 
 @dataclass
 class Rows:
-    """Finished steps; phases in the order they ended; batches in the order they came."""
+    """Finished steps; phases in the order they ended; batches in the order they came.
+
+    ``first_batch``: how many batches came before these, where earlier rows were taken away.
+    """
 
     steps: list[StepRow] = field(default_factory=list)
     phases: list[PhaseSpan] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
+    first_batch: int = 0
 
 
 @dataclass
@@ -88,18 +92,12 @@ class _Step(NamedTuple):
     warmup: bool
 
 
-def make_rows(events: Iterable[tuple[Any, ...]]) -> Rows:
-    """What a recorder noted, as rows. A span whose beginning was not noted is left out."""
-    maker = _Maker()
-    for kind, *values in events:
-        maker.notes[kind](*values)
-    return maker.rows
+class RowMaker:
+    """Makes rows of events, in as many portions as it is given. A span whose beginning was not noted is left out."""
 
-
-class _Maker:
     def __init__(self) -> None:
         self.rows = Rows()
-        self.notes: dict[int, Callable[..., None]] = {
+        self._notes: dict[int, Callable[..., None]] = {
             ENTER: self._enter, EXIT: self._exit, STEP: self._begin, PAUSE: self._end,
             RECEIVED: self._received, TAKEN: self._taken,
         }  # fmt: skip
@@ -111,6 +109,16 @@ class _Maker:
         self._last_fetch = (0, 0)
         self._spans: list[RawSpan] = []  # since the last batch made inline
         self._inline: dict[int, tuple[RawSpan, ...]] = {}
+
+    def add(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Add what happened since the last call to ``rows``."""
+        for kind, *values in events:
+            self._notes[kind](*values)
+
+    def take(self) -> Rows:
+        """The rows so far, for the caller to keep; those to come go on counting. Only between steps."""
+        rows, self.rows = self.rows, Rows(first_batch=self.rows.first_batch + len(self.rows.received))
+        return rows
 
     def _enter(self, name: str, now: int, cpu_ns: int | None) -> None:
         if cpu_ns is not None:
@@ -130,7 +138,7 @@ class _Maker:
         if self._phases:
             self._phases[-1].nested_ns += wall  # exclusive: what is nested is not counted twice
         self._spent_ns[name] += wall - span.nested_ns
-        batch = len(self.rows.received) - (name != "fetch")
+        batch = self.rows.first_batch + len(self.rows.received) - (name != "fetch")
         self.rows.phases.append(PhaseSpan(name, span.start_ns, now, batch, cpu_ns - span.cpu_ns))
         if name == "fetch":
             self._last_fetch = (span.start_ns, now)
@@ -159,7 +167,8 @@ class _Maker:
             trace = trace._replace(spans=self._inline.pop(trace.batch, trace.spans))
         received = self.rows.received
         row = len(self.rows.steps)
-        received.append(Received(row, len(received), *self._last_fetch, trace, tokens, trained_tokens, samples))
+        number = self.rows.first_batch + len(received)
+        received.append(Received(row, number, *self._last_fetch, trace, tokens, trained_tokens, samples))
 
     def _taken(self, number: int) -> None:
         self._inline[number], self._spans = tuple(self._spans), []

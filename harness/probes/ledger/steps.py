@@ -12,7 +12,7 @@ import threading
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
-from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, Rows, make_rows
+from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, RowMaker, Rows
 from harness.probes.ledger.run_queue import RunQueue
 from trainer.telemetry import BatchTrace, Blocked, Kernel
 
@@ -37,15 +37,31 @@ class StepRecorder:
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
         self._events: list[tuple[Any, ...]] = []  # see probes.rows
-        self._made: tuple[int, Rows] | None = None  # of so many events
+        self._maker = RowMaker()
         self._inline_batches = 0
         self._read_ns = 0  # when the CPU time was read last
 
     def rows(self) -> Rows:
-        """Steps, phases and batches so far: not for while steps are measured."""
-        if self._made is None or self._made[0] != len(self._events):
-            self._made = (len(self._events), make_rows(self._events))
-        return self._made[1]
+        """Steps, phases and batches since the last :meth:`take_rows`: not for while steps are measured."""
+        events, self._events = self._events, []
+        self._maker.add(events)
+        return self._maker.rows
+
+    def take_rows(self) -> Rows:
+        """The same, for the caller to keep: this recorder lets go of them. Only while no step is open."""
+        self.rows()
+        return self._maker.take()
+
+    def take_device(self) -> tuple[list[Kernel], list[Blocked]]:
+        """What the device did and which calls waited for it since the last call, for the caller to keep."""
+        kernels, blocking = self.kernels, self.blocking
+        self.kernels, self.blocking = [], []
+        return kernels, blocking
+
+    @property
+    def pending_events(self) -> int:
+        """Events noted since rows were made the last time: about 150 bytes each."""
+        return len(self._events)
 
     def enter(self, name: str) -> None:
         now = monotonic_ns()

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.dose import Dose, dose, parse_control
-from harness.analysis.exposure import attribute
 from harness.analysis.ledger import RunLedger, measure
 from harness.scenario.model import Scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from tests.harness.analysis.by_hand import attribute
 from trainer.telemetry import StageSpan
 
 MS = 1_000_000

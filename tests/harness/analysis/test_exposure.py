@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.exposure import attribute, hidden, split_wait
 from harness.study.store import STAGES
+from tests.harness.analysis.by_hand import attribute, hidden, split_wait
 from trainer.telemetry import StageSpan
 
 READ, TOKENIZE, PACK = StageSpan("read", 0, 10), StageSpan("tokenize", 10, 40), StageSpan("pack", 40, 45)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.intervals import difference, intersection, total, union
+from harness.analysis.intervals import Stretches, covered, difference, innermost, intersection, total, union
 from harness.analysis.overlap import hidden_behind, sync_audit
 from harness.study.store import SPAN_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
 
@@ -88,14 +88,39 @@ def test_without_blocking_calls_there_is_nothing_to_list() -> None:
     assert sync_audit(run([("main", "fetch", 0, 5)], [(0, 10, False)])) == []
 
 
+def columns(stretches: Any) -> Stretches:
+    rows = np.array(stretches, dtype=np.int64).reshape(-1, 2)
+    return Stretches(rows[:, 0], rows[:, 1])
+
+
+def points(stretches: Stretches) -> set[int]:
+    return {t for start, end in zip(*stretches, strict=True) for t in range(start, end)}
+
+
 @given(STRETCHES, STRETCHES)
 def test_interval_arithmetic_is_that_of_sets(first: Any, second: Any) -> None:
-    def points(stretches: Any) -> set[int]:
-        return {t for start, end in stretches for t in range(start, end)}
-
-    ours, theirs = union(first), union(second)
+    first, second = columns(first), columns(second)
+    ours, theirs = union(*first), union(*second)
     assert points(ours) == points(first)
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(ours))
+    assert (ours.ends[:-1] < ours.starts[1:]).all()
     assert points(intersection(ours, theirs)) == points(first) & points(second)
     assert points(difference(ours, theirs)) == points(first) - points(second)
     assert total(ours) == len(points(first))
+    parts = [set(range(start, end)) & points(theirs) for start, end in zip(*first, strict=True)]
+    assert covered(*first, theirs).tolist() == [len(part) for part in parts]
+
+
+@given(STRETCHES)
+def test_each_moment_belongs_to_the_span_that_started_last(spans: Any) -> None:
+    starts, ends = columns(spans)
+    found = innermost(starts, ends)
+    owners = {}
+    for owner, start, end in zip(*found, strict=True):
+        owners |= dict.fromkeys(range(start, end), int(owner))
+    expected = {}
+    for moment in range(61):
+        inside = [(start, i) for i, (start, end) in enumerate(spans) if start <= moment < end]
+        if inside:
+            expected[moment] = max(inside)[1]
+    assert owners == expected
+    assert len(owners) == sum(end - start for _, start, end in zip(*found, strict=True)), "nothing twice"

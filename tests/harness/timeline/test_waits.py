@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from harness.analysis.device import Fetch, device_columns
 from harness.study.store import CAUSES, STAGES
 from harness.timeline.waits import waits
+from tests.harness.analysis.by_hand import Fetch, device_columns
 from tests.harness.synthetic import Arm, build
 from trainer.telemetry import StageSpan
 
@@ -16,7 +16,7 @@ def row(role, name, start, end, batch=-1):
 
 
 def step(start, end, transfer=0):
-    return {"start_ns": start, "wall_ns": end - start, "exposed_transfer_ns": transfer}
+    return {"start_ns": start, "wall_ns": end - start, "fetch_ns": 0, "exposed_transfer_ns": transfer}
 
 
 def by_cause(marks):

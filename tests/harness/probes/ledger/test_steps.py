@@ -1,18 +1,43 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic_ns
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.launch.tables import spans_table, steps_table
+from harness.analysis.derived import with_derived
+from harness.analysis.spans import COLUMNS, read_spans
+from harness.launch.tables import RunTables
+from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.store import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, read_table, write_table
+from harness.study.store import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, read_table
 from trainer import telemetry
 from trainer.inject import spend
-from trainer.telemetry import BatchTrace, StageSpan
+from trainer.telemetry import BatchTrace, Blocked, Kernel, StageSpan
+
+
+def written(recorder: StepRecorder | BareRecorder) -> tuple[dict[str, list], dict[str, list]]:
+    """What a run writes of ``recorder``, its derived columns worked out: (steps, spans)."""
+    with TemporaryDirectory() as folder:
+        tables = RunTables(recorder, Path(folder), 1, 1, 0)
+        tables.write()
+        return read_back(Path(folder))
+
+
+def read_back(folder: Path) -> tuple[dict[str, list], dict[str, list]]:
+    steps = read_table(folder / "steps.parquet", STEP_COLUMNS)
+    spans = read_table(folder / "spans.parquet", SPAN_COLUMNS)
+    assert steps is not None
+    assert spans is not None
+    assert not list(folder.glob(".*")), "no temporary file stays"
+    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False)
+    return derived.to_pydict(), spans.to_pydict()
+
 
 events = st.lists(
     st.one_of(
@@ -47,7 +72,7 @@ def test_phases_sum_to_the_wall_time_exactly_whatever_a_trainer_does(steps, paus
         if paused:
             recorder.pause()
     recorder.pause()
-    table = steps_table(recorder)
+    table, _ = written(recorder)
     assert table["step"] == list(range(len(steps)))
     for row in range(len(steps)):
         phases = [table[f"{phase}_ns"][row] for phase in PHASES]
@@ -55,12 +80,11 @@ def test_phases_sum_to_the_wall_time_exactly_whatever_a_trainer_does(steps, paus
         assert min(phases) >= 0
         batches = sum(kind == "batch" for kind, _ in steps[row])
         assert table["tokens"][row] == 8 * batches
-        exposed = sum(table[f"exposed_{stage}_ns"][row] for stage in STAGES)
-        if all(kind == "batch" or name != "fetch" for kind, name in steps[row]):
-            assert exposed == table["fetch_ns"][row]
+        if all(kind == "batch" or name != "fetch" for step in steps for kind, name in step):
+            assert sum(table[f"exposed_{stage}_ns"][row] for stage in STAGES) == table["fetch_ns"][row]
 
 
-def test_tables_round_trip_through_the_contract(tmp_path) -> None:
+def test_tables_round_trip_through_the_contract() -> None:
     recorder = StepRecorder()
     for step in range(3):
         recorder.step(step)
@@ -70,19 +94,76 @@ def test_tables_round_trip_through_the_contract(tmp_path) -> None:
         recorder.received(BatchTrace(7, 7, "loader-1", step, (StageSpan("tokenize", start - 50, start),)), 4, 3, 1)
         recorder.loss(step, 1.0 / (step + 1))
     recorder.pause()
-    write_table(tmp_path / "steps.parquet", STEP_COLUMNS, steps_table(recorder))
-    write_table(tmp_path / "spans.parquet", SPAN_COLUMNS, spans_table(recorder, 1, 1, 0))
-    steps = read_table(tmp_path / "steps.parquet", STEP_COLUMNS)
-    spans = read_table(tmp_path / "spans.parquet", SPAN_COLUMNS)
-    assert steps is not None
-    assert spans is not None
-    assert steps.column("loss").to_pylist() == [1.0, 0.5, 1.0 / 3]
-    assert steps.column("hidden_tokenize_ns").to_pylist() == [50, 50, 50]
-    assert steps.column("device_busy_ns").null_count == 3  # not measured on a synchronous device: null, not zero
-    assert steps.column("contended_ns").null_count == 3
-    worker = [row for row in spans.to_pylist() if row["role"] == "loader-1"]
-    assert [row["batch"] for row in worker] == [0, 1, 2]
-    assert {row["name"] for row in spans.to_pylist() if row["role"] == "main"} == {"fetch"}
+    steps, spans = written(recorder)
+    assert steps["loss"] == [1.0, 0.5, 1.0 / 3]
+    assert steps["hidden_tokenize_ns"] == [50, 50, 50]
+    assert steps["device_busy_ns"] == [None] * 3  # not measured on a synchronous device: null, not zero
+    assert steps["contended_ns"] == [None] * 3
+    loaders = [place for place, role in enumerate(spans["role"]) if role == "loader-1"]
+    assert [spans["batch"][place] for place in loaders] == [0, 1, 2]
+    assert {name for name, role in zip(spans["name"], spans["role"], strict=True) if role == "main"} == {"fetch"}
+
+
+def one_repetition(recorder: StepRecorder, first: int) -> None:
+    """Three steps: an inline batch, one of a worker, one of which nobody reports; a kernel and a blocking call each."""
+    for step in range(first, first + 3):
+        recorder.step(step)
+        recorder.enter("fetch")
+        if step == first:
+            recorder.enter("read")
+            recorder.exit("read")
+            trace = recorder.take()
+        else:
+            trace = BatchTrace(7, 7, "loader-1", step, (("tokenize", 5, 9, 4),)) if step == first + 1 else None
+        recorder.exit("fetch")
+        recorder.received(trace, 4, 3, 1)
+        now = monotonic_ns()
+        recorder.device(Kernel("forward", now, now + 1, now + 2, now + 3))
+        recorder.blocked(Blocked("loop.py:1: item", now, now + 3))
+    recorder.pause()
+    recorder.loss(first + 1, 0.5)  # read late, as trainers do
+
+
+def test_portions_make_the_same_tables_as_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run writes its spans between repetitions, so that memory does not grow with its length."""
+    clock = iter(range(1_000, 10**9, 1_000))
+    times = [next(clock) for _ in range(200)]
+    found = []
+    for least_events in (10**9, 0):
+        ticks = iter(times)
+        monkeypatch.setattr("harness.probes.ledger.steps.monotonic_ns", lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr(f"{__name__}.monotonic_ns", lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr("harness.probes.ledger.steps.thread_time_ns", lambda: 0)
+        recorder = StepRecorder()
+        folder = tmp_path / str(least_events)
+        tables = RunTables(recorder, folder, 1, 1, 0)
+        for first in (0, 3, 6):
+            one_repetition(recorder, first)
+            tables.collect(least_events)
+            assert least_events or recorder.pending_events == 0
+        recorder.loss(8, 0.25)
+        tables.write()
+        steps, spans = read_back(folder)
+        rows = sorted(zip(*(spans[name] for name in spans), strict=True), key=str)
+        found.append((steps, rows))
+    assert found[0] == found[1]
+    steps, _ = found[0]
+    assert steps["loss"] == [None, 0.5, None, None, 0.5, None, None, 0.5, 0.25]
+    assert steps["tokens"] == [4] * 9
+    assert [value is None for value in steps["exposed_read_ns"]] == [False, False, True] * 3
+
+
+def test_a_batch_without_work_is_all_transfer_and_not_unknown() -> None:
+    recorder = StepRecorder()
+    recorder.step(0)
+    recorder.enter("fetch")
+    trace = recorder.take()
+    recorder.exit("fetch")
+    recorder.received(trace, 1, 1, 1)
+    recorder.pause()
+    steps, _ = written(recorder)
+    assert steps["exposed_transfer_ns"] == steps["fetch_ns"]
+    assert steps["exposed_tokenize_ns"] == [0]
 
 
 def test_run_queue_delay_grows_when_more_threads_run_than_cores() -> None:
@@ -187,7 +268,7 @@ def test_the_cpu_time_of_a_span_is_within_it() -> None:
         recorder.enter(name)
         recorder.exit(name)
     recorder.pause()
-    table = spans_table(recorder, 1, 1, 0)
+    _, table = written(recorder)
     walls = [end - start for start, end in zip(table["start_ns"], table["end_ns"], strict=True)]
     assert all(0 <= cpu <= wall for cpu, wall in zip(table["cpu_ns"], walls, strict=True))
     busy = StepRecorder()
@@ -238,7 +319,8 @@ def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.Monk
         recorder.exit("forward")
         recorder.warmup = False
     recorder.pause()
-    table = steps_table(recorder)
+    received = recorder.rows().received
+    table, spans = written(recorder)
     assert table["step"] == [7, 8, 9]
     assert table["turn"] == [4, 4, 4]
     assert table["warmup"] == [True, False, False]
@@ -248,7 +330,6 @@ def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.Monk
     assert (table["log_ns"], table["other_ns"]) == ([30_000] * 3, [50_000] * 3)
     assert table["exposed_read_ns"] == [100_000] * 3
     assert table["exposed_transfer_ns"] == [40_000] * 3
-    spans = spans_table(recorder, 1, 1, 0)
     cpu: dict[str, list[tuple[int, int]]] = {name: [] for name in ("read", "fetch", "forward", "log")}
     for name, batch, value in zip(spans["name"], spans["batch"], spans["cpu_ns"], strict=True):
         cpu[name].append((batch, value))
@@ -256,4 +337,4 @@ def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.Monk
     assert cpu["fetch"] == [(0, 70_007), (1, 70_008), (2, 70_009)]
     assert cpu["forward"] == [(0, 155_000), (1, 155_000), (2, 155_000)]
     assert cpu["log"] == [(0, 5_000), (1, 5_000), (2, 5_000)]
-    assert [[stage.name for stage in batch.trace.stages()] for batch in recorder.rows().received] == [["read"]] * 3
+    assert [[stage.name for stage in batch.trace.stages()] for batch in received] == [["read"]] * 3

@@ -1,0 +1,33 @@
+"""Works out everything that needs the spans of a run while they are in memory, so that long runs are read once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from harness.analysis.ledger import DERIVED, measure
+from harness.analysis.overlap import hidden_behind, sync_audit
+from harness.analysis.replay.recording import record
+from harness.analysis.spans import KEPT_SPANS, spans_of
+from harness.study.run_data import RunData
+from trainer.errors import InputError
+
+
+def work_out(run: RunData) -> None:
+    """Compute the ledger, what hid data work, the blocking calls and the recording of ``run``; they are kept with it.
+
+    Call :func:`release` after that: the spans and derived columns of a long run are large.
+    """
+    measure(run)
+    if run.record.status != "done":
+        return
+    hidden_behind(run)
+    sync_audit(run)
+    with suppress(InputError):
+        record(run)
+
+
+def release(run: RunData) -> None:
+    """Let go of what is large of a long run: whoever needs it again computes it again."""
+    if run.has_spans and spans_of(run).rows > KEPT_SPANS:
+        run.forget("spans")
+        run.forget(DERIVED)

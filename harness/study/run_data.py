@@ -1,0 +1,167 @@
+"""One run as it is read back: its record, its tables (read when they are asked for), and what its probes reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from harness.study.contract import ADDED_COLUMNS, SCHEMA
+from harness.study.records import RunRecord
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Result = TypeVar("Result")
+# A table up to this size stays in memory once it was read; a larger one is read again each time, so that the analysis
+# of many long runs holds one of them at a time.
+KEPT_BYTES = 32 * 2**20
+SMALL_FILE_BYTES = 4 * 2**20  # parquet compresses these tables to about a quarter
+BATCH_ROWS = 1 << 20  # of a table that is read in pieces
+
+
+class StoredTable:
+    """A table of the results contract on disk. Its methods raise InputError where it is not one of ours."""
+
+    def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
+        self._path, self._columns = path, columns
+        self._kept: pa.Table | None = None
+
+    def check(self) -> None:
+        """Read all of it once: a damaged file is known before anything is worked out from it."""
+        if self._path.stat().st_size <= SMALL_FILE_BYTES:
+            self.read()
+        else:
+            for _ in self.batches([name for name, _ in self._columns]):
+                pass
+
+    def read(self) -> pa.Table:
+        """The whole table; columns that came later are null where it lacks them."""
+        if self._kept is not None:
+            return self._kept
+        with self._opened() as file:
+            table = self._complete(file.read())
+        if table.nbytes <= KEPT_BYTES:
+            self._kept = table
+        return table
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The table in pieces of :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries."""
+        if self._kept is not None:
+            yield from self._kept.select(columns).to_batches()
+            return
+        import pyarrow as pa
+
+        with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
+            there = [name for name in columns if name in file.schema_arrow.names]
+            try:
+                for batch in file.iter_batches(BATCH_ROWS, columns=there):
+                    yield from self._complete(pa.Table.from_batches([batch]), columns).select(columns).to_batches()
+            except (pa.ArrowInvalid, OSError) as error:
+                raise self._unreadable(error) from error
+
+    def _opened(self, dictionaries: Sequence[str] = ()) -> _Reading:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return _Reading(pq.ParquetFile(self._path, read_dictionary=list(dictionaries)), self)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> InputError:
+        return InputError(f"{self._path}: not a readable parquet file ({error})")
+
+    def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
+        import pyarrow as pa
+
+        for name, kind in self._columns:
+            if name in table.column_names or (wanted is not None and name not in wanted):
+                continue
+            if name not in ADDED_COLUMNS:
+                raise InputError(f"{self._path}: not a results table of schema {SCHEMA}: no column {name!r}")
+            table = table.append_column(name, pa.nulls(len(table), pa.type_for_alias(kind)))
+        return table
+
+
+class _Reading:
+    """An open parquet file whose errors become InputError."""
+
+    def __init__(self, file: Any, table: StoredTable) -> None:
+        self._file, self._table = file, table
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self) -> pa.Table:
+        import pyarrow as pa
+
+        try:
+            return self._file.read()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._table._unreadable(error) from error
+
+
+class _Lazy:
+    """A field that holds a table, or where it is stored; reading the field gives the table."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, run: RunData | None, owner: type) -> pa.Table | None:
+        if run is None:
+            raise AttributeError  # a dataclass field without a default
+        value = run.__dict__[self._name]
+        return value.read() if isinstance(value, StoredTable) else value
+
+    def __set__(self, run: RunData, value: pa.Table | StoredTable | None) -> None:
+        run.__dict__[self._name] = value
+
+
+@dataclass(eq=False)
+class RunData:
+    """One run as read back: its record and, where it left them, its tables (None where missing).
+
+    A table that is stored is read when its field is; ask once and keep it while it is needed. ``probes`` is its
+    probes.json: what went wrong with probes, the windows of those that have some, missed samples.
+    """
+
+    record: RunRecord
+    steps: pa.Table | None = _Lazy()
+    spans: pa.Table | None = _Lazy()
+    samples: pa.Table | None = _Lazy()
+    probes: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None  # where the profiler's own files lie
+    _results: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether there is a spans table; it is not read for that."""
+        return self.__dict__["_spans"] is not None
+
+    def span_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The spans table in pieces; nothing where there is none."""
+        value = self.__dict__["_spans"]
+        if isinstance(value, StoredTable):
+            yield from value.batches(columns)
+        elif value is not None:
+            yield from value.select(columns).to_batches()
+
+    def once(self, what: str, make: Callable[[], Result]) -> Result:
+        """What ``make`` returns, worked out the first time it is asked for ``what``; keep it small."""
+        if what not in self._results:
+            self._results[what] = make()
+        result: Result = self._results[what]
+        return result
+
+    def forget(self, what: str) -> None:
+        """Let go of a result of :meth:`once`."""
+        self._results.pop(what, None)
