@@ -20,13 +20,13 @@ MOST_HZ = 1e6  # more than py-spy can
 
 
 def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[int, str]) -> pa.Table:
-    """The samples of a window, by thread and in order of time.
+    """Read the samples of a window, by thread and in order of time.
 
     ``source`` is a trace (gzipped or not), ``facts`` the entry "py_spy" of probes.json, ``roles`` names processes by
     id: "main", "loader-K". Columns: time_ns (CLOCK_MONOTONIC), duration_ns (until the next sample), pid, tid (the
     system's), role (of the main thread of a process in ``roles``, else "other"), stack (frames "function (file:line)",
-    outermost first). Its metadata holds how well the times are known: :func:`clock_of`. InputError where it is not such
-    a trace, or ``facts`` cannot be its own.
+    outermost first). The metadata hold how exact the times are: :func:`clock_of`. Raises InputError where the source is
+    no such trace, or where ``facts`` do not fit it.
     """
     import pyarrow as pa
 
@@ -54,28 +54,26 @@ def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[i
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
     if rows and not columns["time_ns"]:
-        raise InputError(
-            f"{where}none of its samples is within the window that probes.json tells, or its marks are wrong"
-        )
+        raise InputError(f"{where}none of its samples is within the window in probes.json, or its marks are wrong")
     kinds = [pa.int64(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.list_(pa.string())]
     metadata = {name: str(value) for name, value in clock._asdict().items()}
     return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True)), metadata))
 
 
 def clock_of(samples: pa.Table) -> FittedClock:
-    """How well the times of :func:`read_stacks`' table are known."""
+    """Return how exact the times of :func:`read_stacks`' table are."""
     metadata = samples.schema.metadata
     return FittedClock(*(int(metadata[name.encode()]) for name in FittedClock._fields))
 
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
-    """One row per thread and sample, and when the thread's next sample was; by thread, in order of time.
+    """Return one row per thread and sample, with the time of the thread's next sample; by thread, in order of time.
 
-    A sample shows where any thread changed; a thread that did not has the stack that it had. Under --gil (``held``) a
-    thread that shows nothing may as well not have held the lock, and has no row.
+    A sample is written where any thread changed; the other threads keep their stacks. Under --gil (``held``) a thread
+    without a change may not have held the lock, so it gets no row.
     """
     end_us = changes[-1].time_us if changes else 0
-    shown = [change for change in changes if change.stack is not None]  # the others are of the end
+    shown = [change for change in changes if change.stack is not None]  # the others mark the end of the trace
     times: list[int] = []  # when each sample began to be written
     by_thread: dict[tuple[int, int], list[tuple[int, MemoryChange]]] = {}
     for change, begins in zip(shown, _begins(shown, metronome), strict=True):
@@ -97,10 +95,10 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
 
 
 def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
-    """Of each change, whether it is the first of its sample.
+    """Decide for each change whether it is the first of its sample.
 
-    The metronome's processes are in every sample, once: between two samples' the next one begins, where the time
-    between changes is longest. Without them one begins where a thread comes again, or after a while.
+    The metronome's processes appear once in every sample. Between two of their changes the next sample begins where the
+    gap between changes is longest. Without a metronome a sample begins where a thread appears again, or after a gap.
     """
     begins = [not place for place in range(len(changes))]
     waits = [0, *(after.time_us - before.time_us for before, after in pairwise(changes))]
@@ -123,10 +121,10 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
 
 
 def _window(facts: Mapping[str, Any]) -> tuple[int, int]:
-    """The window, after a check of what else a clock is set by: what is out of order puts samples anywhere."""
+    """Return the window, after checking rate and clock marks: wrong ones would put samples at arbitrary times."""
     start_ns, end_ns = facts["window"]
     if not 0 <= start_ns < end_ns < 1 << 63:
-        raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is none")
+        raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is impossible")
     if not 1 <= facts.get("rate_hz", 1) <= MOST_HZ:
         raise InputError(f"its rate_hz in probes.json is impossible: {facts['rate_hz']}")
     marks = [(start, end) for start, end in facts["marks"]]

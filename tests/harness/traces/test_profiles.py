@@ -49,7 +49,7 @@ def test_a_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     assert file_name("loader-0") in problems[0]
     tables, problems = read_profiles(tmp_path, {})
     assert tables == []
-    assert "nobody knows its clock" in problems[0]
+    assert "its clock is unknown" in problems[0]
 
 
 @pytest.mark.parametrize("offsets", ["x", 5, ["a"], [0.5], [], {"a": 1}])
@@ -57,4 +57,4 @@ def test_offsets_that_are_no_numbers_are_told(tmp_path: Path, offsets: object) -
     write(tmp_path, file_name("main"), harness={"realtime_minus_monotonic_ns": offsets, "cut": None})
     tables, problems = read_profiles(tmp_path, {})
     assert tables == []
-    assert "nobody knows its clock" in problems[0]
+    assert "its clock is unknown" in problems[0]
