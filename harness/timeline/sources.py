@@ -1,4 +1,4 @@
-"""What a run's probes recorded beside the results contract's tables, for the timeline to show."""
+"""Reads what a run's probes recorded beside the results contract's tables, for the timeline."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STACKS = "stacks.trace.json.gz"
-FILE = "file"  # which of a run's profiles a row is from
+FILE = "file"  # column: the profile that a row comes from
 
 
 @dataclass(frozen=True)
 class Sources:
     """Tables of ``harness.traces`` (None: the probe did not run), and the run's probes.json."""
 
-    operators: pa.Table | None = None  # harness.traces.kineto: one table, or several put together with a column FILE
+    operators: pa.Table | None = None  # harness.traces.kineto: one table, or several with a column FILE
     stacks: pa.Table | None = None  # harness.traces.py_spy
     probes: Mapping[str, Any] = field(default_factory=dict)
-    problems: Sequence[str] = ()  # what could not be read, a line each
-    profiles: Sequence[pa.Table] = ()  # what ``operators`` was put together from: each counts its ids anew
+    problems: Sequence[str] = ()  # a line for each file that could not be read
+    profiles: Sequence[pa.Table] = ()  # the parts of ``operators``; each counts its ids from the start
 
 
 NO_SOURCES = Sources()
 
 
 def read_sources(run: RunData) -> Sources:
-    """What lies in the run's folder."""
+    """Read the files in the run's folder."""
     if run.folder is None:
         return NO_SOURCES
     import pyarrow as pa
@@ -53,5 +53,5 @@ def read_sources(run: RunData) -> Sources:
 
 
 def roles(run: RunData) -> dict[int, str]:
-    """The run's processes: main, loader-K, by process id."""
+    """Return the roles of the run's processes (main, loader-K) by process id."""
     return {} if run.spans is None else process_roles(run.spans)

@@ -1,8 +1,8 @@
-"""A mark on every stretch in which something stood idle, with its cause.
+"""Marks every interval in which the device or the main thread was idle, with its cause.
 
-On an asynchronous device that is the device (starved: it had nothing queued); else it is the main thread, in its fetch.
-Which cause a moment has is decided as in the ledger (``analysis.device``), so that the marks of a step add up to the
-columns of its row.
+On an asynchronous device the mark shows that the device had nothing queued (starved). Otherwise it shows the main
+thread waiting in its fetch. The cause of a moment is decided as in the ledger (``analysis.device``), so that the marks
+of a step add up to the columns of its row.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from harness.timeline.model import Slice
 from trainer.telemetry import StageSpan
 
 TimelineRow = dict[str, Any]
-UNKNOWN = "unknown"  # whoever built the batch told nothing
+UNKNOWN = "unknown"  # the batch's builder recorded no stages
 
 
 def waits(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list[Slice]:
-    """The marks: one slice a stretch, named by its largest cause, with a slice a cause inside where it had several."""
+    """Return one slice per interval, named by its largest cause; several causes are shown as slices inside."""
     fetches = _fetches(steps, spans)
     bounds = [(row["start_ns"], row["start_ns"] + row["wall_ns"]) for row in steps]
     kernels = [(row["start_ns"], row["end_ns"]) for row in spans if row["role"] == "device"]
@@ -40,14 +40,14 @@ def waits(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list[Sl
 
 
 def _phases(spans: Sequence[TimelineRow]) -> list[StageSpan]:
-    """What the main thread did besides fetching; a blocking call counts as sync."""
+    """Return the main thread's phases except fetch. A blocking call counts as sync."""
     phases = [row for row in spans if row["role"] == "main" and row["name"] not in (*STAGES, "fetch")]
     blocked = [{**row, "name": "sync"} for row in spans if row["role"] == "sync"]
     return [StageSpan(row["name"], row["start_ns"], row["end_ns"]) for row in (*phases, *blocked)]
 
 
 def _fetches(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list[Fetch]:
-    """The waits for a batch in the shown steps; ``stages`` None where the ledger did not know them either."""
+    """Return the waits for a batch in the shown steps. ``stages`` is None where the ledger did not know them."""
     stages: dict[int, list[StageSpan]] = {}
     for row in spans:
         if row["name"] in STAGES and (row["role"] == "main" or row["role"].startswith("loader-")):
@@ -69,7 +69,7 @@ def _fetches(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list
 def _within(
     causes: Sequence[Activity], stretches: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int, list[Activity]]]:
-    """Every stretch with what the host did in it; where nothing has a name, python."""
+    """Return every interval with the host's activities in it; time without a name counts as python."""
     following = 0
     for since, until in stretches:
         while following < len(causes) and causes[following].end_ns <= since:

@@ -152,7 +152,7 @@ def test_a_trace_that_lost_an_event_is_read_or_refused_in_one_line(data):
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, from .* is impossible"),
+        ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, .* is impossible"),
         ({"window": [1 << 70, 1 << 71]}, "its window in probes.json, from .* is impossible"),
         ({"window": [0, 1]}, "none of its samples is within the window"),
         ({"marks": [[1, 2]] * 2}, "its clock marks in probes.json are out of order"),
