@@ -118,7 +118,7 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     assert run.folder is not None, "a run that has steps was read from a folder"
     sources = read_sources(run)
     made = run_timeline(record, run, sources)
-    for sentence in dict.fromkeys((*run.probes.get("problems", ()), *sources.problems, *made.cut)):
+    for sentence in dict.fromkeys((*run.probes.problems, *sources.problems, *made.cut)):
         print(f"note: {sentence}")
     path = run.folder / made.name  # not by the names in run.json, which may lead elsewhere
     write_bytes(path, made.content)

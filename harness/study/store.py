@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from harness.study.probes_json import ProbesRecord, read_facts
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -142,14 +143,14 @@ class StudyRecord:
 class RunData:
     """One run as read back: its record and, where it left them, its tables (None where missing).
 
-    ``probes`` is its probes.json: what went wrong with probes, the windows of those that have some, missed samples.
+    ``probes`` is its probes.json, empty where there is none.
     """
 
     record: RunRecord
     steps: pa.Table | None
     spans: pa.Table | None
     samples: pa.Table | None
-    probes: dict[str, Any] = field(default_factory=dict)
+    probes: ProbesRecord = field(default_factory=ProbesRecord)
     folder: Path | None = None  # where the profiler's own files lie
 
 
@@ -280,8 +281,6 @@ class StudyFolder:
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm name and block; one with a damaged table counts as failed."""
-        from harness.study.probes_json import read_facts
-
         paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
@@ -301,9 +300,9 @@ class StudyFolder:
                 steps = spans = samples = None
             probes = path.with_name("probes.json")
             try:
-                found = read_facts(probes) if probes.exists() else {}
+                found = read_facts(probes) if probes.exists() else ProbesRecord()
             except InputError as error:
-                found = {"problems": [str(error)]}
+                found = ProbesRecord(problems=(str(error),))
             yield RunData(record, steps, spans, samples, found, path.parent)
 
 

@@ -211,9 +211,9 @@ def _facts(study: StudyRecord, parts: Sequence[TimelinePart]) -> dict[str, Any]:
 def _clock_errors(sources: Sources) -> dict[str, int]:
     """Return the clock error of each probe that has a clock of its own."""
     errors = {}
-    profiler = sources.probes.get("torch_profiler") or {}
-    if "clock_error_ns" in profiler:
-        errors["torch_profiler"] = int(profiler["clock_error_ns"])
-    if sources.stacks is not None and (rate_hz := (sources.probes.get("py_spy") or {}).get("rate_hz")):
-        errors["py_spy"] = round(1e9 / rate_hz)  # the clock is known more exactly, but single samples are late
+    profiled, sampled = sources.probes.torch_profiler, sources.probes.py_spy
+    if profiled is not None and profiled.clock_error_ns is not None:
+        errors["torch_profiler"] = profiled.clock_error_ns
+    if sources.stacks is not None and sampled is not None:
+        errors["py_spy"] = round(1e9 / sampled.rate_hz)  # the clock is known more exactly, but single samples are late
     return errors

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.analysis.probes.stacks import process_roles
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import RunData
 from trainer.errors import InputError
 
@@ -23,7 +24,7 @@ class Sources:
 
     operators: pa.Table | None = None  # harness.traces.kineto: one table, or several with a column FILE
     stacks: pa.Table | None = None  # harness.traces.py_spy
-    probes: Mapping[str, Any] = field(default_factory=dict)
+    probes: ProbesRecord = field(default_factory=ProbesRecord)
     problems: Sequence[str] = ()  # a line for each file that could not be read
     profiles: Sequence[pa.Table] = ()  # the parts of ``operators``; each counts its ids from the start
 
@@ -40,10 +41,10 @@ def read_sources(run: RunData) -> Sources:
     from harness.traces.profiles import read_profiles
     from harness.traces.py_spy import read_stacks
 
-    tables, problems = read_profiles(run.folder, run.probes.get("torch_profiler") or {})
+    profiled, facts = run.probes.torch_profiler, run.probes.py_spy
+    tables, problems = read_profiles(run.folder, () if profiled is None else profiled.realtime_minus_monotonic_ns)
     stacks = None
-    facts = run.probes.get("py_spy")
-    if facts and (run.folder / STACKS).exists():
+    if facts is not None and (run.folder / STACKS).exists():
         try:
             stacks = read_stacks(run.folder / STACKS, facts, roles(run))
         except InputError as error:

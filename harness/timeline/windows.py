@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import PROFILED, RunData, StudyRecord
 from harness.timeline.sources import Sources
 
@@ -68,11 +69,10 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
     return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
 
 
-def _parts(rows: Sequence[TimelineRow], probes: Mapping[str, Any]) -> list[list[TimelineRow]]:
+def _parts(rows: Sequence[TimelineRow], probes: ProbesRecord) -> list[list[TimelineRow]]:
     """Return the steps in each window of torch.profiler and of py-spy."""
-    windows = [(entry[0], entry[1]) for entry in (probes.get("torch_profiler") or {}).get("windows") or ()]
-    window = (probes.get("py_spy") or {}).get("window")
-    windows += [(window[0], window[1])] if window else []
+    windows = [] if probes.torch_profiler is None else [(entry[0], entry[1]) for entry in probes.torch_profiler.windows]
+    windows += [] if probes.py_spy is None else [probes.py_spy.window]
     # The step before a window ends a little after the window's beginning. A step belongs where most of it lies.
     parts = [[row for row in rows if since <= (row["start_ns"] + _end(row)) // 2 < until] for since, until in windows]
     return [part for part in parts if part]

@@ -7,7 +7,7 @@ was ahead of CLOCK_MONOTONIC and what the file leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +47,15 @@ def header(path: Path) -> dict[str, Any]:
     return ours if isinstance(ours, dict) else {}
 
 
-def read_profiles(folder: Path, facts: Mapping[str, Any]) -> tuple[list[pa.Table], list[str]]:
+def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
     """Read every profile in a run's folder (:func:`harness.traces.kineto.read_profile`), with a line per damaged one.
 
-    ``facts`` is the entry ``torch_profiler`` of the run's probes.json, for files without a clock offset.
+    ``clock_offsets`` is OFFSET in the run's probes.json, for files without a clock offset.
     """
     tables, problems = [], []
     for path, role in files(folder):
         try:
-            offsets = header(path).get(OFFSET) or facts.get(OFFSET)
+            offsets = header(path).get(OFFSET) or list(clock_offsets)
             if not isinstance(offsets, list) or not offsets or not all(type(one) is int for one in offsets):
                 raise InputError(f"{path}: its clock is unknown (no {OFFSET} in it or in probes.json)")
             tables.append(read_profile(path, round(sum(offsets) / len(offsets)), role))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.traces.chrometrace import MemoryChange, decode, read_events
 from harness.traces.clock_marks import FittedClock, align, mark_number
@@ -19,10 +19,35 @@ _APART_US = 250
 MOST_HZ = 1e6  # more than py-spy can
 
 
-def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[int, str]) -> pa.Table:
+class StackRecording(Protocol):
+    """How a trace was recorded; ``harness.study.probes_json.PySpyRecord`` is one."""
+
+    @property
+    def rate_hz(self) -> float: ...
+
+    @property
+    def gil(self) -> bool: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def metronome(self) -> Sequence[int]: ...
+
+    @property
+    def marks(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def window(self) -> tuple[int, int]: ...
+
+    @property
+    def roots(self) -> Sequence[str]: ...
+
+
+def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int, str]) -> pa.Table:
     """Read the samples of a window, by thread and in order of time.
 
-    ``source`` is a trace (gzipped or not), ``facts`` the entry "py_spy" of probes.json, ``roles`` names processes by
+    ``source`` is a trace (gzipped or not), ``facts`` how it was recorded, ``roles`` names processes by
     id: "main", "loader-K". Columns: time_ns (CLOCK_MONOTONIC), duration_ns (until the next sample), pid, tid (the
     system's), role (of the main thread of a process in ``roles``, else "other"), stack (frames "function (file:line)",
     outermost first). The metadata hold how exact the times are: :func:`clock_of`. Raises InputError where the source is
@@ -33,11 +58,11 @@ def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[i
     where = f"{source}: " if isinstance(source, Path) else "py-spy's trace: "
     try:
         start_ns, end_ns = _window(facts)
-        changes, threads = decode(read_events(source), [str(root) for root in facts.get("roots", ())])
-        skipped = {int(pid) for pid in facts.get("metronome", ())}
-        rows = _samples(changes, skipped, held=bool(facts.get("gil")))
+        changes, threads = decode(read_events(source), [str(root) for root in facts.roots])
+        skipped = set(facts.metronome)
+        rows = _samples(changes, skipped, held=facts.gil)
         main = {thread for thread, (number, name) in threads.items() if thread[0] == number or name == "MainThread"}
-        clock = _clock([row for row, _ in rows if row.pid == facts["pid"] and (row.pid, row.tid) in main], facts)
+        clock = _clock([row for row, _ in rows if row.pid == facts.pid and (row.pid, row.tid) in main], facts)
     except InputError as error:
         raise InputError(f"{where}{error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -120,21 +145,21 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
     return begins
 
 
-def _window(facts: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the window, after checking rate and clock marks: wrong ones would put samples at arbitrary times."""
-    start_ns, end_ns = facts["window"]
+def _window(facts: StackRecording) -> tuple[int, int]:
+    """The window, after a check of what else a clock is set by: what is out of order puts samples anywhere."""
+    start_ns, end_ns = facts.window
     if not 0 <= start_ns < end_ns < 1 << 63:
         raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is impossible")
-    if not 1 <= facts.get("rate_hz", 1) <= MOST_HZ:
-        raise InputError(f"its rate_hz in probes.json is impossible: {facts['rate_hz']}")
-    marks = [(start, end) for start, end in facts["marks"]]
+    if not 1 <= facts.rate_hz <= MOST_HZ:
+        raise InputError(f"its rate_hz in probes.json is impossible: {facts.rate_hz}")
+    marks = [(start, end) for start, end in facts.marks]
     times = [time for pair in sorted([*marks, (start_ns, end_ns)]) for time in pair]
     if marks != sorted(marks) or times != sorted(times):
         raise InputError("its clock marks in probes.json are out of order, or within its window")
     return start_ns, end_ns
 
 
-def _clock(main: Sequence[MemoryChange], facts: Mapping[str, Any]) -> FittedClock:
+def _clock(main: Sequence[MemoryChange], facts: StackRecording) -> FittedClock:
     seen = [
         (
             row.time_us * 1000,
@@ -142,4 +167,4 @@ def _clock(main: Sequence[MemoryChange], facts: Mapping[str, Any]) -> FittedCloc
         )
         for row in main
     ]
-    return align(seen, [(start, end) for start, end in facts["marks"]])
+    return align(seen, [(start, end) for start, end in facts.marks])
