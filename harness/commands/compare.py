@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.regress import exit_code, limits_of, read_exit_code
+from harness.commands.arguments import add_arm, add_comparing, limits_of
+from harness.commands.exit_codes import of_verdict, read_exit_code
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +21,14 @@ WARNING = (
     "These were measured at different times: what the machine did in between looks like a change of the code, and no "
     "interval here knows of it. harness regress alternates two states."
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two studies."""
+    parser.add_argument("baseline", metavar="STUDY_A", help="study folder: the baseline")
+    parser.add_argument("candidate", metavar="STUDY_B", help="study folder: what is judged")
+    add_arm(parser)
+    add_comparing(parser)
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -71,7 +80,7 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
         print(regression.markdown(comparisons, notes, alternated=False), end="")
         for line in dict.fromkeys(allow_lines(found)):
             print(line)
-    return exit_code(regression.overall(comparisons), undecided)
+    return of_verdict(regression.overall(comparisons), undecided)
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:

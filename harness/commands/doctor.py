@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.commands.arguments import DEFAULT_OUT
 from trainer.errors import InputError, in_words
 
 if TYPE_CHECKING:
@@ -22,6 +23,21 @@ NAME_COLUMNS = 11
 INDENT = " " * (6 + NAME_COLUMNS)
 STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 SCHEMA = 1
+NOTE = (
+    "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "
+    "impossible here; warnings alone exit with 0."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured first, and how the checks are printed."""
+    parser.epilog = NOTE
+    parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
+    parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
+    parser.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")
+    parser.add_argument(
+        "--out", default=DEFAULT_OUT, metavar="DIR", help="where studies would go (default: %(default)s)"
+    )
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
