@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print what the table says of itself, as text or (--json) as data; 0 whatever it says."""
+    """Print the checks of the table, as text or (--json) as data. Returns 0 whatever they find."""
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text

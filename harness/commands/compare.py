@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Every arm that both studies have; refused where what differs forbids it."""
+    """Compare every arm that both studies have. Refuses one where a difference of their environments forbids it."""
     from harness.regression.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
@@ -68,7 +68,7 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
-    """Print what was found; the exit code."""
+    """Print the comparisons. Returns the exit code of the worst verdict."""
     from harness.regression import report as regression
     from harness.regression.across import common_move
 
@@ -84,7 +84,7 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:
-    """How to decide nonetheless."""
+    """For each refused comparison, the options that have it decided all the same."""
     for one in found:
         if one.refused:
             keys = " ".join(f"--allow '{difference.key}'" for difference in one.refused)

@@ -65,7 +65,7 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _calibrate(threads: int | None) -> bool:
-    """False, and a line, where what it needs cannot be imported: the examination that follows says what to do."""
+    """Measure this CPU. Returns False, after one line, where a package cannot be imported; the checks name the fix."""
     try:
         import torch  # takes a second or two
 
@@ -112,7 +112,7 @@ def _print(checks: Sequence[Check]) -> None:
     try:
         from rich.console import Console
         from rich.text import Text
-    except Exception:  # a broken package raises anything; the line packages says so
+    except Exception:  # a broken package raises anything; the check of packages reports it
         coloured = False
     else:
         coloured = sys.stdout.isatty()

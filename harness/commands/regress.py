@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
+    """Alternate both states until every arm is decided or the budget is spent. The exit code is the verdict."""
     from harness.regression import report as regression
     from harness.regression.plan import between_states
     from harness.regression.quantities import read_seconds
@@ -80,9 +80,9 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     print(f"evidence: {found.folder / regression.MARKDOWN}")
     for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
         if path:
-            with _evidence_is_kept(path):
+            with _copy_may_fail(path):
                 Path(path).write_bytes((found.folder / name).read_bytes())
-    with _evidence_is_kept("GITHUB_STEP_SUMMARY"):
+    with _copy_may_fail("GITHUB_STEP_SUMMARY"):
         regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
     if found.status == "interrupted":
         return INTERRUPTED
@@ -95,8 +95,8 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 @contextmanager
-def _evidence_is_kept(where: str) -> Iterator[None]:
-    """What cannot be written there is in the study's folder all the same: say so, and let the verdict stand."""
+def _copy_may_fail(where: str) -> Iterator[None]:
+    """Prints an OSError instead of raising it: the study's folder has the same page, so the verdict stands."""
     try:
         yield
     except OSError as error:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--repeats", type=int, metavar="N", help="blocks, each with every arm once")
     parser.add_argument(
-        "--interleave", choices=("auto", "slices", "runs"), help="take turns, or one run after the other"
+        "--interleave", choices=("auto", "slices", "runs"), help="interleave repetitions, or one run after the other"
     )
 
 
