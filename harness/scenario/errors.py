@@ -1,4 +1,4 @@
-"""Words scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
+"""Makes the messages of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
     else:
         text = error["msg"].replace("Input should be", "must be")
         text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
-        text = f"{text}; got {shown(given)}"
+        text += f"; got {shown(given)}"
     if isinstance(given, bool) and kind != "bool_type":
         text += " (YAML reads yes, no, on, off as true, false; quote text)"
     return text

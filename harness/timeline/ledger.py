@@ -68,7 +68,7 @@ def _add_waits(window: Window, processes: dict[str, Process]) -> None:
     if not found:
         return
     if DEVICE in processes:
-        processes[DEVICE].thread("starved").slices += found
+        processes[DEVICE].thread("device idle").slices += found
     else:
         processes[MAIN].thread("waiting for data").slices += found
 

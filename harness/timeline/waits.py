@@ -1,7 +1,7 @@
 """Marks every interval in which the device or the main thread was idle, with its cause.
 
-On an asynchronous device the mark shows that the device had nothing queued (starved). Otherwise it shows the main
-thread waiting in its fetch. The cause of a moment is decided as in the ledger (``analysis.device``), so that the marks
+On an asynchronous device the mark shows that the device had nothing queued. Otherwise it shows the main thread waiting
+in its fetch. The cause of a moment is decided as in the ledger (``analysis.device``), so that the marks
 of a step add up to the columns of its row.
 """
 
@@ -29,13 +29,15 @@ def waits(steps: Sequence[TimelineRow], spans: Sequence[TimelineRow]) -> list[Sl
             mark
             for fetch in fetches
             if fetch.end_ns > fetch.start_ns
-            for mark in _marks("waits", fetch.start_ns, fetch.end_ns, list(by_cause([], [fetch])), fetch.stages)
+            for mark in _marks(
+                "waits", "waits", fetch.start_ns, fetch.end_ns, list(by_cause([], [fetch])), fetch.stages
+            )
         ]
     causes = list(by_cause(_phases(spans), fetches))
     return [
         mark
         for since, until, pieces in _within(causes, [(since, until) for _, since, until in idle(bounds, kernels)])
-        for mark in _marks("starved", since, until, pieces, ())
+        for mark in _marks("idle", "starved", since, until, pieces, ())
     ]
 
 
@@ -87,7 +89,7 @@ def _within(
 
 
 def _marks(
-    what: str, since: int, until: int, pieces: Sequence[Activity], stages: Sequence[Any] | None
+    what: str, category: str, since: int, until: int, pieces: Sequence[Activity], stages: Sequence[Any] | None
 ) -> Iterator[Slice]:
     total: dict[str, int] = {}
     for piece in pieces:
@@ -96,7 +98,7 @@ def _marks(
         total, pieces = {UNKNOWN: until - since}, ()
     largest = max(total, key=lambda cause: total[cause])
     milliseconds = {f"{cause}_ms": round(value / 1e6, 6) for cause, value in total.items()}
-    yield Slice(f"{what}: {largest}", since, until, what, {"cause": largest, **milliseconds})
+    yield Slice(f"{what}: {largest}", since, until, category, {"cause": largest, **milliseconds})
     if len(total) > 1:
         for piece in pieces:
-            yield Slice(piece.cause, piece.start_ns, piece.end_ns, what)
+            yield Slice(piece.cause, piece.start_ns, piece.end_ns, category)
