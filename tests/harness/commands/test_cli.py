@@ -57,6 +57,7 @@ def refused(*words: str) -> str:
     return done.stderr.removeprefix("harness: ").rstrip("\n")
 
 
+@pytest.mark.slow
 def test_help_waits_for_no_command() -> None:
     for words in (["--help"], ["--version"]):
         modules = modules_after(words)
@@ -65,6 +66,7 @@ def test_help_waits_for_no_command() -> None:
         assert not any(name.startswith("harness.commands") for name in modules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     modules = modules_after([name, "--help"])
@@ -84,6 +86,7 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
     assert files == set(COMMANDS)
 
 
+@pytest.mark.slow
 def test_a_plan_imports_neither_torch_nor_arrow() -> None:
     names = tops(modules_after(["run", "scenarios/pretokenization.yaml", "--plan"]))
     assert "pydantic" in names
@@ -214,6 +217,7 @@ class TestData:
         assert line == f"--out {tmp_path / 'out'}: the arms need 2 different sets; select with --arm or --set"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = [sys.executable, "-m", "harness", "run", "scenarios/quickstart.yaml", "--plan", "--repeats", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
