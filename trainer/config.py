@@ -1,6 +1,6 @@
-"""The trainer's whole configuration, torch-free, so that a plan can be made and checked without loading torch.
+"""Defines the trainer's whole configuration without importing torch, so that plans can be checked quickly.
 
-Every key is addressed by its dotted path (``data.batch_size``); a wrong value is refused with that path.
+Every key has a dotted path (``data.batch_size``). A wrong value is refused with that path.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelConfig(Config):
 
 
 class TrainTokenizer(Config):
-    """A tokenizer trained once on the corpus and cached by the content of corpus and settings."""
+    """A tokenizer that is trained once on the corpus, and cached by the content of corpus and settings."""
 
     kind: Literal["bpe", "unigram", "wordpiece"] = "bpe"
     vocab_size: int = Field(4096, ge=300, le=1_000_000)
@@ -83,23 +83,23 @@ class CorpusConfig(Config):
 
 
 class DataInject(Config):
-    """Known costs added to the stages of every batch (milliseconds per batch), to test the harness on oneself."""
+    """Known costs added to the stages of every batch (milliseconds per batch), to test the harness itself."""
 
     read_ms: Milliseconds = 0
     tokenize_ms: Milliseconds = 0
     pack_ms: Milliseconds = 0
     transfer_ms: Milliseconds = 0
     how: How = "busy"
-    """busy burns that much CPU time of the thread; sleep waits without using a core."""
+    """busy spends that much CPU time of the thread; sleep waits without using a core."""
     jitter: float = Field(0, ge=0, lt=1)
     """Each cost is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
 
 
 class DataConfig(Config):
-    """The input side: a composition of reader, tokenization and packing, and the loader around it."""
+    """The input side: a data pipeline (source, tokenization, packing) and the loader around it."""
 
     path: Literal["text-padded", "text-stream", "tokens-padded", "tokens-stream"] = "text-padded"
-    """text-*: tokenize on the fly; tokens-*: read pretokenized files. *-padded: a document a row; *-stream: packed."""
+    """text-*: tokenize on the fly. tokens-*: pretokenized files. *-padded: one document a row. *-stream: packed."""
     access: Literal["scalar", "zero-copy"] = "scalar"
     """scalar: per-row Arrow scalars and Python lists, as the founding study did; zero-copy: Arrow buffers as arrays."""
     corpus: CorpusConfig = CorpusConfig(builtin="python-docs")
@@ -115,11 +115,11 @@ class DataConfig(Config):
     start_method: Literal["fork", "forkserver", "spawn"] = "fork"
     """How loader workers start. The workers start before this process tokenizes anything, so fork is safe."""
     replay: bool = False
-    """Replay the path's first batch for ever: no data cost (what the ideal-data control sets)."""
+    """Repeat the path's first batch forever: no data cost (the ideal-data control sets it)."""
     extra_reads: int = Field(0, ge=0, le=64)
-    """Read every batch's rows so many times more and drop the result (what a dose control sets)."""
+    """Read every batch's rows this many more times and drop the result (a dose control sets it)."""
     extra_tokenizations: int = Field(0, ge=0, le=64)
-    """Tokenize every batch so many times more and drop the result (what a dose control sets)."""
+    """Tokenize every batch this many more times and drop the result (a dose control sets it)."""
     inject: DataInject | None = None
 
 
@@ -162,7 +162,7 @@ class KernelDurations(Config):
 
 
 class EmulatedDevice(Config):
-    """An in-order asynchronous device that exists on paper only: its kernels take time and compute nothing."""
+    """An emulated in-order asynchronous device: its kernels take time and compute nothing."""
 
     emulated: str
     """A device profile (profiles/devices/*.yaml): gh200, h100-sxm, ..."""
@@ -178,14 +178,14 @@ class EmulatedDevice(Config):
     """Kernels that may wait in the queue (one per phase and micro-batch); the host blocks while it is full."""
     kernels: KernelDurations = KernelDurations()
     recorded: str | None = None
-    """A JSON file {"forward_ms": [...], ...} of recorded kernel durations per step, replayed in order, over again."""
+    """A JSON file {"forward_ms": [...], ...} of recorded kernel durations per step, replayed in order and repeated."""
 
 
 def _device_tag(value: Any) -> str:
     return "[emulated]" if isinstance(value, dict | EmulatedDevice) else "[device]"
 
 
-# The tags stand in pydantic's error locations; in brackets, they are left out of the messages.
+# pydantic puts these tags into its error locations. The brackets mark them, and messages leave them out.
 Device = Annotated[
     Annotated[Literal["auto", "cpu", "cuda"], Tag("[device]")] | Annotated[EmulatedDevice, Tag("[emulated]")],
     Discriminator(_device_tag),
@@ -196,17 +196,17 @@ class ComputeConfig(Config):
     """Where and how the model is computed."""
 
     device: Device = "auto"
-    """auto, cpu, cuda, or {emulated: PROFILE}: a device on paper, timed by its profile."""
+    """auto, cpu, cuda, or {emulated: PROFILE}: an emulated device, timed by its profile."""
     precision: Literal["fp32", "bf16", "pure-bf16"] = "fp32"
     """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each)."""
     threads: int | None = Field(None, ge=1)
     """Intra-op threads of torch on the CPU; None: torch's default."""
     work: Literal["model", "none"] = "model"
-    """none: batches are fetched and dropped (what the data-only control sets)."""
+    """none: batches are fetched and dropped (the data-only control sets it)."""
     check_finite: bool = True
     """Read the gradient norm on the host each step and stop on NaN or infinity: a blocking sync."""
     extra_forwards: int = Field(0, ge=0, le=64)
-    """Compute every forward pass so many times more, without gradients (what a dose control of device time sets)."""
+    """Compute every forward pass this many more times, without gradients (a dose control of device time sets it)."""
     inject: ComputeInject | None = None
 
     @property
@@ -233,8 +233,8 @@ class TrainerConfig(Config):
     steps: int = Field(40, ge=1, le=10_000_000)
     """Measured steps."""
     warmup_steps: int = Field(5, ge=0, le=1_000_000)
-    """Steps before those: kept in the tables, marked warmup, left out of every figure."""
+    """Steps before the measured ones: kept in the tables, marked warmup, left out of every figure."""
     log_every: int = Field(10, ge=1)
     """Steps between log lines."""
     seed: int = Field(0, ge=0, lt=2**62)
-    """Of weights and document order; block b of a study uses seed + b."""
+    """Seed of weights and document order; block b of a study uses seed + b."""

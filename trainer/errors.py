@@ -1,20 +1,20 @@
-"""The one exception the trainer raises for input that a user can mend, and errors put on one line."""
+"""Defines ``InputError``, raised for input that the user can correct, and formats errors as one line."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Bad input: one line that names the file or dotted key, what is wrong and what is allowed.
+    """Wrong input. Its message is one line: the file or dotted key, what is wrong and what is allowed.
 
-    The command line prints it as it is, without a traceback, and exits with status 2.
+    The command line prints that line without a traceback and exits with status 2.
     """
 
 
 def one_line(text: object) -> str:
-    """``text`` with every run of white space made one space: an error message is one line."""
+    """Replace every run of white space in ``text`` by one space, so that a message stays on one line."""
     return " ".join(str(text).split())
 
 
 def in_words(error: Exception) -> str:
-    """Any error on one line; that of a time limit speaks for itself, others by their kind too."""
+    """Format any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
     return one_line(error) if isinstance(error, TimeoutError) else f"{type(error).__name__}: {one_line(error)}"

@@ -1,7 +1,7 @@
-"""Known costs, spent on purpose, so that everyone can test the harness on himself.
+"""Spends declared costs on purpose, so that the harness can be tested against a known truth.
 
-A cost is either *busy* (CPU time of the calling thread, so that contention stretches it like real work) or *sleep*
-(wall time without using a core).
+A *busy* cost is CPU time of the calling thread: contention stretches it as it stretches real work. A *sleep* cost is
+wall time without a core.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import time
 
 from trainer.config import ComputeInject, DataInject, How
 
-# A sleeping thread wakes tens of microseconds late; the last stretch is spun, so that a wait never oversleeps.
+# A sleeping thread wakes tens of microseconds late. The last stretch is a busy loop, so that no wait ends late.
 _SPIN_NS = 100_000
-# Busy work is hashing, which lets go of the interpreter's lock as the tokenizers' Rust code does: a loader worker's
-# helper thread can then hand over the batch before. From 2 MiB (about a millisecond) down to 8 KiB at a time.
+# Busy work is hashing. It releases the GIL, as the tokenizers' Rust code does, so that a loader worker's helper thread
+# can hand over the previous batch meanwhile. From 2 MiB (about a millisecond) down to 8 KiB at a time.
 _WORK = memoryview(bytes(2 * 2**20))
 _LEAST_BYTES = 8 * 1024
 
 
 def spend(milliseconds: float, how: How) -> None:
-    """Spend ``milliseconds``: of this thread's CPU time (busy) or of wall time (sleep). Nothing for 0 or less."""
+    """Spend ``milliseconds`` of this thread's CPU time (busy) or of wall time (sleep); 0 or less spends nothing."""
     if milliseconds <= 0:
         return
     nanoseconds = round(milliseconds * 1e6)
@@ -32,7 +32,7 @@ def spend(milliseconds: float, how: How) -> None:
 
 
 def wait_until(deadline_ns: int) -> None:
-    """Sleep until CLOCK_MONOTONIC reaches ``deadline_ns``; returns at once where it has."""
+    """Sleep until CLOCK_MONOTONIC reaches ``deadline_ns``. Returns at once if it already has."""
     left = deadline_ns - time.monotonic_ns()
     if left > _SPIN_NS:
         time.sleep((left - _SPIN_NS) / 1e9)
@@ -41,7 +41,7 @@ def wait_until(deadline_ns: int) -> None:
 
 
 def _burn(nanoseconds: int) -> None:
-    """Spend CPU time of this thread in few, long calls, the last ones short so as not to overshoot."""
+    """Spend CPU time of this thread in few long calls. The last calls are short, so that it does not overshoot."""
     start = now = time.thread_time_ns()
     size, done = _LEAST_BYTES, 0
     while (left := start + nanoseconds - now) > 0:
@@ -56,7 +56,7 @@ def _burn(nanoseconds: int) -> None:
 class Injector:
     """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
 
-    Without a section (``None``) every cost is 0. ``parts``: in how many equal parts a cost is spent (default 1).
+    Without a section (``None``) every cost is 0. ``parts`` is the number of equal parts a cost is spent in (default 1).
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Injector:
         }
 
     def cost_ms(self, name: str) -> float:
-        """The declared cost of stage or phase ``name`` in milliseconds, before jitter; 0 where none is declared."""
+        """Return the declared cost of stage or phase ``name`` in milliseconds, before jitter; 0 if none is declared."""
         return self._costs_ms.get(name, 0.0)
 
     def draw_ms(self, name: str) -> float:
-        """The next cost of ``name`` in milliseconds, jittered by a uniform draw from [1 - jitter, 1 + jitter]."""
+        """Draw the next cost of ``name`` in milliseconds: the declared one times uniform [1 - jitter, 1 + jitter]."""
         cost_ms = self.cost_ms(name)
         if cost_ms and self._jitter:
             cost_ms *= self._random.uniform(1 - self._jitter, 1 + self._jitter)

@@ -1,4 +1,4 @@
-"""The training loop. It reads top to bottom; everything it measures goes through ``telemetry``."""
+"""Runs the training loop. Every measurement goes through ``telemetry``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer.data.batch import Batch
 
 
 def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> Iterator[int]:
-    """Train for as long as the caller asks: yields the index of each finished step, from 0.
+    """Train step by step and yield the index of each finished step, from 0.
 
-    The caller decides when to stop (and may pause between steps); closing the generator reads the losses
-    that were not read yet. Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``).
+    The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
+    Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``).
     """
     unread: list[tuple[int, list[Loss]]] = []  # losses stay on the device: reading one blocks the host
     try:

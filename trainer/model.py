@@ -1,4 +1,4 @@
-"""Model shapes (torch-free) and the models themselves, built from transformers configs with random weights."""
+"""Resolves model shapes (without torch) and builds the models from transformers configs with random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shape:
 
 
 def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape:
-    """The shape that ``config`` asks for; InputError where its dimensions do not fit each other or the tokenizer."""
+    """Resolve the shape that ``config`` asks for. Raises InputError where dimensions or tokenizer do not fit."""
     dimensions = dict(PRESETS[config.preset])
     # A preset without a vocabulary takes the tokenizer's, rounded up to a multiple of 64 (matrix units like it).
     dimensions["vocab_size"] = PRESET_VOCABULARY.get(config.preset, -(-tokenizer_vocab_size // 64) * 64)
@@ -36,7 +36,7 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
         if value is not None:
             dimensions[key] = value
     if config.heads is not None and config.kv_heads is None:
-        dimensions["kv_heads"] = config.heads  # whoever sets heads alone means ordinary multi-head attention
+        dimensions["kv_heads"] = config.heads  # heads without kv_heads means ordinary multi-head attention
     if config.width is not None and config.ffn_width is None:
         dimensions["ffn_width"] = 4 * config.width
     shape = Shape(**dimensions, positions=sequence_length)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
 
 
 def build_model(shape: Shape) -> torch.nn.Module:
-    """A causal language model with random weights; dropout 0, so that runs differ only in what was declared."""
+    """Build a causal language model with random weights. Dropout is 0, so that runs differ only as declared."""
     if shape.family == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -81,7 +81,7 @@ def build_model(shape: Shape) -> torch.nn.Module:
                 eos_token_id=None,
             )
         )
-        model.loss_type = "ForCausalLM"  # else transformers warns: it cannot tell from this class's name
+        model.loss_type = "ForCausalLM"  # transformers cannot tell it from the class name and would warn
         return model  # type: ignore[no-any-return]
     from transformers import LlamaConfig, LlamaForCausalLM
 

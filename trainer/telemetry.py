@@ -1,15 +1,15 @@
-"""The only seam between the trainer and whoever measures it.
+"""Connects the trainer to a recorder. This is the only seam between the trainer and a profiler.
 
-The trainer marks what it does with :func:`span` and :func:`step`; both do nothing until a recorder is
-attached with :func:`attach`. A recorder lives in one process: the main process has one, each loader worker
-may have its own (attached by the ``worker_init`` hook that the loader is given).
+The trainer marks its work with :func:`span` and :func:`step`. Both do nothing until :func:`attach` attaches a recorder.
+A recorder lives in one process. The main process has one; each loader worker may have its own, attached by the
+loader's ``worker_init`` hook.
 
-Span names are of two kinds. *Phases* (:data:`PHASES`) are exclusive parts of a step on the main thread.
-*Stages* (:data:`STAGES`) are parts of the input side; they run inside a loader worker, or inline inside the
-``fetch`` phase. All times are ``time.monotonic_ns()`` (CLOCK_MONOTONIC), which every process of a host shares.
+There are two kinds of spans. *Phases* (:data:`PHASES`) are exclusive parts of a step on the main thread. *Stages*
+(:data:`STAGES`) are parts of the input side; they run in a loader worker, or inline inside the ``fetch`` phase. All
+times are ``time.monotonic_ns()`` (CLOCK_MONOTONIC), which every process of a host shares.
 
-What an asynchronous device did, and which calls blocked the host on it, a compute tells with :func:`device` and
-:func:`blocked`, at once or later, as it comes to know them.
+A compute reports what an asynchronous device did with :func:`device`, and which calls blocked the host with
+:func:`blocked`. It may report them later than they happened.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STAGES = ("read", "tokenize", "pack")
 
 
 class StageSpan(NamedTuple):
-    """One stage of one batch: CLOCK_MONOTONIC nanoseconds, and the CPU time of its thread in between."""
+    """One stage of one batch, in CLOCK_MONOTONIC nanoseconds, with the CPU time that its thread spent meanwhile."""
 
     name: str
     start_ns: int
@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """One call that kept the host waiting for the device. ``site``: ``trainer/compute.py:140 item``."""
+    """One call that blocked the host on the device. ``site`` is as in ``trainer/loop.py:49: synchronize``."""
 
     site: str
     start_ns: int
@@ -57,7 +57,7 @@ class Blocked(NamedTuple):
 
 
 class BatchTrace(NamedTuple):
-    """What a loader tells about one batch it built; it travels beside the batch.
+    """The stage spans of one batch, recorded by the process that built it. It travels with the batch.
 
     ``role`` is ``main`` (inline) or ``loader-K``; ``batch`` counts batches per loader worker process from 0.
     """
@@ -69,12 +69,12 @@ class BatchTrace(NamedTuple):
     spans: tuple[RawSpan, ...]
 
     def stages(self) -> list[StageSpan]:
-        """The spans with their names."""
+        """Return the spans as named tuples."""
         return [StageSpan._make(span) for span in self.spans]
 
 
 class Recorder(Protocol):
-    """What :func:`attach` accepts."""
+    """The interface of a recorder (:func:`attach`)."""
 
     def enter(self, name: str) -> None: ...
 
@@ -124,40 +124,40 @@ _SPANS = {name: _Span(name) for name in PHASES + STAGES}
 
 
 def span(name: str) -> _Span:
-    """Context manager that marks the enclosed code as phase or stage ``name``; raises KeyError for others."""
+    """Return a context manager that marks its body as phase or stage ``name``. Raises KeyError for other names."""
     return _SPANS[name]
 
 
 def step(index: int) -> None:
-    """Mark the boundary of step ``index``: the loop is about to ask for its first batch."""
+    """Mark the start of step ``index``: the loop is about to ask for its first batch."""
     if _recorder is not None:
         _recorder.step(index)
 
 
 def received(trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
-    """Tell the recorder what the batch that just arrived holds (several per step under accumulation)."""
+    """Report what the batch that just arrived holds. Under accumulation a step receives several."""
     if _recorder is not None:
         _recorder.received(trace, tokens, trained_tokens, samples)
 
 
 def loss(step: int, value: float) -> None:
-    """Tell the recorder the loss of step ``step`` (mean over its micro-batches), when the loop comes to know it."""
+    """Report the loss of step ``step`` (mean over its micro-batches) as soon as the loop knows it."""
     if _recorder is not None:
         _recorder.loss(step, value)
 
 
 def take() -> BatchTrace | None:
-    """Take the stage spans recorded in this process since the last call (``None`` without a recorder)."""
+    """Return the stage spans recorded in this process since the last call (``None`` without a recorder)."""
     return _recorder.take() if _recorder is not None else None
 
 
 def device(kernel: Kernel) -> None:
-    """Tell the recorder what the device did (``kernel``), in the order it did it."""
+    """Report one piece of the device's work, in the order the device did it."""
     if _recorder is not None:
         _recorder.device(kernel)
 
 
 def blocked(call: Blocked) -> None:
-    """Tell the recorder about a call that kept the host waiting for the device."""
+    """Report a call that blocked the host on the device."""
     if _recorder is not None:
         _recorder.blocked(call)

@@ -90,7 +90,7 @@ def _probe_problems(runs: Sequence[RunData]) -> list[str]:
     """What probes could not do, each once, with the runs that said so where not all did."""
     said: dict[str, list[str]] = {}
     for run in runs:
-        for problem in dict.fromkeys(run.probes.get("problems") or ()):
+        for problem in dict.fromkeys(run.probes.problems):
             said.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
     return [
         problem if len(where) == len(runs) else f"{problem} ({', '.join(where[:3])}{', ...' if len(where) > 3 else ''})"

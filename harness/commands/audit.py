@@ -1,16 +1,24 @@
-"""harness audit: a published results table against itself."""
+"""harness audit: checks a published results table against itself."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.audit.table import Peak
+if TYPE_CHECKING:
+    from harness.audit.table import Peak
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file that holds the table."""
+    parser.add_argument("file", metavar="FILE", help="published table (profiles/published/*.yaml)")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print what the table says of itself, as text or (--json) as data; 0 whatever it says."""
+    """Print the checks of the table, as text or (--json) as data. Returns 0 whatever they find."""
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text
@@ -23,6 +31,7 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def known_peaks() -> list[Peak]:
     """Every dense peak that a device profile states; empty where no profiles are shipped."""
+    from harness.audit.table import Peak
     from trainer.devices.profiles import load_profile, profile_names
 
     return [

@@ -1,14 +1,36 @@
-"""harness baseline: figures kept in git, by the environment they were measured in."""
+"""harness baseline: keeps figures in git, by the environment they were measured in, and checks studies against them."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from statistics import median
 
+from harness.commands.arguments import add_arm, add_comparing, add_study, limits_of
 from harness.commands.compare import read_series, select, show
-from harness.commands.regress import limits_of, read_exit_code
+from harness.commands.exit_codes import read_exit_code
 from trainer.errors import InputError
+
+BASELINES = "results/baselines"
+ACTIONS = {
+    "save": "keep a study's figures as the baseline of this environment",
+    "check": "compare a study with the baseline of its environment",
+    "list": "every baseline kept, by environment",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Save, check and list, each with its own arguments."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in ACTIONS.items():
+        action = actions.add_parser(name, help=text)
+        if name != "list":
+            add_study(action)
+            add_arm(action)
+        if name == "check":
+            add_comparing(action)
+        action.add_argument(
+            "--baselines", default=BASELINES, metavar="DIR", help="where they are kept (default: %(default)s)"
+        )
 
 
 def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -59,6 +81,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def _list(folder: Path) -> int:
+    from statistics import median
+
     from harness.regression import baselines
 
     listed = list(baselines.every(folder))

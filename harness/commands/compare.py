@@ -1,4 +1,4 @@
-"""harness compare: two studies of different times, as far as they can be compared at all."""
+"""harness compare: compares two studies of different times, where their environments allow it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.regress import exit_code, limits_of, read_exit_code
+from harness.commands.arguments import add_arm, add_comparing, limits_of
+from harness.commands.exit_codes import of_verdict, read_exit_code
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,8 +23,16 @@ WARNING = (
 )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two studies."""
+    parser.add_argument("baseline", metavar="STUDY_A", help="study folder: the baseline")
+    parser.add_argument("candidate", metavar="STUDY_B", help="study folder: what is judged")
+    add_arm(parser)
+    add_comparing(parser)
+
+
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Every arm that both studies have; refused where what differs forbids it."""
+    """Compare every arm that both studies have. Refuses one where a difference of their environments forbids it."""
     from harness.regression.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
@@ -59,7 +68,7 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
-    """Print what was found; the exit code."""
+    """Print the comparisons. Returns the exit code of the worst verdict."""
     from harness.regression import report as regression
     from harness.regression.across import common_move
 
@@ -71,11 +80,11 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
         print(regression.markdown(comparisons, notes, alternated=False), end="")
         for line in dict.fromkeys(allow_lines(found)):
             print(line)
-    return exit_code(regression.overall(comparisons), undecided)
+    return of_verdict(regression.overall(comparisons), undecided)
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:
-    """How to decide nonetheless."""
+    """For each refused comparison, the options that have it decided all the same."""
     for one in found:
         if one.refused:
             keys = " ".join(f"--allow '{difference.key}'" for difference in one.refused)

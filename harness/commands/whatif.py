@@ -1,4 +1,4 @@
-"""harness whatif: what an arm of a study would have done otherwise, by replaying its recorded durations."""
+"""harness whatif: predicts an arm of a study under edits, by replaying its recorded durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.replay.prediction import TOLERANCE
+from harness.commands.arguments import add_study
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from harness.study.store import RunData, StudyFolder
 
     Twins = list[tuple[str, Estimate]]  # arms of the study that are what the edits ask for, and their step time in ms
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The study, the arm and the edits."""
+    add_study(parser)
+    parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed where the study has several)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="read, tokenize, pack, transfer: 0, 0.5x or 3ms; device=2x; workers, prefetch, ranks, batch_size, "
+        "cores=N; sync=off; may be repeated",
+    )
+    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="every value in turn, with a picture under plots/")
+    parser.add_argument("--json", action="store_true", help="print the prediction as JSON")
 
 
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -116,6 +132,7 @@ def _lines(scenario: str, arm: str, prediction: Prediction, twins: Twins) -> lis
 
 def validation(prediction: Prediction) -> str:
     """What the errors of the unedited replay allow, in words."""
+    from harness.analysis.replay.prediction import TOLERANCE
     from harness.report.words import count, percent
 
     given = prediction.validation

@@ -26,6 +26,7 @@ from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.probe_set import ProbeSet
 from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.probes.run_probes import RunProbes
 from harness.study.store import RunRecord, StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
@@ -44,7 +45,7 @@ def main(descriptor: int, parent: int) -> int:
     folder = StudyFolder(Path(order["study"]))
     run: Run | None = None
     try:
-        run = Run(record, folder, order["probes"])
+        run = Run(record, folder, RunProbes.from_json(order["probes"]))
         run.serve(channel)
         record.status = "done"
     except Exception as error:
@@ -63,13 +64,12 @@ def main(descriptor: int, parent: int) -> int:
 class Run:
     """A trainer under its probes."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, probes: dict[str, Any]) -> None:
-        """``probes``: see :func:`harness.launch.probing.probes_of`."""
+    def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes) -> None:
         self.record = record
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
         self.probes = probes
-        self.attached = ProbeSet(probes, folder.run(record.arm, record.block))
+        self.probe_set = ProbeSet(probes, folder.run(record.arm, record.block))
         self.run_queue: RunQueue | None = None
         self.recorder: StepRecorder | BareRecorder | None = None
         self.compute: Compute | None = None
@@ -81,18 +81,18 @@ class Run:
         try:
             self._take(steps, self.config.warmup_steps, warmup=True)
             self._synchronize()
-            self.attached.wait()  # NVML may take seconds to wake
+            self.probe_set.wait()  # NVML may take seconds to wake
             channel.send({"event": "ready"})
             while (message := channel.receive())["do"] != "finish":
                 if message["do"] == "profile":
                     self._profile(steps)
                 else:
                     self._turn(steps, message["turn"], message["settle"], message["steps"])
-                self.attached.wait()
+                self.probe_set.wait()
                 channel.send({"event": message["do"]})
         finally:
             close()
-            self.attached.close()
+            self.probe_set.close()
 
     def _build(self) -> tuple[Iterator[int], Any]:
         from trainer.compute.build import build_compute
@@ -109,7 +109,7 @@ class Run:
         batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
         self.record.facts = _facts(self.config, compute, prepared)
-        if self.probes["ledger"]:
+        if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         else:
@@ -133,12 +133,12 @@ class Run:
         self.recorder.turn = turn
         # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
         # device that has nothing queued.
-        self.attached.begin()
+        self.probe_set.begin_repetition()
         self._take(steps, settle, warmup=True)
-        self.attached.start()
+        self.probe_set.begin_steps()
         self._take(steps, count, warmup=False)
         self.recorder.pause()  # what ending a probe takes is no part of the last step
-        self.attached.stop()
+        self.probe_set.end_repetition()
         self._synchronize()
         self.tables.collect()
         sys.stdout.flush()
@@ -147,7 +147,7 @@ class Run:
         """The windows of the probes that disturb, one after the other; none of their steps is measured."""
         assert self.recorder is not None
         self.recorder.warmup = True
-        self.attached.run_windows(lambda: next(steps), self.recorder)
+        self.probe_set.run_windows(lambda: next(steps), self.recorder)
         self._synchronize()
         sys.stdout.flush()
 
@@ -177,8 +177,8 @@ class Run:
         self.record.peak_device_bytes = _peak_device_bytes(self.compute)
         if self.tables is not None:
             self.tables.write()
-            self.folder.write_samples(self.record.arm, self.record.block, self.attached.samples)
-            self.folder.write_probes(self.record.arm, self.record.block, self.attached.told())
+            self.folder.write_samples(self.record.arm, self.record.block, self.probe_set.samples())
+            self.folder.write_probes(self.record.arm, self.record.block, self.probe_set.report())
         self.folder.write_run(self.record)
 
 

@@ -1,33 +1,41 @@
-"""Which probes a run is measured with: what the scenario declares, and what its control is there to find out."""
+"""Chooses the probes of a run, from what the scenario declares and what the run's control measures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from harness.probes.probe import ProbeSettings
+from harness.probes.registry import PROBES
+from harness.probes.run_probes import RunProbes
+from harness.probes.sampler.settings import SamplerSettings
 from harness.study.store import ALONE, BARE, LEDGER, PROFILED
 
 
-def probes_of(declared: Mapping[str, Any], control: str | None) -> dict[str, Any]:
-    """The probes of one run, from the scenario's ``probes`` (as plain data) and the run's control.
+def probes_of(declared: Mapping[str, Any], control: str | None) -> RunProbes:
+    """The probes of one run; ``declared`` is the scenario's ``probes`` as plain data.
 
-    ``ledger``: phases and stages, always but in a bare run. ``sampler``: what the sampling process reads, or None.
-    ``torch_profiler`` and ``py_spy``: their settings, or None. ``windows``: whether those two have windows of their own
-    after the warmup (the profiled run); else they run while steps are measured.
+    A measured run is sampled (host and NVML). A profiled run is sampled too, and its probes that disturb have windows.
+    A bare run has not even the ledger; a run that measures the cost of one probe has the ledger and that probe.
     """
-    none = {"ledger": True, "sampler": None, "torch_profiler": None, "py_spy": None, "windows": False}
     if control == BARE:
-        return {**none, "ledger": False}
+        return RunProbes(ledger=False)
     if control == LEDGER:
-        return none
+        return RunProbes()
+    disturbing = [kind for kind in PROBES if kind.disturbs and declared.get(kind.name) is not None]
+    profilers = {kind.name: kind.load().settings_type.from_json(declared[kind.name]) for kind in disturbing}
     alone = control.removeprefix(ALONE) if control is not None and control.startswith(ALONE) else None
-    if alone in ("torch_profiler", "py_spy"):
-        return {**none, alone: declared[alone]}
+    if alone in profilers:
+        return RunProbes(settings={alone: profilers[alone]})
+    sampled = _sampled(declared, alone)
+    if control == PROFILED:
+        return RunProbes(windows=True, settings=sampled | profilers)
+    return RunProbes(settings=sampled)
+
+
+def _sampled(declared: Mapping[str, Any], alone: str | None) -> dict[str, ProbeSettings]:
+    """What the sampling process reads, nothing where it reads neither; ``alone``: "host" or "nvml", where only that."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
-    sampler = {"host": host, "nvml": nvml, "rate_hz": declared.get("sample_hz", 10)} if host or nvml else None
-    if control != PROFILED:
-        return {**none, "sampler": sampler}
-    looked = {name: declared.get(name) for name in ("torch_profiler", "py_spy")}
-    return {**none, "sampler": sampler, **looked, "windows": True}
+    return {"sampler": SamplerSettings(host, nvml, declared.get("sample_hz", 10))} if host or nvml else {}

@@ -10,13 +10,13 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer, ForkServerGone
 from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER
 from harness.machine.memory import session_peak_bytes
+from harness.probes.run_probes import RunProbes
 from harness.study.store import RUN_FILES, RunRecord, StudyFolder
 
 
@@ -27,10 +27,8 @@ class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and su
 class RunProcess:
     """One run in a process group of its own, so that its loader workers stop and end with it."""
 
-    def __init__(
-        self, record: RunRecord, folder: StudyFolder, probes: dict[str, Any], code: Code | None = None
-    ) -> None:
-        """``probes``: see :func:`harness.launch.probing.probes_of`. ``code``: what it runs, if not this code."""
+    def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes, code: Code | None = None) -> None:
+        """``code``: what it runs, if not this code."""
         self.record = record
         self.code = code
         self._begun_ns = 0
@@ -64,7 +62,7 @@ class RunProcess:
         if not imported:
             self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
         record = {key: value for key, value in asdict(self.record).items() if key not in RECORD_FIELDS_OF_LAUNCHER}
-        self._send({"record": record, "study": str(self._folder.path), "probes": self._probes})
+        self._send({"record": record, "study": str(self._folder.path), "probes": self._probes.to_json()})
 
     def wait_ready(self) -> None:
         """Block until the run is warm; RunFailed where it ended instead."""
@@ -79,8 +77,8 @@ class RunProcess:
 
     @property
     def profiled(self) -> bool:
-        """Whether it is there to be looked into: by itself, and without a measured step."""
-        return bool(self._probes["windows"])
+        """Whether it runs by itself, for the windows of its probes, without a measured step."""
+        return self._probes.windows
 
     def profile(self) -> None:
         """Run the windows of the probes that disturb; RunFailed where it ended instead."""

@@ -1,14 +1,14 @@
-"""Control groups: the limits on CPU, cores and memory that hold for a process, in version 1, version 2 and hybrids.
+"""Reads the control-group limits on CPU, cores and memory of a process, in version 1, version 2 and hybrids.
 
-A group's limit holds for everything below it, so the tightest on the way from the process's group up to the mount
-counts (in a container the way ends at the mount: what is tighter outside cannot be seen there).
+A group's limit holds for everything below it, so the tightest limit between the process's group and the mount counts.
+In a container the path ends at the mount; tighter limits outside cannot be seen there.
 
     /sys/fs/cgroup                      (mount)      cpu.max  max 100000
     /sys/fs/cgroup/slurm                             cpu.max  800000 100000   <- counts: 8 cores
     /sys/fs/cgroup/slurm/job_12         (process)    cpu.max  max 100000
 
-Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/, Documentation/scheduler/sched-bwc.rst. Reading one file costs
-some ten microseconds, so a sampler finds the groups once and reads their counters ever after.
+See Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/, and Documentation/scheduler/sched-bwc.rst. Reading one file
+costs about ten microseconds, so a sampler finds the groups once and then reads only their counters.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ UNLIMITED_BYTES = 2**62  # version 1 writes "no limit" as the largest multiple o
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """Where one controller's files for a process lie."""
+    """The folder of one controller's files for a process."""
 
     version: Literal[1, 2]
     folder: Path
     mount: Path
 
     def lineage(self) -> Iterator[Path]:
-        """Its own folder first, then each above it, up to the mount."""
+        """Yield its own folder, then each one above it up to the mount."""
         yield self.folder
         if self.folder != self.mount:
             for parent in self.folder.parents:
@@ -44,18 +44,18 @@ class ControlGroup:
 
 @dataclass(frozen=True)
 class CpuQuota:
-    """CPU time per period that a group may use: cores on average, but in bursts on as many as there are."""
+    """CPU time per period that a group may use. It limits the average; a burst may use every core."""
 
     cores: float
     period_us: int
     folder: Path
-    """Of the group that sets it."""
+    """Version of the group that sets the quota."""
     version: Literal[1, 2]
 
 
 @dataclass(frozen=True)
 class Throttling:
-    """Counters of a group since it was made."""
+    """Counters of a group since it was created."""
 
     periods: int
     throttled_periods: int
@@ -64,28 +64,28 @@ class Throttling:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The tightest memory limit, and what the group that sets it uses."""
+    """The tightest memory limit, and the memory that its group uses."""
 
     limit_bytes: int
     used_bytes: int | None
     """Page cache included."""
     reclaimable_bytes: int
-    """Of it: file pages not used of late, which go when memory is needed."""
+    """The part of it that is file pages not used recently; the kernel drops them when memory is needed."""
     oom_kills: int | None
-    """Processes killed there for want of memory since the group was made."""
+    """Processes that the kernel killed there for lack of memory since the group was created."""
     folder: Path
     version: Literal[1, 2]
 
     @property
     def free_bytes(self) -> int | None:
-        """What can still be taken."""
+        """Bytes that can still be allocated."""
         if self.used_bytes is None:
             return None
         return max(self.limit_bytes - self.used_bytes + self.reclaimable_bytes, 0)
 
 
 def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
-    """The group that ``controller`` puts process ``pid`` (None: this one) in; None without control groups."""
+    """Find the group of process ``pid`` (None: this one) under ``controller``; None without control groups."""
     of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
     mounts = read_mounts(root)
     if controller in of_v1:  # a controller is bound to one version at a time, the other then has no files for it
@@ -96,7 +96,7 @@ def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None
 
 
 def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
-    """The tightest CPU quota on the way up; None where there is none. ``group``: of the controller "cpu"."""
+    """Find the tightest CPU quota up to the mount; None where there is none. ``group``: of the controller "cpu"."""
     if group is None:
         return None
     read = _quota_v2 if group.version == 2 else _quota_v1
@@ -109,7 +109,7 @@ def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
 
 
 def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
-    """Throttling by the quota of the group in ``folder``; None where it keeps no count."""
+    """Read how often the quota throttled the group in ``folder``; None where it does not count that."""
     fields = read_fields(folder / "cpu.stat")
     spent, unit_ns = (fields.get("throttled_usec"), 1000) if version == 2 else (fields.get("throttled_time"), 1)
     periods, throttled, time = to_int(fields.get("nr_periods")), to_int(fields.get("nr_throttled")), to_int(spent)
@@ -119,7 +119,7 @@ def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
 
 
 def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
-    """CPUs that the group allows; () where it says nothing. ``group``: of the controller "cpuset"."""
+    """Read the CPUs that the group allows; () where it names none. ``group``: of the controller "cpuset"."""
     if group is None:
         return ()
     names = ("cpuset.cpus.effective",) if group.version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
@@ -131,7 +131,7 @@ def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
 
 
 def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
-    """The tightest memory limit on the way up; None where there is none. ``group``: of the controller "memory"."""
+    """Find the tightest memory limit up to the mount; None where there is none. ``group``: of "memory"."""
     if group is None:
         return None
     name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
@@ -148,7 +148,7 @@ def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
 
 
 def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
-    """The process's path by version 1 controller, and its path in version 2: lines of "id:controllers:path"."""
+    """Parse lines of "id:controllers:path": the process's path by version 1 controller, and its path in version 2."""
     of_v1: dict[str, str] = {}
     of_v2 = None
     for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():
@@ -162,7 +162,7 @@ def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
 
 
 def _group(version: Literal[1, 2], path: str, mount: Mount, root: Path) -> ControlGroup:
-    """The process's folder below the mount; the mount itself where the path is one of another namespace."""
+    """Find the process's folder below the mount, or the mount itself where the path belongs to another namespace."""
     point = below(root, mount.point)
     inside = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
     folder = point if ".." in Path(inside).parts else below(point, inside)
@@ -173,13 +173,13 @@ Quotas = Iterator[tuple[int, int]]
 
 
 def _quota_v2(folder: Path) -> Quotas:
-    """(quota, period) in microseconds from cpu.max: "150000 100000", or "max 100000"."""
+    """Read (quota, period) in microseconds from cpu.max: "150000 100000", or "max 100000"."""
     quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
     yield from _limited(to_int(quota), to_int(period))
 
 
 def _quota_v1(folder: Path) -> Quotas:
-    """The same from two files; a quota of -1 is none."""
+    """Read the same from two files; a quota of -1 means none."""
     yield from _limited(read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us"))
 
 

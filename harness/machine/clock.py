@@ -1,4 +1,4 @@
-"""The clock that every span and step is read from: its source, and what one reading costs."""
+"""Reads the source of the clock behind every span and step, and measures the cost of one reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Clock:
     source: str | None
     available: tuple[str, ...]
     read_ns: float
-    """What ``time.monotonic_ns()`` costs from Python, the least of some batches."""
+    """Cost of ``time.monotonic_ns()`` from Python: the minimum over several batches."""
 
 
 def read_clock(root: Path = ROOT) -> Clock:

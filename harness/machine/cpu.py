@@ -1,4 +1,4 @@
-"""The processor: which CPUs this process may use, how they share cores and memory, and who sets their clock."""
+"""Reads facts of the processor: allowed CPUs, how they share cores and memory, and how their clock is set."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and wh
 class Processor:
     name: str
     virtual: bool
-    """Whether a hypervisor shows itself."""
+    """Whether a hypervisor is visible."""
     fast_bf16: bool | None
     """Whether it has bf16 instructions; None where the kernel lists none at all."""
     online: int
     allowed: tuple[int, ...]
     """CPUs that this process may use (affinity, which a cpuset narrows)."""
     cores: int | None
-    """Physical ones among the allowed CPUs; None where the topology is not told."""
+    """Physical cores among the allowed CPUs; None where the system does not report the topology."""
     smt_active: bool | None
     numa_nodes: tuple[int, ...]
-    """Those with allowed CPUs."""
+    """NUMA nodes with allowed CPUs."""
 
 
 @dataclass(frozen=True)
 class Frequency:
-    """Who sets the clock of the allowed CPUs."""
+    """How the clock of the allowed CPUs is set."""
 
     driver: str | None
     governors: tuple[str, ...]
-    """Distinct ones, sorted; () where the system does not tell (most virtual machines)."""
+    """Distinct governors, sorted; () where the system reports none (most virtual machines)."""
     turbo: bool | None
 
 
@@ -59,7 +59,7 @@ def read_processor(root: Path = ROOT) -> Processor:
 
 
 def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
-    """CPUs that this process may run on; () where the system does not tell."""
+    """Return the CPUs that this process may run on; () where the system does not report them."""
     return parse_list(read_fields(root / "proc/self/status", ":").get("Cpus_allowed_list"))
 
 
@@ -73,7 +73,7 @@ def read_frequency(allowed: tuple[int, ...], root: Path = ROOT) -> Frequency:
 
 
 def _nodes(root: Path, allowed: set[int]) -> tuple[int, ...]:
-    """Nodes without CPUs (a GPU's memory shows as one) do not count."""
+    """Return the NUMA nodes with allowed CPUs. Nodes without CPUs (a GPU's memory shows as one) do not count."""
     folder = root / "sys/devices/system/node"
     nodes = parse_list(read_text(folder / "online"))
     return tuple(node for node in nodes if allowed & set(parse_list(read_text(folder / f"node{node}/cpulist"))))

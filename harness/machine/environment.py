@@ -1,4 +1,4 @@
-"""What this machine and installation are: recorded with every run, compared between arms."""
+"""Records this machine and installation with every run, so that arms can be compared."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "
 
 
 def record_environment() -> dict[str, Any]:
-    """Versions, git commit, processor and memory; no host name. Loads none of the packages.
+    """Return versions, git commit, processor and memory, but no host name. Imports none of the packages.
 
-    What is unknown here, or not there, is None: most virtual machines do not tell who sets their clock.
+    A fact that is unknown is None: most virtual machines report no frequency governor.
     """
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return {
@@ -40,12 +40,12 @@ def record_environment() -> dict[str, Any]:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether a driver is loaded that NVML and CUDA could speak to; torch would tell the same seconds later."""
+    """Whether an NVIDIA driver is loaded. It is much faster than asking torch, whose import takes seconds."""
     return Path("/dev/nvidiactl").exists()
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that new processes can take without swapping: MemAvailable, within the cgroup's limit; None if unknown."""
+    """Return the memory that new processes can use without swapping (MemAvailable and the cgroup); None if unknown."""
     available = read_memory().available_bytes
     if available is None:
         return None

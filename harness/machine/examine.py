@@ -1,4 +1,4 @@
-"""Every look at once, each with its time limit, and what is to be said of it: the lines of ``harness doctor``."""
+"""Examines this machine for ``harness doctor``: starts all readings at once, each with a timeout, and judges them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from harness.machine.checks.check import Check, judge
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
 
-READ_S = 5.0  # for plain files, and a disk that does not answer
+READ_S = 5.0  # for plain files; longer only on a disk that does not answer
 TOOLS_S = 3 * toolchain.TRY_S + READ_S
 
 
 class Examination:
-    """Looks at this machine that have begun; what asks for them waits for them, and raises what they raised."""
+    """Readings of this machine in progress. Using one waits for it, and raises the error that it raised."""
 
     def __init__(self, results: Path, cache: Path, environ: Mapping[str, str], root: Path = ROOT) -> None:
-        """``results``, ``cache``: where studies go, and what is kept between them. ``root``: of /proc and /sys."""
+        """Start all readings. ``results`` and ``cache`` are folders to check, ``root`` is that of /proc and /sys."""
         self._environ, self._root = environ, root
         self._load_found: load.Load | None = None
         self._before = load.read_counters(cpu.allowed_cpus(root), root)
-        # Programs have a limit of their own, after which they are ended: it comes first, or they would outlive us.
+        # Programs have a timeout of their own, after which they are killed. It comes first, or they would outlive us.
         self.torch = Look(torch_facts.read_torch, torch_facts.LIMIT_S + READ_S)
         self.imports = Look(imports.read_imports, imports.LIMIT_S + imports.KILL_S + READ_S)
         self.nvml = Look(gpu.read_nvml, gpu.LIMIT_S + READ_S)
@@ -61,7 +61,7 @@ class Examination:
         self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), READ_S)
 
     def checks(self, threads: int | None) -> list[Check]:
-        """All lines, in the order to read them. ``threads``: of the CPU's profile; None: torch's own choice."""
+        """Return all lines in reading order. ``threads``: of the CPU's profile; None: torch's own choice."""
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
             ("packages", self._imports),
@@ -93,7 +93,7 @@ class Examination:
         return [line for name, check in lines for line in judge(name, check)]
 
     def facts(self) -> dict[str, Any]:
-        """Every fact by its name, {"problem": why} where a look failed; "load" once :meth:`checks` has measured it."""
+        """Return every fact by name, {"problem": why} for a failed reading; "load" after :meth:`checks` measured it."""
         found = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**found, "load": None if self._load_found is None else asdict(self._load_found)}
 
@@ -125,7 +125,7 @@ class Examination:
         return processors.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
 
     def _load(self) -> Check:
-        """Since the examination began; the last but the profiles, so that all our own programs have ended."""
+        """Check the load since the examination began. It comes late, so that all our own programs have ended."""
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())
@@ -134,7 +134,7 @@ class Examination:
         return processors.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:
-        from harness.machine.checks import profiles  # pydantic and yaml: what is broken may cost these lines only
+        from harness.machine.checks import profiles  # a broken pydantic or yaml may cost these lines only
 
         torch = self.torch.result()
         yield profiles.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)

@@ -1,4 +1,4 @@
-"""Reading /proc and /sys: what is missing, forbidden or not what the kernel documents is None or empty."""
+"""Reads files of /proc and /sys. A file that is missing, forbidden or malformed gives None or an empty value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_NUMBERS = 2**16  # in a range: no machine has more CPUs
 
 
 def read_text(path: Path) -> str | None:
-    """The stripped content; None where the file is missing or may not be read."""
+    """Return the stripped content; None where the file is missing or unreadable."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -19,7 +19,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """The number in a file; None where there is none, or something else ("max" among it)."""
+    """Return the number in a file; None where it holds something else (such as "max")."""
     return to_int(read_text(path))
 
 
@@ -31,7 +31,7 @@ def to_int(text: str | None) -> int | None:
 
 
 def read_fields(path: Path, separator: str | None = None) -> dict[str, str]:
-    """Lines of "name<separator>value" (white space by default), the first of each name; {} where unreadable."""
+    """Parse lines of "name<separator>value" (default: white space); the first of each name counts, {} if unreadable."""
     fields: dict[str, str] = {}
     for line in (read_text(path) or "").splitlines():
         name, *value = line.split(separator, 1)
@@ -41,7 +41,7 @@ def read_fields(path: Path, separator: str | None = None) -> dict[str, str]:
 
 
 def parse_list(text: str | None) -> tuple[int, ...]:
-    """The kernel's list format: "0-3,8" is (0, 1, 2, 3, 8); anything else is ()."""
+    """Parse the kernel's list format: "0-3,8" is (0, 1, 2, 3, 8); anything else is ()."""
     numbers: list[int] = []
     for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -60,13 +60,13 @@ class Mount:
 
     point: str
     root: str
-    """The part of the file system that is mounted there."""
+    """Path inside the file system that is mounted there."""
     kind: str
     options: tuple[str, ...]
-    """Those of the mount and of the file system."""
+    """Options of the mount and of the file system."""
 
     def option(self, name: str) -> str | None:
-        """The value of ``name=value``; "" for a bare ``name``; None where it is not set."""
+        """Return the value of ``name=value``; "" for a bare ``name``; None where it is not set."""
         for option in self.options:
             key, _, value = option.partition("=")
             if key == name:
@@ -75,7 +75,7 @@ class Mount:
 
 
 def read_mounts(root: Path = ROOT) -> list[Mount]:
-    """What is mounted for this process, in order: a later mount on the same point hides an earlier one."""
+    """Return the mounts of this process in order. A later mount on the same point hides an earlier one."""
     mounts = []
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
@@ -88,16 +88,16 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
-    """The mount that an absolute path lies on: the deepest one, of equals the last."""
+    """Find the mount of an absolute path: the deepest one, and the last of equals."""
     on = [mount for mount in mounts if path.is_relative_to(mount.point)]
     return max(enumerate(on), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1] if on else None
 
 
 def below(root: Path, path: str) -> Path:
-    """An absolute path of that system, as a path of ours."""
+    """Return an absolute path of that system as a path below ``root``."""
     return root / path.lstrip("/")
 
 
 def _unescape(text: str) -> str:
-    """Blanks and the like stand there as three octal digits."""
+    """Decode blanks and similar characters, which mountinfo writes as three octal digits."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

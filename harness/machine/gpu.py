@@ -1,4 +1,4 @@
-"""NVIDIA devices by the driver's own word (NVML, nvidia-ml-py). Run as a program: a broken driver can hang it."""
+"""Reads the NVIDIA devices from NVML (nvidia-ml-py). It runs as a program, because a broken driver can hang it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Device:
     memory_bytes: int | None
     used_bytes: int | None
     gpm: bool | None
-    """Whether it has GPU performance monitoring (SM, tensor and DRAM activity); None where the driver does not tell."""
+    """Whether it has GPU performance monitoring (SM, tensor and DRAM activity); None where the driver does not say."""
     utilisation: int | None
-    """Percent, now."""
+    """Current utilisation in percent."""
     processes: int | None
-    """That compute on it now."""
+    """Processes that compute on it now."""
     persistence: bool | None
-    """Whether the driver keeps it awake between processes."""
+    """Persistence mode: whether the driver keeps it initialised between processes."""
     mig: bool | None
-    """Whether it is cut into instances."""
+    """Whether MIG divides it into instances."""
     slowed_by: tuple[str, ...]
-    """Reasons other than idleness why its clocks are held down now."""
+    """Reasons, other than idleness, why its clocks are reduced now."""
     problem: str | None = None
-    """Why it does not answer, though others may; None where it does."""
+    """Why this device does not answer; None where it does."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class Nvml:
     """Why NVML does not answer; None where it does."""
     library_missing: bool = False
     broken: bool = False
-    """Whether it hung, or took its process down."""
+    """Whether NVML hung or crashed its process."""
     driver_missing: bool = False
-    """By its own word, no driver is loaded."""
+    """NVML reports that no driver is loaded."""
     binding_broken: bool = False
-    """nvidia-ml-py cannot be imported, so nobody was asked."""
+    """nvidia-ml-py cannot be imported, so NVML was not asked."""
 
     @property
     def absent(self) -> bool:
-        """Whether its answer is that of a machine without NVIDIA devices; every other problem is one to be mended."""
+        """Whether this machine has no NVIDIA devices. Every other problem should be fixed."""
         return self.library_missing or self.driver_missing
 
 
 def driver_loaded(root: Path = ROOT) -> str | None:
-    """The version of the kernel's NVIDIA driver; None where none is loaded."""
+    """Return the version of the kernel's NVIDIA driver; None where none is loaded."""
     text = read_text(root / "proc/driver/nvidia/version")
     if text is None:
         return None
@@ -70,7 +70,7 @@ def driver_loaded(root: Path = ROOT) -> str | None:
 
 
 def read_nvml() -> Nvml:
-    """What NVML says; that it hung or crashed is an answer too."""
+    """Ask NVML in another process. A hang or a crash is an answer too."""
     try:
         facts = dict(facts_of_module("harness.machine.gpu", LIMIT_S))
     except (TimeoutError, RuntimeError) as error:
@@ -104,12 +104,12 @@ def _look() -> Nvml:
     except nvml.NVMLError as error:
         return Nvml(_known(nvml, nvml.nvmlSystemGetDriverVersion), None, (), str(error))
     finally:
-        with contextlib.suppress(nvml.NVMLError):  # what was read counts
+        with contextlib.suppress(nvml.NVMLError):  # the readings are complete at this point
             nvml.nvmlShutdown()
 
 
 def _device(nvml: Any, index: int) -> Device:
-    """One that does not answer is a device with a problem: the others are there all the same."""
+    """Read one device. If it does not answer, return it with a problem, so that the others are still shown."""
     try:
         return _answering(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
     except nvml.NVMLError as error:
@@ -153,7 +153,7 @@ def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
 
 
 def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> Any:
-    """What this device or driver lacks is None. ``raised``: errors that say more than that."""
+    """Return the reading; None where this device or driver lacks it. ``raised``: errors to pass on instead."""
     try:
         return read()
     except AttributeError:

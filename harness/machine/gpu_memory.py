@@ -1,4 +1,4 @@
-"""Free memory of the GPU, read from NVML."""
+"""Reads the free memory of the GPU from NVML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def gpu_memory() -> int | None:
-    """Free bytes on the first GPU by NVML; None without a driver."""
+    """Return the free bytes on the first GPU by NVML; None without a driver."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""Whether the packages that a run needs can be imported: one whose library is missing has its metadata all the same."""
+"""Tries to import every package that a run needs. Metadata alone do not show that a library is missing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 from harness.machine.limits import Look, output_of
 
-LIMIT_S = 90.0  # as torch's: a cold import from a network file system takes a minute
-KILL_S = 5.0  # for ending what did not answer
-# Package -> module, what others import first. transformers checks the versions of what it needs and imports the rest as
-# it is used. torch and nvidia-ml-py have looks of their own.
+LIMIT_S = 90.0  # as for torch: a cold import from a network file system takes a minute
+KILL_S = 5.0  # for ending a process that did not answer
+# Package -> module, dependencies first. transformers checks the versions of what it needs and imports the rest on use.
+# torch and nvidia-ml-py have readings of their own.
 MODULES = {
     "numpy": "numpy",
     "PyYAML": "yaml",
@@ -25,9 +25,9 @@ MODULES = {
 
 
 def read_imports() -> dict[str, str]:
-    """Package -> why it cannot be imported, of those that cannot, in the order of ``MODULES``.
+    """Return package -> why it cannot be imported, in the order of ``MODULES``.
 
-    Each in a process of its own, all at once: a library that crashes or hangs is told from the others.
+    Each import runs in its own process, all at once: a library that crashes or hangs does not affect the others.
     """
     tries = {package: Look(partial(_try, module), LIMIT_S + KILL_S) for package, module in MODULES.items()}
     found = {package: _outcome(tried) for package, tried in tries.items()}

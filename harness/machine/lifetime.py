@@ -9,11 +9,11 @@ import sys
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Ask Linux to kill this process when its parent ends: a stopped (SIGSTOP) child would otherwise stay for ever.
+    """Ask Linux to kill this process when its parent ends. A suspended (SIGSTOP) child would otherwise stay forever.
 
-    ``parent`` is the process id that the parent had when it made this one: one that ended before it could be asked to
-    take this process along is noticed by it, and this process ends here. None where another process made this one
-    (a forkserver, which ends with its own parent).
+    ``parent`` is the process id that the parent had when it created this process. If the parent has ended already, this
+    process exits here. ``parent`` is None where another process created this one (a forkserver, which ends with its own
+    parent).
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h

@@ -1,4 +1,4 @@
-"""Running something that might hang: in a thread of its own with a time limit, or in a process that is killed."""
+"""Runs calls that may hang: in a thread with a timeout, or in a process that is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Look(Generic[T]):
-    """A reading that has begun, in a thread that nobody waits for at exit: a dead file server blocks it alone."""
+    """Runs a reading in a daemon thread with a timeout. A dead file server blocks only that thread."""
 
     def __init__(self, read: Callable[[], T], limit_s: float) -> None:
         self._until, self._limit_s = monotonic() + limit_s, limit_s
@@ -27,11 +27,11 @@ class Look(Generic[T]):
     def _run(self) -> None:
         try:
             self._value.append(self._read())
-        except BaseException as error:  # whatever it is, it is raised where the value is asked for
+        except BaseException as error:  # result() raises it again, whatever it is
             self._error = error
 
     def result(self) -> T:
-        """The value, once it is there; raises what the reading raised, or TimeoutError."""
+        """Wait for the value. Raises what the reading raised, or TimeoutError."""
         self._thread.join(max(self._until - monotonic(), 0.0))
         if self._error is not None:
             raise self._error
@@ -41,7 +41,7 @@ class Look(Generic[T]):
 
 
 def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -> tuple[int, str, str]:
-    """(status, output, errors) of a program; TimeoutError after ``limit_s``, OSError where it cannot be started."""
+    """Run a program: (status, output, errors). Raises TimeoutError after ``limit_s``, OSError if it cannot start."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", timeout=limit_s)
     except subprocess.TimeoutExpired as error:
@@ -50,7 +50,7 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 
 def facts_of_module(module: str, limit_s: float) -> Mapping[str, Any]:
-    """The JSON object that ``python -m module`` prints: libraries that may hang or crash do so away from us."""
+    """Return the JSON object that ``python -m module`` prints. A library that hangs or crashes cannot harm us there."""
     status, output, errors = output_of([sys.executable, "-m", module], limit_s)
     if status != 0 or not output:
         lines = errors.strip().splitlines()

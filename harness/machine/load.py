@@ -1,7 +1,7 @@
-"""What others do with our cores: two readings of /proc, and the difference between them.
+"""Measures how much of our cores other processes use, as the difference of two readings of /proc.
 
-Only the CPUs that this process may use count, so that a neighbour's job on the same node's other cores is none of our
-business. CPU time is counted in clock ticks of 10 ms: over half a second and more a tick is 2 % of a core.
+Only the CPUs that this process may use count; jobs on other cores of the node do not. CPU time is counted in clock
+ticks of 10 ms. Over half a second a tick is 2 % of a core.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class LoadReading:
     t_s: float
     """CLOCK_MONOTONIC."""
     busy_s: float
-    """Of all processes on the allowed CPUs."""
+    """CPU time of all processes on the allowed CPUs."""
     stolen_s: float
-    """Those CPUs were ready to run something, but the hypervisor ran another machine."""
+    """Time in which those CPUs were ready to run, but the hypervisor ran another machine."""
     own_s: float
-    """Of this process and of its children that have ended."""
+    """CPU time of this process and of its ended children."""
     processes: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Name and CPU time of every other process that can be seen."""
+    """Name and CPU time of every other visible process."""
 
     def missing_s(self) -> float:
-        """How long to wait until a second reading says something."""
+        """How long to wait until a second reading is meaningful."""
         return max(self.t_s + LEAST_S - monotonic_ns() / 1e9, 0.0)
 
 
@@ -48,11 +48,11 @@ class Load:
     other_cores: float
     stolen_cores: float
     busiest: tuple[tuple[str, float], ...]
-    """Names of the processes that took most, on whichever CPUs, and their cores together."""
+    """Names of the processes that used most, on any CPU, with their cores together."""
 
 
 def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:
-    """None where /proc/stat does not tell."""
+    """Read the counters; None where /proc/stat is not available."""
     busy = stolen = 0
     found = False
     for line in (read_text(root / "proc/stat") or "").splitlines():
@@ -75,7 +75,7 @@ def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | 
 def load_between(before: LoadReading, after: LoadReading) -> Load:
     elapsed_s = after.t_s - before.t_s
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    taken: dict[str, float] = {}  # cores by name: workers share one
+    taken: dict[str, float] = {}  # cores by name: workers share a name
     for pid, (name, cpu_s) in after.processes.items():
         cores = (cpu_s - before.processes.get(pid, (name, 0.0))[1]) / elapsed_s
         taken[name] = taken.get(name, 0.0) + cores
@@ -85,7 +85,7 @@ def load_between(before: LoadReading, after: LoadReading) -> Load:
 
 
 def _processes(root: Path) -> dict[int, tuple[str, float]]:
-    """By process id, without this process; those that end meanwhile are left out."""
+    """Return name and CPU time by process id, without this process and without those that end meanwhile."""
     found = {}
     try:
         ids = [int(entry.name) for entry in (root / "proc").iterdir() if entry.name.isdigit()]
@@ -95,7 +95,7 @@ def _processes(root: Path) -> dict[int, tuple[str, float]]:
         text = read_text(root / "proc" / str(pid) / "stat")
         if text is None or pid == os.getpid():
             continue
-        before, _, after = text.rpartition(")")  # the name is in brackets, and may hold brackets itself
+        before, _, after = text.rpartition(")")  # the name is in brackets and may contain brackets itself
         fields = after.split()
         if len(fields) > 12:
             found[pid] = (before.partition("(")[2], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)

@@ -1,4 +1,4 @@
-"""Memory of the machine: what is free, swap, huge pages, and the shared memory in which workers hand batches over."""
+"""Reads the machine's memory: free memory, swap, huge pages, and the shared memory that carries workers' batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the whole machine; a control group may allow less."""
+    """Memory of the whole machine. A control group may allow less."""
 
     total_bytes: int | None
     available_bytes: int | None
-    """What new processes can take without swapping."""
+    """Bytes that new processes can use without swapping."""
     swap_total_bytes: int
     swap_used_bytes: int
     huge_pages: str | None
@@ -45,7 +45,7 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
-    """/dev/shm; None where there is none. May hang with its file system: give it a time limit."""
+    """Read /dev/shm; None where there is none. It may hang with its file system: run it with a timeout."""
     folder = root / "dev/shm"
     try:
         at = os.statvfs(folder)
@@ -58,7 +58,7 @@ def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory |
 
 
 def _size(text: str | None) -> int | None:
-    """Bytes of a tmpfs' size=65536k; None for what this does not know (a percentage)."""
+    """Parse the size of a tmpfs, as in size=65536k, to bytes; None for other forms (a percentage)."""
     if not text:
         return None
     unit = _UNITS.get(text[-1].lower())
@@ -67,9 +67,9 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Sum over the living processes of ``session`` of their peak resident memory (VmHWM); None where none tells.
+    """Sum the peak resident memory (VmHWM) of the living processes of ``session``; None where none reports it.
 
-    A page that several of them share counts in each: the sum bounds what they held, and grows as they do.
+    A page that several of them share counts in each, so the sum is an upper bound.
     """
     total = 0
     for folder in Path("/proc").iterdir():
@@ -81,7 +81,7 @@ def session_peak_bytes(session: int) -> int | None:
                 continue
             lines = (folder / "status").read_bytes().splitlines()
             found = next((line for line in lines if line.startswith(b"VmHWM")), None)
-        except OSError:  # it has ended meanwhile, or is not ours to read
+        except OSError:  # it has ended meanwhile, or is not readable for this user
             continue
         if found is not None:
             total += int(found.split()[1]) * 1024

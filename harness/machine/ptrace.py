@@ -1,4 +1,4 @@
-"""Permission to be traced: asking the kernel for it, and the exact fix where a tracer is refused."""
+"""Asks the kernel to allow tracing of this process, and finds the exact fix where a tracer is refused."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def allow_tracing() -> None:
-    """Let every process of this user trace this one, as far as Yama is asked (kernel.yama.ptrace_scope 1).
+    """Allow every process of this user to trace this one under Yama (kernel.yama.ptrace_scope 1).
 
-    At scope 1, the default of Debian and Ubuntu, only a parent may trace its child, and py-spy is the child here. The
-    permission is this process's own: its children ask for themselves. Nothing happens where there is no Yama.
+    At scope 1, the default of Debian and Ubuntu, only a parent may trace its child, but here py-spy is the child. The
+    permission holds for this process only; its children must ask for themselves. Without Yama nothing happens.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 def find_py_spy() -> str | None:
-    """The py-spy program: beside this Python (its environment need not be activated), else the first on PATH."""
+    """Find the py-spy program: beside this Python (its environment need not be active), else the first on PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """What to do where the kernel refused a tracer of this process: one line, most likely cause first.
+    """Say in one line what to do where the kernel refused a tracer of this process, for the most likely cause.
 
-    ``root`` is the file system that says what holds here (/proc, /run), ``environment`` tells containers and batch
-    systems.
+    ``root`` is the file system with /proc and /run; ``environment`` identifies containers and batch systems.
     """
     scope = read_int(root / "proc/sys/kernel/yama/ptrace_scope")
     where = _container(root, environment)
@@ -43,8 +42,8 @@ def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> st
         return "kernel.yama.ptrace_scope is 3, which only a reboot lifts: start the machine with it at 1 or less"
     if not _dumpable():
         return (
-            "this process is not dumpable, as it has changed its user or group: start it as the user that it is to run "
-            "as, or give py-spy the capability: sudo setcap cap_sys_ptrace+ep PATH/TO/py-spy"
+            "this process is not dumpable, as it has changed its user or group: start it as its final user, or give "
+            "py-spy the capability: sudo setcap cap_sys_ptrace+ep PATH/TO/py-spy"
         )
     if scope == 2 and where is None:
         return _for_slurm("sudo sysctl kernel.yama.ptrace_scope=1", environment)

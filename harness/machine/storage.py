@@ -1,4 +1,4 @@
-"""Folders that a study writes to: the room on their disk, its kind, and whether they may be written."""
+"""Reads the free space and the kind of the disks that a study writes to, and whether they are writable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9
 class Storage:
     folder: Path
     existing: Path
-    """The folder itself, or the nearest above it that exists."""
+    """The folder itself, or its nearest existing parent."""
     free_bytes: int
     writable: bool
     kind: str | None
-    """Of the file system."""
+    """Type of the file system."""
 
     @property
     def network(self) -> bool:
@@ -28,7 +28,7 @@ class Storage:
 
 
 def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
-    """Creates nothing. May hang with its file system: give it a time limit. OSError where it cannot be looked at."""
+    """Read the facts without creating anything. It may hang with its file system: run it with a timeout."""
     folder = folder.expanduser().absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` needs besides torch: compilers that work, Python's headers, a folder for libraries."""
+"""Checks what ``torch.compile`` needs besides torch: working compilers, Python's headers, a folder for libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.machine.files import Mount, mount_of
 from harness.machine.limits import output_of
 
 TRY_S = 20
-# What Inductor's CPU kernels include besides C++ (torch/_inductor/cpp_builder.py), and Triton's launcher with Python.h.
+# Inductor's CPU kernels include omp.h (torch/_inductor/cpp_builder.py), Triton's launcher includes Python.h.
 _PROGRAM = "#include <Python.h>\n#include <cmath>\n{openmp}int main() {{ return 0; }}\n"
 
 
@@ -26,19 +26,19 @@ class Toolchain:
     cxx_version: str | None
     """None where it cannot be started."""
     headers_problem: str | None
-    """What it says of a program with Python.h; None where it takes it."""
+    """The compiler's error for a program with Python.h; None where it accepts it."""
     openmp_problem: str | None
-    """The same with omp.h."""
+    """The compiler's error for a program with omp.h; None where it accepts it."""
     cc: str | None
     """The C compiler as Triton chooses it: $CC, else gcc, else clang; None where there is none."""
     cache: Path
-    """Where Inductor puts the libraries it builds, and loads them from."""
+    """Folder in which Inductor stores the libraries that it builds, and from which it loads them."""
     cache_forbids_libraries: bool
-    """Its file system is mounted noexec."""
+    """Whether that folder's file system is mounted noexec."""
 
 
 def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain:
-    """Compiles nothing to the end: the compiler only reads a small program, some tenths of a second."""
+    """Try the compilers. They only check the syntax of a small program, which takes some tenths of a second."""
     cxx = environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
     cc = environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     cache = Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir(), f"torchinductor_{_user()}"))
@@ -53,7 +53,7 @@ def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain
 
 
 def _version(cxx: str) -> str | None:
-    """The first line of --version."""
+    """Return the first line of --version."""
     try:
         status, output, _ = output_of([*cxx.split(), "--version"], TRY_S)
     except OSError:
@@ -62,7 +62,7 @@ def _version(cxx: str) -> str | None:
 
 
 def _reads(cxx: str, *, openmp: bool) -> str | None:
-    """The compiler's first error on a small program; None where it takes it."""
+    """Return the compiler's first error for a small program; None where it accepts it."""
     include = sysconfig.get_path("include")
     command = [*cxx.split(), "-fsyntax-only", *(["-fopenmp"] if openmp else []), f"-I{include}", "-x", "c++", "-"]
     program = _PROGRAM.format(openmp="#include <omp.h>\n" if openmp else "")

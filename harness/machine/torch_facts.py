@@ -1,4 +1,4 @@
-"""What torch is here. Run as a program: importing it takes seconds, and a broken driver can hang it."""
+"""Reads facts about torch. It runs as a program: the import takes seconds, and a broken driver can hang it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ LIMIT_S = 90.0  # a cold import from a network file system takes a minute
 class Torch:
     version: str
     cuda_build: str | None
-    """The CUDA version that it is built for; None for a build without."""
+    """The CUDA version that it is built for; None for a build without CUDA."""
     threads: int
-    """Intra-op, as it chooses them under this environment."""
+    """Intra-op threads, as torch chooses them in this environment."""
     cpu_capability: str
-    """The instructions that its CPU kernels use: AVX2, AVX512, ..."""
+    """The instruction set of its CPU kernels: AVX2, AVX512, ..."""
     import_s: float
     cuda_devices: tuple[str, ...]
-    """Names of the devices that it can use."""
+    """Names of the usable devices."""
     cuda_problem: str | None
-    """Why it can use none, in its own words, where it says."""
+    """Why torch can use none, in its own words, where it says so."""
     triton: str | None
-    """Version; None where it is not there."""
+    """Triton's version; None where it is not installed."""
 
 
 def read_torch() -> Torch:
-    """TimeoutError, or ImportError with the reason where it cannot be imported."""
+    """Read the facts. Raises TimeoutError, or ImportError with the reason where torch cannot be imported."""
     try:
         facts = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Whether py-spy may look into a process of ours (ptrace), and whether perf may count.
+"""Tests whether py-spy may sample our processes (ptrace), and reads whether perf may count.
 
 Three things can forbid ptrace: Yama's scope (Documentation/admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE, and a
-seccomp filter, of which only its presence can be read. So it is tried, besides: py-spy dumps this very process, after
-the same permission that our runs give (PR_SET_PTRACER_ANY).
+seccomp filter. Only the presence of a filter can be read, so ptrace is also tried: py-spy dumps this process after it
+gave the same permission as our runs (PR_SET_PTRACER_ANY).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ TRY_S = 10
 
 @dataclass(frozen=True)
 class Permissions:
-    """What the kernel says of tracing."""
+    """The kernel's settings for tracing."""
 
     yama_scope: int | None
-    """Who may trace: 0 one's own processes, 1 descendants and what asks for it, 2 CAP_SYS_PTRACE only, 3 nobody."""
+    """Yama's scope: 0 same user, 1 descendants and processes that allow it, 2 CAP_SYS_PTRACE only, 3 none."""
     capable: bool | None
     """CAP_SYS_PTRACE."""
     seccomp_filter: bool | None
     perf_event_paranoid: int | None
-    """-1 everything, 0 and 1 the kernel too, 2 one's own processes in user space, 3 and above nothing (Debian)."""
+    """perf may count: -1 everything, 0 and 1 also the kernel, 2 own processes in user space, 3 and more nothing."""
 
 
 @dataclass(frozen=True)
 class PySpyTool:
     version: str | None
-    """None where it is not there."""
+    """None where py-spy is not installed."""
     problem: str | None
-    """Why it could not look into this process; None where it could."""
+    """Why it could not dump this process; None where it could."""
     broken: bool = False
-    """It is there, but did not answer, or could not be started."""
+    """Whether it is installed but did not answer or could not be started."""
 
 
 def read_permissions(root: Path = ROOT) -> Permissions:
@@ -55,7 +55,7 @@ def read_permissions(root: Path = ROOT) -> Permissions:
 
 
 def try_py_spy(limit_s: float = TRY_S) -> PySpyTool:
-    """Look into this process with py-spy, as into a run; some tenths of a second. ``limit_s``: for each call."""
+    """Dump this process with py-spy, as it samples a run. It takes some tenths of a second; ``limit_s`` is per call."""
     program = find_py_spy()
     if program is None:
         return PySpyTool(None, "not installed")

@@ -10,6 +10,7 @@ from harness.analysis.probes.host_load import HostLoad, host_load
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.stacks import StackReport, explain
 from harness.analysis.probes.torch_profile import TorchProfile, torch_profile
+from harness.study.probes_json import TorchProfilerRecord
 from harness.study.store import RunData, StudyFolder
 from harness.timeline.sources import Sources, read_sources
 
@@ -43,15 +44,15 @@ def gather(study: StudyFolder, runs: Sequence[RunData]) -> ProbeResults:
             continue
         sources = read_sources(run)
         arm, probes = run.record.of or run.record.arm, run.probes
-        facts = probes.get("torch_profiler") or {}
-        if sources.operators is None and sources.stacks is None and not sources.problems and not facts.get("windows"):
+        profiled = probes.torch_profiler or TorchProfilerRecord()
+        if sources.operators is None and sources.stacks is None and not sources.problems and not profiled.windows:
             continue
         evidence.sources[run.record.arm, run.record.block] = sources
         evidence.files[arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
         evidence.problems.extend(sources.problems)
-        profile = torch_profile(arm, sources.profiles, facts)
+        profile = torch_profile(arm, sources.profiles, profiled)
         if profile is not None:
             profiles.append(profile)
-        if sources.stacks is not None and run.spans is not None:
-            evidence.stacks[arm] = explain(sources.stacks, run.spans, probes["py_spy"])
+        if sources.stacks is not None and probes.py_spy is not None and run.spans is not None:
+            evidence.stacks[arm] = explain(sources.stacks, run.spans, probes.py_spy)
     return evidence

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a scenario whose shape is right: configurations, matrix, comparisons, size."""
+"""Finds the mistakes in a scenario of the right shape: in configurations, matrix, comparisons and size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ABSENT = object()
 
 
 def problems(scenario: Scenario) -> list[Problem]:
-    """All problems, unordered. Ends early where going on would be expensive or would only repeat what is wrong."""
+    """Return all problems, unordered. It stops early where further checks would be expensive or repeat a problem."""
     if too_many := list(_size(scenario)):
         return too_many
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
@@ -67,13 +67,13 @@ def _matrix(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _relative(problem: Problem, key: str) -> str:
-    """The message, with what of the problem's path lies beyond the matrix key (a value that is a mapping)."""
+    """Return the message, preceded by the part of the problem's path below the matrix key (for mappings)."""
     beyond = ".".join(str(part) for part in problem.path[len(key.split(".")) :])
     return f"{beyond}: {problem.message}" if beyond else problem.message
 
 
 def _config(nested: Mapping[str, Any], root: KeyPath) -> Iterator[Problem]:
-    """Problems of a part of a configuration by itself: rules between keys are left to the whole."""
+    """Find the problems of one part of a configuration. Rules between keys are checked on the whole."""
     try:
         TrainerConfig.model_validate(expand(nested), strict=True)
     except DottedKeyError as error:
@@ -118,7 +118,7 @@ def _whatif(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _overlaps(scenario: Scenario) -> Iterator[Problem]:
-    """An arm that sets what the matrix sets would be the same at every point."""
+    """Refuse an arm that sets a key of the matrix: it would be the same at every point."""
     for name, overrides in scenario.arms.items():
         for key in flatten(expand(overrides or {})):
             for held in scenario.matrix:

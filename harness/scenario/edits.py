@@ -1,4 +1,4 @@
-"""What-if edits: ``tokenize=0``, ``device=2x``, ``workers=4``, ...: parsed from text, refused in one line."""
+"""Parses what-if edits such as ``tokenize=0``, ``device=2x``, ``workers=4``, and refuses wrong ones in one line."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MOST_FACTOR = 1e6
 
 
 class StageEdit(NamedTuple):
-    """How the durations of a stage change: multiplied by ``factor``, or set to ``ms`` where that is not None."""
+    """A change of a stage's durations: multiplied by ``factor``, or set to ``ms`` where that is not None."""
 
     factor: float = 1.0
     ms: float | None = None
 
     def apply(self, durations: Array) -> Array:
-        """The changed durations, in nanoseconds."""
+        """Return the changed durations, in nanoseconds."""
         return durations * self.factor if self.ms is None else np.full_like(durations, self.ms * 1e6)
 
     @property
@@ -44,7 +44,7 @@ UNCHANGED = StageEdit()
 
 @dataclass(frozen=True)
 class Edits:
-    """What to change of a recorded run; None: as it was."""
+    """The changes to a recorded run; None means unchanged."""
 
     stages: Mapping[str, StageEdit] = field(default_factory=dict)  # by name in STAGES
     device: float | None = None  # times as fast
@@ -54,19 +54,19 @@ class Edits:
     batch_size: int | None = None
     cores: int | None = None
     sync: bool = True  # False: no blocking on the gradient norm
-    texts: tuple[str, ...] = ()  # as given, for the reader
+    texts: tuple[str, ...] = ()  # the edits as given, for messages
 
     def __bool__(self) -> bool:
         return replace(self, texts=()) != Edits()
 
     def with_text(self, text: str) -> Edits:
-        """These edits and one more; the later of two for the same key counts."""
+        """Return these edits and one more. Of two edits for the same key the later one counts."""
         key = text.partition("=")[0].strip()
         return parse_edits([*(one for one in self.texts if one.partition("=")[0].strip() != key), text])
 
 
 def parse_edits(texts: Iterable[str]) -> Edits:
-    """Edits from ``KEY=VALUE`` texts; InputError (one line: key, what is allowed, the nearest key) for a wrong one."""
+    """Parse ``KEY=VALUE`` texts. Raises InputError, one line: the key, what is allowed, the nearest key."""
     edits = Edits()
     seen: set[str] = set()
     for text in texts:

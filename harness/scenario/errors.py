@@ -1,4 +1,4 @@
-"""Wording of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
+"""Makes the messages of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class Problem(NamedTuple):
 
 
 def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` with the nearest of ``allowed``, or nothing where none is near."""
+    """Return ``; did you mean 'x'?`` with the nearest of ``allowed``, or "" where none is near."""
     near = get_close_matches(wrong, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: YAML's words, short, on one line."""
+    """Format a value for a message: in YAML's words, short, on one line."""
     words = {True: "true", False: "false"}
     text = "null" if value is None else words[value] if isinstance(value, bool) else one_line(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic model inside an annotation (``X | None``, ``list[X]``), or None."""
+    """Return the pydantic model inside an annotation (``X | None``, ``list[X]``), or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(model_in, get_args(annotation))), None)
 
 
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The model that ``path`` leads to from ``model``; None where it leads to a value or nowhere."""
+    """Follow ``path`` from ``model`` to a model; None where it leads to a value or nowhere."""
     current: type[BaseModel] | None = model
     for part in path:
         if current is None or isinstance(part, int):
@@ -51,7 +51,7 @@ def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
 
 
 def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted key of ``model``, sections included, in the order they are declared."""
+    """List every dotted key of ``model``, sections included, in the order of declaration."""
     keys = []
     for name, field in model.model_fields.items():
         keys.append(f"{prefix}{name}")
@@ -61,7 +61,7 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
-    """(pydantic's error type, Problem) for each error that validating against ``model`` found."""
+    """Yield (pydantic's error type, Problem) for each error of validating against ``model``."""
     for one in error.errors(include_url=False):
         path = tuple(part for part in one["loc"] if not str(part).startswith("["))  # [key], and the tags of a union
         yield one["type"], Problem(path, _message(one, model, path))
@@ -87,9 +87,9 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
         keys = f"; allowed: {', '.join(section.model_fields)}" if section else ""
         text = f"must be a mapping of keys; got {shown(given)}{keys}"
     else:
-        said = error["msg"].replace("Input should be", "must be")
-        said = said.replace("a valid integer", "an integer").replace("a valid ", "a ")
-        text = f"{said}; got {shown(given)}"
+        text = error["msg"].replace("Input should be", "must be")
+        text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
+        text += f"; got {shown(given)}"
     if isinstance(given, bool) and kind != "bool_type":
         text += " (YAML reads yes, no, on, off as true, false; quote text)"
     return text
@@ -109,7 +109,7 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
-    """One InputError for all ``problems``: the first by source and line, and how many more there are."""
+    """Return one InputError for all ``problems``: the first by source and line, and how many more there are."""
     nowhere = Mark(0, 0, "scenario")
     found = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
     placed = sorted(found, key=lambda p: (p[0], dotted(p[1].path)))

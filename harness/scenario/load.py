@@ -1,4 +1,4 @@
-"""Loads a scenario: files and options merged into one document (``extends``, dotted keys, ``--set``), then checked."""
+"""Loads a scenario: merges files and options into one document (``extends``, dotted keys, ``--set``) and checks it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_scenario(
     """Read, extend, override and check the scenario file at ``path``.
 
     ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
-    (``repeats=3``). Raises InputError with one line (file, line, dotted key, what is allowed) for anything wrong.
+    (``repeats=3``). Raises InputError, one line: file, line, dotted key, what is allowed.
     """
     document = read_merged(Path(path))
     for text in sets or ():
@@ -54,7 +54,7 @@ def load_scenario(
 
 
 def read_merged(path: Path) -> Document:
-    """The scenario at ``path`` laid over what it extends; dotted keys of base and arms are nested. Marks are kept."""
+    """Merge the scenario at ``path`` over the one it extends, and nest the dotted keys of base and arms. Keep marks."""
     chain: list[Path] = []
     documents: list[Document] = []
     while True:
@@ -84,7 +84,7 @@ def read_merged(path: Path) -> Document:
 
 
 def apply_set(document: Document, text: str) -> None:
-    """Lay ``--set key=value`` (a YAML value) over ``document``; InputError where it is malformed or has no effect."""
+    """Merge ``--set key=value`` (a YAML value) over ``document``. Raises InputError if malformed or without effect."""
     label = one_line(f"--set {text}")
     key, equals, value_text = text.partition("=")
     key = key.strip()
@@ -110,7 +110,7 @@ def apply_set(document: Document, text: str) -> None:
 
 
 def apply_option(document: Document, option: str, value: Any) -> None:
-    """Lay ``--repeats`` or ``--interleave`` over ``document``."""
+    """Merge ``--repeats`` or ``--interleave`` over ``document``."""
     document.data[option] = value
     document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
 
@@ -123,7 +123,7 @@ def _check_is_mapping(document: Document, path: Path) -> None:
 
 
 def _nest(document: Document) -> None:
-    """Make the dotted keys of ``base`` and of every arm nested, and let marks follow."""
+    """Nest the dotted keys of ``base`` and of every arm, and move their marks along."""
     data = document.data
     if isinstance(data.get("base"), dict):
         data["base"] = _expand(document, ("base",), data["base"])
@@ -153,7 +153,7 @@ def _expand(document: Document, root: tuple[str, ...], mapping: Mapping[str, Any
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """``over`` on ``under``: base, probes and each arm as configurations, other mappings by key, the rest replaced."""
+    """Merge ``over`` over ``under``: base, probes and arms as configurations, other mappings by key; else replace."""
     data = dict(under.data)
     for key, value in over.data.items():
         below = data.get(key)
@@ -172,7 +172,7 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _check_effect(data: Mapping[str, Any], base: Any, label: str) -> None:
-    """Refuse a --set that nothing would see, because the matrix or every arm sets the same key."""
+    """Refuse a --set without effect, because the matrix or every arm sets the same key."""
     arms, matrix = (data[key] if isinstance(data.get(key), dict) else {} for key in ("arms", "matrix"))
     for leaf in flatten(base) if isinstance(base, dict) else ():
         if leaf in matrix:

@@ -1,4 +1,4 @@
-"""What a scenario multiplies out to: every arm at every matrix point, before controls. Pure and cheap."""
+"""Expands a scenario to every arm at every matrix point, before controls are added. Pure and cheap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.config import TrainerConfig
 
 @dataclass(frozen=True)
 class MatrixPoint:
-    """One combination of the matrix: ``suffix`` is what it adds to an arm's name, ``values`` are nested."""
+    """One combination of the matrix. ``suffix`` is appended to an arm's name; ``values`` are nested."""
 
     suffix: str
     values: Nested
@@ -24,7 +24,7 @@ class MatrixPoint:
 
 @dataclass(frozen=True)
 class Variant:
-    """One arm at one matrix point. ``declared`` is what it says beyond base, ``nested`` the whole configuration."""
+    """One arm at one matrix point. ``declared`` is what it sets beyond base, ``nested`` the whole configuration."""
 
     name: str
     arm: str
@@ -34,12 +34,12 @@ class Variant:
 
 
 def count_arms(scenario: Scenario) -> int:
-    """Arms times matrix points, without making them."""
+    """Count arms times matrix points without building them."""
     return len(scenario.arms) * math.prod(len(values) for values in scenario.matrix.values())
 
 
 def points(matrix: Mapping[str, list[Any]]) -> Iterator[MatrixPoint]:
-    """Every combination, the last key moving fastest; one empty point without a matrix."""
+    """Yield every combination, the last key varying fastest; one empty point without a matrix."""
     last_parts = [key.rpartition(".")[2] for key in matrix]
     labels = [key if last_parts.count(part) > 1 else part for key, part in zip(matrix, last_parts, strict=True)]
     for values in itertools.product(*matrix.values()):
@@ -49,8 +49,8 @@ def points(matrix: Mapping[str, list[Any]]) -> Iterator[MatrixPoint]:
 
 
 def variants(scenario: Scenario) -> Iterator[Variant]:
-    """Every arm at every point, arm by arm: defaults, then base, then the point, then the arm's own overrides."""
-    # From the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
+    """Yield every arm at every point: defaults, then base, then the point, then the arm's own overrides."""
+    # It starts from the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
     base = merge(TrainerConfig().model_dump(), expand(scenario.base))
     combinations = list(points(scenario.matrix))
     for arm, overrides in scenario.arms.items():
@@ -61,7 +61,7 @@ def variants(scenario: Scenario) -> Iterator[Variant]:
 
 
 def value_name(value: Any) -> str:
-    """A matrix value as part of a folder name."""
+    """Format a matrix value as part of a folder name."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Scenario files: a question, a base configuration, arms, controls, comparisons, probes, repeats.
+"""Defines the scenario file: a question, a base configuration, arms, controls, comparisons, probes, repeats.
 
-Relative paths inside a configuration (``data.corpus.parquet``, tokenizer files) are relative to the current directory,
-``extends`` to the file that says it.
+Relative paths inside a configuration (``data.corpus.parquet``, tokenizer files) are relative to the current directory.
+The path of ``extends`` is relative to the file that contains it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.config import Config
 
 Control = Literal["a-a", "ideal-data", "data-only", "dose"]
 Dosed = Literal["tokenize", "read", "device"]
-MAX_NAME = 80  # bytes; the matrix point and the control are added to it, and a folder name may have 255
+MAX_NAME = 80  # bytes; matrix point and control are appended to it, and a folder name may have 255
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -32,7 +32,7 @@ Name = Annotated[str, AfterValidator(_folder_name)]
 
 
 class Compare(Config):
-    """Two arms: names before the matrix (then compared at each of its points), or both exact names of matrix arms."""
+    """Two arms: either names before the matrix (compared at each of its points), or exact names of two matrix arms."""
 
     baseline: str
     candidate: str
@@ -44,7 +44,7 @@ class TorchProfilerConfig(Config):
     wait: int = Field(1, ge=0, le=10_000)
     warmup: int = Field(2, ge=0, le=1000)
     active: int = Field(3, ge=1, le=1000)
-    """Steps recorded, after `wait` steps with no profiler in the main process and `warmup` ones that are not kept."""
+    """Steps recorded, after `wait` steps without a profiler in the main process and `warmup` steps that are dropped."""
     repeat: int = Field(1, ge=1, le=100)
     shapes: bool = False
     memory: bool = False
@@ -52,8 +52,8 @@ class TorchProfilerConfig(Config):
     stack: bool = False
     flops: bool = False
     workers: bool = True
-    """Also inside loader workers, where torch.profiler by itself sees nothing: they record from their start to the last
-    window's end, as batches are built ahead of it (2,000 batches or about 50,000 events each at most)."""
+    """Also inside loader workers, which torch.profiler alone does not see. They record from their start to the end of
+    the last window, as batches are built ahead of it (at most 2,000 batches or about 50,000 events each)."""
 
 
 class PySpyConfig(Config):
@@ -61,17 +61,17 @@ class PySpyConfig(Config):
 
     rate_hz: int = Field(100, ge=1, le=1000)
     seconds: float = Field(5, ge=0.5, le=600)
-    """How long it samples; twice, as the flame graph takes a pass of its own."""
+    """How long it samples. The time is spent twice, as the flame graph needs a pass of its own."""
     native: bool = False
     """Also C, C++ and Rust frames."""
     gil: bool = False
-    """Only threads that hold Python's global lock."""
+    """Only threads that hold the GIL."""
     nonblocking: bool = False
-    """Do not pause the trainer for a sample: cheaper, and some samples are torn."""
+    """Do not pause the trainer for a sample: cheaper, but some samples are inconsistent."""
 
 
 def _switched(value: Any) -> Any:
-    """`true` is a probe with its defaults, `false` none."""
+    """Replace `true` by a probe with its defaults, and `false` by none."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
@@ -100,22 +100,22 @@ EditValue = Annotated[bool | int | float | str, BeforeValidator(_single)]
 
 
 class ProbesConfig(Config):
-    """What is measured besides the steps. What would disturb them runs in a process of its own for each arm."""
+    """Measurements besides the steps. Probes that would disturb the steps get a separate run of each arm."""
 
     host: bool = True
     """CPU, memory, disk and limits of the run's processes, and the load by others."""
     nvml: Annotated[Literal["auto", True, False], BeforeValidator(_no_number)] = "auto"
     """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
     sample_hz: float = Field(10, ge=0.1, le=100)
-    """Readings per second of host and nvml, by a process of their own."""
+    """Readings per second of host and nvml, taken by a separate process."""
     torch_profiler: TorchProfilerSetting = None
     """Operators and kernels of a few steps, in one more run of every arm; true: with its defaults."""
     py_spy: PySpySetting = None
-    """Sampled stacks of the trainer and its workers, in that same run; true: with its defaults."""
+    """Sampled stacks of the trainer and its workers, in the same profiled run; true: with its defaults."""
     calibrate: bool = False
     """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
     timeline_steps: int = Field(20, ge=1, le=10_000)
-    """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last turn."""
+    """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last repetition."""
 
 
 class Scenario(Config):
@@ -124,29 +124,29 @@ class Scenario(Config):
     name: Name
     """Names the study's folder under results/."""
     question: str
-    """What the scenario answers; the report's first line."""
+    """The question that the scenario answers; the report's first line."""
     extends: str | None = None
-    """Another scenario file, relative to this one; this file is laid over it, key by key (lists are replaced)."""
+    """Another scenario file, relative to this one. This file overrides it key by key (lists are replaced)."""
     base: dict[str, Any] = Field(default_factory=dict)
     """The trainer's configuration that all arms share; nested or dotted keys."""
     arms: Annotated[dict[Name, dict[str, Any] | None], Field(min_length=1)]
-    """Named variants: dotted keys and the values that differ from base; null differs in nothing."""
+    """Named variants: dotted keys with the values that differ from base; null means no difference."""
     matrix: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     """Dotted keys and their values: every arm is run with every combination."""
     controls: list[Control] = Field(default_factory=list)
     """Automatic variants of every arm; a-a and dose only of baselines."""
     dose: Annotated[list[Dosed], Field(min_length=1)] = Field(default_factory=lambda: list[Dosed](["tokenize"]))
-    """What the dose control does 1, 2 and 4 times more of: tokenize, read, device (forward passes)."""
+    """Work that the dose control does 1, 2 and 4 times more often (slowdown injection): tokenize, read, device."""
     whatif: list[dict[str, EditValue]] = Field(default_factory=list)
-    """Edits of `harness whatif`, several at once or one ({ranks: 16}): what every comparison would be under them."""
+    """Edits of `harness whatif`, such as {ranks: 16}: the report predicts every comparison under each of them."""
     compare: list[Compare] | None = None
     """Default: the first arm is the baseline of every other."""
     repeats: int = Field(5, ge=1, le=1000)
-    """Blocks: each holds every arm once. Fewer than 5 seldom decide anything."""
+    """Number of blocks. Each block holds every arm once. Fewer than 5 seldom decide anything."""
     interleave: Literal["auto", "slices", "runs"] = "auto"
-    """slices: the arms of a block stay alive and take turns; runs: one by one; auto: slices where memory allows."""
+    """slices: the arms of a block stay alive and alternate. runs: one after another. auto: slices if memory allows."""
     slice_steps: int = Field(10, ge=1, le=100_000)
-    """Measured steps of one turn with interleave: slices."""
+    """Measured steps of one repetition with interleave: slices."""
     seed: int = 0
     """Seed of the order of arms within blocks (base.seed is the trainer's)."""
     probes: ProbesConfig = ProbesConfig()

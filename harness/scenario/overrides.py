@@ -1,6 +1,6 @@
-"""Dotted configuration keys: ``data.batch_size: 2`` and ``data: {batch_size: 2}`` are the same thing.
+"""Converts between dotted keys and nested mappings: ``data.batch_size: 2`` equals ``data: {batch_size: 2}``.
 
-Nested mappings are the working form; a leaf is anything that is not a non-empty mapping.
+Nested mappings are the working form. A leaf is anything except a non-empty mapping.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 Nested = dict[str, Any]
 
-# Sections of which exactly one member counts: setting one in a layer above drops the others from the layers below,
-# so that `--set data.corpus.parquet=mine.parquet` is enough.
+# Sections of which exactly one member counts. Setting one in an upper layer drops the others from the layers below, so
+# that `--set data.corpus.parquet=mine.parquet` is enough.
 EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("data", "tokenizer"): ("train", "pretrained", "sentencepiece"),
     ("data", "corpus"): ("builtin", "parquet"),
@@ -19,7 +19,7 @@ EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
 
 
 class DottedKeyError(ValueError):
-    """A dotted key that is malformed, or that says twice what one value is. ``path`` is where, with its parts split."""
+    """Raised for a dotted key that is malformed or given twice. ``path`` is its place, with its parts split."""
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(f"{'.'.join(path)}: {message}")
@@ -28,10 +28,10 @@ class DottedKeyError(ValueError):
 
 
 def expand(mapping: Mapping[str, Any], path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
-    """``mapping`` with every dotted key made nested, at any level.
+    """Nest every dotted key of ``mapping``, at any level.
 
-    ``split(written, parts)`` is told where each written path went (both as tuples of keys).
-    Raises DottedKeyError for an empty part and for a value that is given twice.
+    ``split(written, parts)`` is called with each written path and its new place (both as tuples of keys). Raises
+    DottedKeyError for an empty part and for a value that is given twice.
     """
     result: Nested = {}
     _expand_into(result, mapping, path, path, split)
@@ -70,7 +70,7 @@ def _expand_into(
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any], path: tuple[str, ...] = ()) -> Nested:
-    """``over`` laid on ``under`` (both nested): mappings merge key by key, anything else replaces what was there."""
+    """Merge ``over`` over ``under`` (both nested): mappings merge key by key, anything else is replaced."""
     members = EXCLUSIVE.get(path, ())
     if any(over.get(member) is not None for member in members):
         under = {key: value for key, value in under.items() if key not in members or key in over}
@@ -85,7 +85,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any], path: tuple[str, ..
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{dotted key: leaf}`` in order; an empty mapping is a leaf."""
+    """Return ``{dotted key: leaf}`` in order. An empty mapping is a leaf."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         dotted = f"{prefix}{key}"
@@ -97,7 +97,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lookup(nested: Mapping[str, Any], dotted: str, default: Any = None) -> Any:
-    """The value at ``dotted``, or ``default`` where the path ends early."""
+    """Return the value at ``dotted``, or ``default`` where the path ends early."""
     value: Any = nested
     for part in dotted.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -107,6 +107,6 @@ def lookup(nested: Mapping[str, Any], dotted: str, default: Any = None) -> Any:
 
 
 def edit_texts(edits: Mapping[str, Any]) -> list[str]:
-    """``{ranks: 16, sync: off}`` as the KEY=VALUE texts of ``harness whatif --set`` (YAML reads off as false)."""
+    """Convert ``{ranks: 16, sync: off}`` to the texts of ``harness whatif --set`` (YAML reads off as false)."""
     words = {True: "on", False: "off"}
     return [f"{key}={words[value] if isinstance(value, bool) else value}" for key, value in edits.items()]

@@ -1,4 +1,4 @@
-"""The JSON Schema of scenario files, with every dotted key spelled out, so that editors complete them."""
+"""Builds the JSON Schema of scenario files, with every dotted key spelled out, so that editors complete them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Json = dict[str, Any]
 
 
 def schema_text() -> str:
-    """The schema as ``harness schema`` prints it and as scenarios/schema.json holds it."""
+    """Return the schema's text, as ``harness schema`` prints it and scenarios/schema.json holds it."""
     return json.dumps(scenario_schema(), indent=1) + "\n"
 
 
 def scenario_schema() -> Json:
-    """Scenario's schema; ``base`` and arms take any key of TrainerConfig, nested or dotted, ``matrix`` lists."""
+    """Build the schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists."""
     schema = Scenario.model_json_schema()
     trainer = TrainerConfig.model_json_schema()
     definitions: Json = {**schema.pop("$defs"), **trainer.pop("$defs")}
@@ -39,14 +39,14 @@ def scenario_schema() -> Json:
         "additionalProperties": False,
         "properties": {key: {"type": "array", "minItems": 1, "items": value} for key, value in keys.items()},
     }
-    # A file that extends another may leave everything to it.
+    # A file that extends another needs no key of its own.
     required = schema.pop("required")
     schema["anyOf"] = [{"required": required}, {"required": ["extends"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
 
 
 def _subschema(trainer: Json, definitions: Json, key: str) -> Json:
-    """The schema of one dotted key; a section may also be given partly, so its own default says nothing here."""
+    """Build the schema of one dotted key. A section may be given partly, so its own default is left out."""
     current = trainer
     for part in key.split("."):
         reference = next(iter(_references(current)), None)

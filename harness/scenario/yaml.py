@@ -95,13 +95,20 @@ def parse_document(text: str, source: str, order: int = 0, numbered: bool = True
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = Mark(order, mark.line + 1 if mark and numbered else 0, source)
-        raise InputError(f"{where}: not valid YAML: {one_line(error.problem or str(error))}") from error
+        raise InputError(f"{where}: not valid YAML: {_problem(error)}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{source}: not valid YAML: {one_line(str(error))}") from error
     document = Document(None, {(): Mark(order, 1 if numbered else 0, source)})
     if node is not None:
         document.data = _Builder(document, source, order, numbered).build(node, (), ())
     return document
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong. A composer's errors name two places, such as an anchor given twice; others end with the place."""
+    if isinstance(error, yaml.composer.ComposerError) and error.context and error.context_mark:
+        return one_line(f"{error.context} (line {error.context_mark.line + 1}), {error.problem}")
+    return one_line(error.problem or str(error))
 
 
 def _neighbours(path: Path) -> str:
@@ -161,7 +168,7 @@ class _Builder:
         raise self._refuse(node, path, f"tag {node.tag.replace(_TAG, '!!')} is not allowed in a scenario")
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, inside: tuple[int, ...]) -> dict[str, Any]:
-        if path == ("arms",) and len(node.value) > MAX_ARMS:  # said here, before anything is done with them
+        if path == ("arms",) and len(node.value) > MAX_ARMS:  # checked here, before anything is built from them
             raise InputError(f"{self._document.marks[path]}: arms: {len(node.value)} arms; at most {MAX_ARMS}")
         result: dict[str, Any] = {}
         for merged in self._merged(node, path):

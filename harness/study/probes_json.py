@@ -1,21 +1,22 @@
-"""probes.json: what the probes of one run told besides their tables, and whether a file read back can be one.
+"""probes.json: what the probes of one run reported besides their tables, as records.
 
-Times are CLOCK_MONOTONIC in nanoseconds. Only what the analysis and the report take is declared; the rest is kept.
+Times are CLOCK_MONOTONIC in nanoseconds. Reading leaves out keys that no record declares, as a later version may add.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
 )
 
@@ -32,40 +33,65 @@ def _ordered(range_: Sequence[int]) -> Sequence[int]:
     return range_
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+@dataclass(frozen=True, kw_only=True)
+class TorchProfilerRecord:
+    """The entry "torch_profiler"."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+
+    # Of each window: start, end, first step, last step.
+    windows: tuple[Annotated[tuple[Nanoseconds, Nanoseconds, Count, Count], AfterValidator(_ordered)], ...] = ()
+    realtime_minus_monotonic_ns: tuple[Annotated[int, Field(ge=-(2**63), lt=2**63)], ...] = ()  # before and after
+    clock_error_ns: Nanoseconds | None = None  # by how much the difference of the clocks can be off
+    workers: tuple[str, ...] = ()  # roles of the loader workers that left a profile
+    flops: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)  # by operator, over all windows
 
 
-class _TorchProfiler(_Facts):
-    # start, end, first step, last step
-    windows: list[Annotated[tuple[Nanoseconds, Nanoseconds, Count, Count], AfterValidator(_ordered)]] = []
-    realtime_minus_monotonic_ns: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = []
-    clock_error_ns: Nanoseconds = 0
-    flops: dict[str, Annotated[float, Field(ge=0)]] = {}  # by operator
+@dataclass(frozen=True, kw_only=True)
+class PySpyRecord:
+    """The entry "py_spy": how its trace was recorded, which is what reading the trace needs."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
-class _PySpy(_Facts):
     rate_hz: float = Field(ge=0.1, le=1e6)
-    window: Annotated[list[Nanoseconds], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
+    seconds: float = 0  # how long it was to sample
+    native: bool = False
+    gil: bool = False
+    nonblocking: bool = False
+    pid: int = 0  # of the main process
+    metronome: tuple[int, ...] = ()  # process ids, see harness.probes.profilers.spy_process.Metronome
+    started: tuple[int, ...] = ()  # when py-spy was started, and when it began to sample
+    marks: tuple[tuple[int, int], ...] = ()  # when each clock mark began and ended
+    window: Annotated[tuple[Nanoseconds, Nanoseconds], AfterValidator(_ordered)]
+    steps: Count = 0  # in the window
+    samples: Count = 0
+    errors: Count = 0
+    roots: tuple[str, ...] = ()  # folders that modules were imported from, the longest first
 
 
-class _Probes(_Facts):
-    problems: list[str] = []
-    failed: list[str] = []
-    missed_samples: dict[str, Count] = {}  # by source: host, nvml
-    taken_samples: dict[str, Count] = {}
-    torch_profiler: _TorchProfiler | None = None
-    py_spy: Annotated[_PySpy | None, BeforeValidator(lambda told: told or None)] = None  # {}: it failed
+@dataclass(frozen=True)
+class ProbesRecord:
+    """What the probes of one run reported. None: the probe had no window in this run, or it failed."""
+
+    problems: tuple[str, ...] = ()  # what went wrong, a line each
+    missed_samples: dict[str, Count] = field(default_factory=dict)  # by source: host, nvml
+    taken_samples: dict[str, Count] = field(default_factory=dict)
+    torch_profiler: TorchProfilerRecord | None = None
+    # It is written as {} where py-spy failed.
+    py_spy: Annotated[PySpyRecord | None, BeforeValidator(lambda entry: entry or None)] = None
+    failed: tuple[str, ...] = ()  # names of probes
 
 
-def read_facts(path: Path) -> dict[str, Any]:
+@cache
+def _adapter() -> TypeAdapter[ProbesRecord]:
+    return TypeAdapter(ProbesRecord)  # making one takes milliseconds
+
+
+def read_facts(path: Path) -> ProbesRecord:
     """The probes.json at ``path``; InputError, one line, where it is none."""
     try:
-        text = path.read_text()
-        _Probes.model_validate_json(text, strict=True)
+        return _adapter().validate_json(path.read_text(), strict=True)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     except ValidationError as error:
-        raise InputError(f"{path}: not what a run's probes tell: {first_fault(error)}") from error
-    content: dict[str, Any] = json.loads(text)
-    return content
+        raise InputError(f"{path}: not what a run's probes report: {first_fault(error)}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.study.contract import ADDED_COLUMNS, SCHEMA
+from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
 from trainer.errors import InputError
 
@@ -131,14 +132,14 @@ class RunData:
     """One run as read back: its record and, where it left them, its tables (None where missing).
 
     A table that is stored is read when its field is; ask once and keep it while it is needed. ``probes`` is its
-    probes.json: what went wrong with probes, the windows of those that have some, missed samples.
+    probes.json, empty where there is none.
     """
 
     record: RunRecord
     steps: pa.Table | None = _Lazy()
     spans: pa.Table | None = _Lazy()
     samples: pa.Table | None = _Lazy()
-    probes: dict[str, Any] = field(default_factory=dict)
+    probes: ProbesRecord = field(default_factory=ProbesRecord)
     folder: Path | None = None  # where the profiler's own files lie
     _results: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 

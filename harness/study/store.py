@@ -28,6 +28,7 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
+from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
 from trainer.errors import InputError
@@ -171,8 +172,6 @@ class StudyFolder:
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm name and block; one with a damaged table counts as failed."""
-        from harness.study.probes_json import read_facts
-
         paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
@@ -194,9 +193,9 @@ class StudyFolder:
                 tables = dict.fromkeys(("steps", "spans", "samples"))
             probes = path.with_name("probes.json")
             try:
-                found = read_facts(probes) if probes.exists() else {}
+                found = read_facts(probes) if probes.exists() else ProbesRecord()
             except InputError as error:
-                found = {"problems": [str(error)]}
+                found = ProbesRecord(problems=(str(error),))
             yield RunData(record, tables["steps"], tables["spans"], tables["samples"], found, path.parent)
 
 

@@ -1,6 +1,6 @@
-"""The one timeline of a study: ledger, workers, device, torch operators, counters and samples on one clock.
+"""Builds the one timeline of a study: ledger, workers, device, torch operators, counters and samples on one clock.
 
-Everything is CLOCK_MONOTONIC, which all processes of a host share, counted from one base for the whole file.
+All times are CLOCK_MONOTONIC, which every process of a host shares, counted from one base for the whole file.
 """
 
 from harness.timeline.build import CHROME_NAME, PROTOBUF_NAME, SizeLimits, Timeline, run_timeline, timeline

@@ -1,7 +1,7 @@
-"""Puts the one timeline together: chooses windows, keeps to a size that a browser can open, and says what it left out.
+"""Assembles the timeline: chooses windows, keeps to a size that a browser can open, and states what it left out.
 
-The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by their duration,
-a launch as its longest kernel: nothing that is left out is longer than the file and its caller are told.
+The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by duration; a
+launch counts with its longest kernel. The file and the caller get the longest duration that was left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHROME_NAME, PROTOBUF_NAME = "timeline.json.gz", "timeline.perfetto-trace.gz"
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """How many events a file may have: what Perfetto reads in a few seconds. 0: in that format none is written."""
+    """The most events that a file may have, so that Perfetto reads it in a few seconds. 0: do not use that format."""
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # it writes Perfetto's own format
@@ -40,7 +40,7 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A timeline file: its ``content``, the ``name`` that says its format, and what was left out, a sentence each."""
+    """A timeline file: ``content``, ``name`` (which gives the format), and a sentence on each thing left out."""
 
     content: bytes
     name: str
@@ -58,7 +58,7 @@ class TimelinePart:
 
     @cached_property
     def ranked(self) -> tuple[Ranked | None, Ranked | None]:
-        """By what operators and samples rank, and the events that each of them comes to."""
+        """Return the duration by which operators and samples rank, and how many events each of them is."""
         samples = None if self.stacks is None else self.stacks["duration_ns"].to_numpy()
         return (
             None if self.operators is None else operators.ranked(self.operators),
@@ -67,7 +67,7 @@ class TimelinePart:
 
     @property
     def details(self) -> int:
-        """How many events operators and samples come to."""
+        """Count the events of operators and samples."""
         return sum(int(costs.sum()) for _, costs in filter(None, self.ranked))
 
 
@@ -77,10 +77,10 @@ def timeline(
     sources: Mapping[tuple[str, int], Sources] | None = None,
     limits: SizeLimits | None = None,
 ) -> Timeline:
-    """The last steps of each arm's first finished run, and of the runs that its probes disturbed.
+    """Build the timeline of the last steps of each arm's first finished run and of its profiled run.
 
-    ``sources``: what was recorded beside the tables, by arm name and block. What is too much for Chrome's
-    format is written in Perfetto's own, or cut where that cannot be. The same input gives the same bytes.
+    ``sources`` is what was recorded beside the tables, by arm name and block. A timeline that is too large for Chrome's
+    format is written in Perfetto's own, or cut where that is not installed. The same input gives the same bytes.
     """
     asked = (study.scenario_text.get("probes") or {}).get("timeline_steps")
     steps = DEFAULT_STEPS if asked is None else max(1, int(asked))
@@ -88,7 +88,7 @@ def timeline(
 
 
 def run_timeline(study: StudyRecord, run: RunData, sources: Sources, limits: SizeLimits | None = None) -> Timeline:
-    """Every step of one run that has steps."""
+    """Build the timeline of every step of one run that has steps."""
     return _fitted(study, [run], {_key(run): sources}, None, limits or SizeLimits())
 
 
@@ -99,9 +99,9 @@ def _fitted(
     steps: int | None,
     limits: SizeLimits,
 ) -> Timeline:
-    """The timeline within its budget: fewer steps until the ledger fits, then a least duration for the details.
+    """Fit the timeline into its budget: fewer steps until the ledger fits, then a minimum duration for the details.
 
-    ``steps``: of each run; None: all of them.
+    ``steps`` is the number per run; None means all of them.
     """
     longest = max((len(run.steps) for run in runs if run.steps is not None), default=0)
     wanted = longest if steps is None else min(steps, longest)
@@ -115,13 +115,13 @@ def _fitted(
         now = wanted if shown is None else shown
         if fixed <= budget or now <= 1:
             break
-        shown = max(1, int(now * 0.9 * budget / fixed))  # what would fit if events were spread evenly, and some less
+        shown = max(1, int(now * 0.9 * budget / fixed))  # 10 % less than fits if events are spread evenly
     cut = []
     if now < wanted:
         cut.append(f"only the last {now:,} of {wanted:,} steps of a run are shown: all would be over {budget:,} events")
     room = max(budget - fixed, 0)
     if details > room:
-        parts, sentence = _thinned(parts, 0.95 * room)  # their rows have names, which are events too
+        parts, sentence = _thinned(parts, 0.95 * room)  # the names of their rows are events too
         cut.append(sentence)
     trace = _trace(study, parts)
     trace.facts["cut"] = cut
@@ -142,7 +142,7 @@ def _part(window: Window) -> TimelinePart:
 
 
 def _thinned(parts: Sequence[TimelinePart], room: float) -> tuple[list[TimelinePart], str]:
-    """The longest of all operators, kernels and samples, ``room`` events at most, and a sentence on all the others."""
+    """Keep the longest operators, kernels and samples, at most ``room`` events, and describe the others."""
     import pyarrow as pa
 
     ranked = [part.ranked for part in parts]
@@ -189,7 +189,7 @@ def _trace(study: StudyRecord, parts: Sequence[TimelinePart]) -> Trace:
 
 
 def _facts(study: StudyRecord, parts: Sequence[TimelinePart]) -> dict[str, Any]:
-    """The metadata: what is shown, on which clock, and which process each run really was."""
+    """Return the metadata: what is shown, on which clock, and the real process of each run."""
     return {
         "scenario": study.scenario,
         "clock": "CLOCK_MONOTONIC: t_ns = base_monotonic_ns + 1000 * ts, one base for every process",
@@ -209,11 +209,11 @@ def _facts(study: StudyRecord, parts: Sequence[TimelinePart]) -> dict[str, Any]:
 
 
 def _clock_errors(sources: Sources) -> dict[str, int]:
-    """By how much the times of a probe with a clock of its own can be off."""
+    """Return the clock error of each probe that has a clock of its own."""
     errors = {}
-    profiler = sources.probes.get("torch_profiler") or {}
-    if "clock_error_ns" in profiler:
-        errors["torch_profiler"] = int(profiler["clock_error_ns"])
-    if sources.stacks is not None and (rate_hz := (sources.probes.get("py_spy") or {}).get("rate_hz")):
-        errors["py_spy"] = round(1e9 / rate_hz)  # its clock is known better, but single samples come late
+    profiled, sampled = sources.probes.torch_profiler, sources.probes.py_spy
+    if profiled is not None and profiled.clock_error_ns is not None:
+        errors["torch_profiler"] = profiled.clock_error_ns
+    if sources.stacks is not None and sampled is not None:
+        errors["py_spy"] = round(1e9 / sampled.rate_hz)  # the clock is known more exactly, but single samples are late
     return errors

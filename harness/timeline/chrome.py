@@ -1,7 +1,7 @@
-"""A timeline in Chrome's trace format, gzipped JSON, as ui.perfetto.dev and chrome://tracing read it.
+"""Writes a timeline in Chrome's trace format (gzipped JSON), which ui.perfetto.dev and chrome://tracing read.
 
-Times are microseconds since the trace's own start. The importer reads a truncated file without an error, so the
-metadata, which come last, say how many events there are.
+Times are microseconds since the start of the trace. The importer reads a truncated file without an error, so the
+metadata at the end state the number of events.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from harness.timeline.model import CounterPoint, Resolved
 
 Event = dict[str, Any]
-_AT_ONCE = 2000  # events: one call of the encoder and of gzip for as many
-_LEVEL = 4  # of gzip: half the time of its default, a tenth more bytes
+_AT_ONCE = 2000  # events per call of the encoder and of gzip
+_LEVEL = 4  # gzip's level: half the time of its default for a tenth more bytes
 BEGINNING, BEFORE_FACTS = b'{"displayTimeUnit":"ms","traceEvents":[', b'\n],"otherData":'
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def write(trace: Resolved) -> bytes:
-    """The file's content; the same trace gives the same bytes."""
+    """Write the file's content. The same trace gives the same bytes."""
     target = io.BytesIO()
     count = 0
     following = events(trace)
@@ -39,7 +39,7 @@ def write(trace: Resolved) -> bytes:
 
 
 def events(trace: Resolved) -> Iterator[Event]:
-    """Every event: names first, then slices, counters, arrows."""
+    """Yield every event: names first, then slices, counters, arrows."""
     for index, (pid, process) in enumerate(trace.processes):
         yield _metadata(pid, pid, "process_name", {"name": process.name})
         yield _metadata(pid, pid, "process_sort_index", {"sort_index": index})
@@ -66,7 +66,7 @@ def events(trace: Resolved) -> Iterator[Event]:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """The float that the importer, which multiplies by 1000 and truncates, reads back as exactly ``nanoseconds``."""
+    """Convert to microseconds so that the importer (times 1000, truncated) gets exactly ``nanoseconds`` back."""
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
 

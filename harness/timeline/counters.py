@@ -1,4 +1,4 @@
-"""Counters on the timeline: what was sampled of host and device, and how many batches lay ready."""
+"""Puts counters on the timeline: the samples of host and device, and the number of batches that were ready."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from harness.study.store import RunData
 from harness.timeline.model import Counter, Process
 from harness.timeline.windows import Range, Window
 
-MARGIN_NS = 500_000_000  # a sample tells of the time before it: those just after a window belong to it
-# Growth since the reading before, shown per second; of energy the card's power tells the same.
+MARGIN_NS = 500_000_000  # a sample describes the time before it, so samples just after a window belong to it
+# Metrics that count growth since the previous reading, shown per second. Energy is left out: power shows the same.
 GROWTH = {
     "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
     "voluntary_switches", "involuntary_switches", "cpu_pressure_s", "io_pressure_s", "memory_pressure_s",
     "cgroup_periods", "cgroup_throttled_periods", "cgroup_throttled_s",
 }  # fmt: skip
-# Said by another counter (cpu_cores, power), or only once a turn.
+# Shown by another counter already (cpu_cores, power), or recorded only once per repetition.
 LEFT_OUT = {"interval_s", "cpu_s", "energy_j", "own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores"}
-OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the reading before
+OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the previous reading
 
 
 class CountedSpan(NamedTuple):
-    """A turn of a run. Its first readings are taken from ``measured_ns`` on: what comes before are warmup steps."""
+    """A repetition of a run. Steps before ``measured_ns`` are warm-up."""
 
     since_ns: int
     measured_ns: int
@@ -33,10 +33,10 @@ class CountedSpan(NamedTuple):
 
 
 def sampled(window: Window) -> Process:
-    """What the probes sampled within the window, one counter a source and metric, in that order."""
+    """Return the samples within the window, one counter per source and metric, in that order."""
     process = Process(f"{window.name}: machine")
-    turns = _turns(window.run)
-    found = _readings(window, turns)
+    repetitions = _repetitions(window.run)
+    found = _readings(window, repetitions)
     intervals_s = found.get(("host", "interval_s", "s"), {})
     for (source, metric, unit), readings in sorted(found.items()):
         if metric in LEFT_OUT:
@@ -52,10 +52,12 @@ def sampled(window: Window) -> Process:
             ]
             unit = f"{unit}/s"
         else:
-            points = _means(series, turns) if over_time else _levels(series, turns)
+            points = _means(series, repetitions) if over_time else _levels(series, repetitions)
         if points and over_time:
             first, last = points[0][0], points[-1][0]
-            points += [(turn.until_ns, 0.0) for turn in turns[:-1] if first < turn.until_ns < last]  # it stands still
+            points += [
+                (repetition.until_ns, 0.0) for repetition in repetitions[:-1] if first < repetition.until_ns < last
+            ]  # suspended from here on
             points.sort()
         points = _shown(points, window.extent)
         if points:
@@ -63,9 +65,10 @@ def sampled(window: Window) -> Process:
     return process
 
 
-def _readings(window: Window, turns: Sequence[CountedSpan]) -> dict[tuple[str, str, str], dict[int, float]]:
-    """{(source, metric, unit): {t_ns: value}} from the beginning of the window's first turn on: a value may tell of
-    the time since the reading before it, however long before the window that was.
+def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """Return {(source, metric, unit): {t_ns: value}} from the start of the window's first repetition on.
+
+    A value may describe the time since the previous reading, which may be long before the window.
     """
     samples = window.run.samples
     if samples is None or not len(samples):
@@ -73,9 +76,11 @@ def _readings(window: Window, turns: Sequence[CountedSpan]) -> dict[tuple[str, s
     import pyarrow as pa
 
     since, until = window.extent
-    turn = _turn_of(since, turns)
+    repetition = _repetition_of(since, repetitions)
     times = samples["t_ns"].to_numpy()
-    inside = samples.filter(pa.array((times >= (turn.since_ns if turn else since)) & (times <= until + MARGIN_NS)))
+    inside = samples.filter(
+        pa.array((times >= (repetition.since_ns if repetition else since)) & (times <= until + MARGIN_NS))
+    )
     columns = (inside.column(name).to_pylist() for name in ("t_ns", "source", "metric", "unit", "value"))
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for t_ns, source, metric, unit, value in zip(*columns, strict=True):
@@ -84,34 +89,34 @@ def _readings(window: Window, turns: Sequence[CountedSpan]) -> dict[tuple[str, s
     return found
 
 
-def _turns(run: RunData) -> list[CountedSpan]:
-    """The turns of a run, in order."""
+def _repetitions(run: RunData) -> list[CountedSpan]:
+    """Return the repetitions of a run, in order."""
     if run.steps is None:
         return []
     measured: dict[int, int] = {}
     found: dict[int, CountedSpan] = {}
     names = ("turn", "start_ns", "wall_ns", "warmup")
-    for turn, start, wall, warmup in zip(*(run.steps.column(name).to_pylist() for name in names), strict=True):
-        since = found[turn].since_ns if turn in found else start
+    for repetition, start, wall, warmup in zip(*(run.steps.column(name).to_pylist() for name in names), strict=True):
+        since = found[repetition].since_ns if repetition in found else start
         if not warmup:
-            measured.setdefault(turn, start)
-        found[turn] = CountedSpan(since, measured.get(turn, since), start + wall)
+            measured.setdefault(repetition, start)
+        found[repetition] = CountedSpan(since, measured.get(repetition, since), start + wall)
     return sorted(found.values())
 
 
-def _turn_of(t_ns: int, turns: Sequence[CountedSpan]) -> CountedSpan | None:
-    """The turn that a reading tells of: its last one is taken just after its last step."""
-    place = bisect_right(turns, t_ns, key=lambda turn: turn.since_ns)
-    return turns[place - 1] if place else None
+def _repetition_of(t_ns: int, repetitions: Sequence[CountedSpan]) -> CountedSpan | None:
+    """Return the repetition that a reading describes. Its last reading is taken just after its last step."""
+    place = bisect_right(repetitions, t_ns, key=lambda repetition: repetition.since_ns)
+    return repetitions[place - 1] if place else None
 
 
-def _means(series: Sequence[tuple[int, float]], turns: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Means since the reading before, or since their turn began to be measured, each where that time began."""
+def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
+    """Place each mean where its time began: at the previous reading, or at the first measured step."""
     points = []
     before: int | None = None
     for t_ns, value in series:
-        if turn := _turn_of(t_ns, turns):
-            began = turn.measured_ns if turn.measured_ns < t_ns else turn.since_ns
+        if repetition := _repetition_of(t_ns, repetitions):
+            began = repetition.measured_ns if repetition.measured_ns < t_ns else repetition.since_ns
             before = began if before is None else max(before, began)
         if before is not None and before < t_ns:
             points.append((before, value))
@@ -119,31 +124,32 @@ def _means(series: Sequence[tuple[int, float]], turns: Sequence[CountedSpan]) ->
     return points
 
 
-def _levels(series: Sequence[tuple[int, float]], turns: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Each reading where it was taken, but within its turn; a turn's only one at its beginning.
+def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
+    """Place each reading where it was taken, but within its repetition; a single reading at the beginning.
 
-    What is read once in a turn, at its end, would be shown nowhere; with more than one, when it changed is to be seen.
+    A value that is read once, at the end of a repetition, would otherwise not be shown. Several readings show when the
+    value changed.
     """
     points: dict[int, float] = {}
-    read = Counts(_turn_of(t_ns, turns) for t_ns, _ in series)
+    read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
     for t_ns, value in series:
-        turn = _turn_of(t_ns, turns)
+        repetition = _repetition_of(t_ns, repetitions)
         place = t_ns
-        if turn is not None:
-            place = min(t_ns, turn.until_ns) if read[turn] > 1 else turn.since_ns
+        if repetition is not None:
+            place = min(t_ns, repetition.until_ns) if read[repetition] > 1 else repetition.since_ns
         points[place] = value
     return sorted(points.items())
 
 
 def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int, float]]:
-    """The points within ``extent``; what holds at its beginning begins there."""
+    """Return the points within ``extent``. The value that holds at its beginning is placed there."""
     since, until = extent
     held = [(since, value) for t_ns, value in points if t_ns <= since]
     return held[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
-    """Batches that workers had finished and the main thread had not yet received; None without workers."""
+    """Count the batches that workers had finished and the main thread had not received yet; None without workers."""
     if run.spans is None or not len(run.spans):
         return None
     import pyarrow.compute as pc

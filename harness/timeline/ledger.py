@@ -1,4 +1,4 @@
-"""The ledger on the timeline: steps and phases, worker stages, the device, and who waited for what."""
+"""Puts the ledger on the timeline: steps and phases, worker stages, the device, and the waits with their causes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_ARGS = ("turn", "warmup", "tokens", "trained_tokens", "samples")
 
 
 def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
-    """The processes of one run by role (main, loader-K, device, ...), and the arrows from batches to their use."""
+    """Return the processes of one run by role (main, loader-K, device, ...), and arrows from batches to their use."""
     processes = {MAIN: Process(f"{window.name}: {MAIN}")}
     main = processes[MAIN].thread("main thread")
     main.slices += [_step(row) for row in window.steps]
@@ -27,7 +27,7 @@ def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
     for index, row in enumerate(window.spans):
         role = _role(row)
         if role == "launch":
-            continue  # when the device was given its work: the phase around it shows that
+            continue  # launches of device work: the phase around them shows that
         tid = numbers.setdefault((role, row["tid"]), sum(known == role for known, _ in numbers))
         title = "main thread" if role == MAIN else "ledger" if role == DEVICE else role
         thread = processes[role].thread(title if tid == 0 else f"{title} {tid}")
@@ -39,7 +39,7 @@ def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
 
 
 def _arrows(window: Window) -> Iterator[Arrow]:
-    """From the last stage of each batch in its worker to the phase that used it first: the one after its fetch."""
+    """Draw an arrow from the last stage of each batch in its worker to the phase after its fetch, its first use."""
     last_stage: dict[int, tuple[int, int]] = {}  # batch: end and index
     phases = []
     for index, row in enumerate(window.spans):
@@ -55,7 +55,7 @@ def _arrows(window: Window) -> Iterator[Arrow]:
         following = bisect_left(phases, (max(row["end_ns"], start_ns + 1), -1))
         user = phases[following][1] if following < len(phases) else index
         if window.spans[user]["name"] == "fetch":
-            user = index  # nothing was done with it
+            user = index  # no phase used it
         yield Arrow("batch", _key(window, last_stage[row["batch"]][1]), _key(window, user), "end")
 
 
@@ -68,7 +68,7 @@ def _add_waits(window: Window, processes: dict[str, Process]) -> None:
     if not found:
         return
     if DEVICE in processes:
-        processes[DEVICE].thread("starved").slices += found
+        processes[DEVICE].thread("device idle").slices += found
     else:
         processes[MAIN].thread("waiting for data").slices += found
 

@@ -1,9 +1,9 @@
-"""What a timeline consists of, before any file format: processes, threads, slices, counters and arrows.
+"""Models a timeline independently of file formats: processes, threads, slices, counters and arrows.
 
-All times are nanoseconds of CLOCK_MONOTONIC. Two rules of Perfetto's importer shape this file: slices of a thread that
-overlap without nesting are dropped without a word (``nested`` clips them), and an arrow binds to the slice of its
-thread that started last, even where that one has ended already (``Resolved.place`` looks for a moment at which the
-right one is it).
+All times are nanoseconds of CLOCK_MONOTONIC. Two rules of Perfetto's importer shape this file. It silently drops slices
+of a thread that overlap without nesting, so ``nested`` clips them. It binds an arrow to the slice of its thread that
+started last, even if that slice has ended, so ``Resolved.place`` looks for a moment at which the right slice is the
+last.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Edge = Literal["start", "end"]
 
 
 class Slice(NamedTuple):
-    """Something that took from ``start_ns`` until ``end_ns`` on one thread."""
+    """One activity on one thread, from ``start_ns`` to ``end_ns``."""
 
     name: str
     start_ns: int
     end_ns: int
     category: str
     args: Mapping[str, Any] | None = None
-    key: Hashable = None  # what arrows know it by; unique within the trace
+    key: Hashable = None  # identifies the slice for arrows; unique within the trace
 
 
 @dataclass
 class Thread:
-    """One row of slices: a thread, a stream of a device, or what a probe tells of one of these."""
+    """One row of slices: a thread, a stream of a device, or a probe's view of one of these."""
 
     name: str
     slices: list[Slice] = field(default_factory=list)
@@ -45,14 +45,14 @@ class Counter:
 
 @dataclass
 class Process:
-    """Rows that are shown together: threads in the order of the list; processes too, by viewers that sort by index."""
+    """Rows that are shown together, threads in the order of the list. Viewers that sort by index keep that order."""
 
     name: str
     threads: list[Thread] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
 
     def thread(self, name: str) -> Thread:
-        """The thread of that name, made if it is not there yet."""
+        """Return the thread of that name. It is created at the first call."""
         for thread in self.threads:
             if thread.name == name:
                 return thread
@@ -63,7 +63,7 @@ class Process:
 class Arrow(NamedTuple):
     """An arrow between two slices, by their keys: from that ``edge`` of the sender to the start of the receiver.
 
-    The receiver must not start before the sender does: Perfetto turns such an arrow around.
+    The receiver must not start before the sender does: Perfetto would reverse such an arrow.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Arrow(NamedTuple):
 
 @dataclass
 class Trace:
-    """The whole timeline; ``facts`` go into its metadata."""
+    """The whole timeline. ``facts`` go into its metadata."""
 
     processes: list[Process] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Trace:
 
 
 class Nested(NamedTuple):
-    """A slice as it is shown, and where the first slice inside it starts (None: nothing inside)."""
+    """A slice as it is shown, and the start of the first slice inside it (None: there is none)."""
 
     slice: Slice
     first_child_ns: int | None
@@ -97,7 +97,7 @@ class CounterPoint(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """An arrow with its two ends; ``arrow`` knows the slices, by key."""
+    """An arrow with its two ends. ``arrow`` names its slices by key."""
 
     arrow: Arrow
     sender: CounterPoint
@@ -106,7 +106,7 @@ class Bound(NamedTuple):
 
 @dataclass
 class TimelineRow:
-    """A thread with its ids, and its slices as they are shown: nested, in order, parents before children."""
+    """A thread with its ids and its slices as they are shown: nested, in order, parents before children."""
 
     pid: int
     tid: int
@@ -116,7 +116,7 @@ class TimelineRow:
 
 @dataclass
 class Resolved:
-    """A trace with every id given and everything an importer would choke on gone."""
+    """A trace with all ids assigned, and without anything that an importer would refuse."""
 
     base_ns: int  # the earliest moment: time 0 of the file
     processes: list[tuple[int, Process]]
@@ -126,17 +126,17 @@ class Resolved:
 
     @property
     def events(self) -> int:
-        """How many events the trace comes to in Chrome's format."""
+        """Count the events of the trace in Chrome's format."""
         slices = sum(len(row.slices) for row in self.rows)
         points = sum(len(counter.points) for _, process in self.processes for counter in process.counters)
         return slices + points + 2 * (len(self.arrows) + len(self.processes) + len(self.rows))
 
 
 def resolve(trace: Trace) -> Resolved:
-    """Number processes and threads, nest the slices, tie the arrows; arrows without both ends are left out.
+    """Number processes and threads, nest the slices and bind the arrows. Arrows without both ends are left out.
 
-    The first thread of a process has the process's number, as on Linux; no number comes twice, and they ascend in the
-    order of the lists: importers that know no sort index order threads by number.
+    The first thread of a process has the process's number, as on Linux. Numbers are unique and ascend in the order of
+    the lists: importers without a sort index order threads by number.
     """
     number = 1
     processes, rows, places = [], [], {}
@@ -162,7 +162,7 @@ def resolve(trace: Trace) -> Resolved:
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
-    """A moment at which ``one`` is the slice of its thread that started last; None where there is no such moment."""
+    """Find a moment at which ``one`` is the slice of its thread that started last; None where there is none."""
     since, until = one.slice.start_ns, one.slice.end_ns
     if one.first_child_ns is None:
         return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
@@ -170,7 +170,7 @@ def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
 
 
 def nested(slices: Iterable[Slice]) -> list[Nested]:
-    """The slices of one thread in order, each clipped to the one around it and empty ones left out."""
+    """Order the slices of one thread, clip each to the slice around it, and leave out empty ones."""
     result: list[Slice] = []
     first_child: list[int | None] = []
     around: list[int] = []

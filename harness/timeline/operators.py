@@ -1,6 +1,6 @@
-"""What torch.profiler saw, on the timeline: operators and CUDA calls by thread, kernels by stream, allocated memory.
+"""Puts torch.profiler's events on the timeline: operators and CUDA calls by thread, kernels by stream, memory.
 
-They have rows of their own beside the ledger's: two clocks that differ by a microsecond would not nest in one row.
+They have rows of their own beside the ledger's rows: events of two clocks that differ by a microsecond would not nest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = (*ON_HOST, *DEVICE_WORK, ANNOTATIONS)
 
 
 def shown(table: pa.Table) -> pa.Table:
-    """The rows that become slices."""
+    """Select the rows that become slices."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -33,10 +33,10 @@ def shown(table: pa.Table) -> pa.Table:
 
 
 def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row (of :func:`shown`): the duration that it ranks by, and how many events it comes to.
+    """Return for each row (of :func:`shown`) the duration by which it ranks, and how many events it is.
 
-    A launch ranks by the longest of what it started, where that is longer: what is kept keeps its launch, and the arrow
-    from there. The arrow's two events count for what was started.
+    A launch ranks by its longest kernel if that is longer than itself. A kernel that is kept therefore keeps its launch
+    and the arrow from it. The arrow's two events count for the kernel.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -49,10 +49,10 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         pc.is_in(words, value_set=pa.array(list(kinds))).to_numpy(zero_copy_only=False) & (calls != 0)
         for kinds in (RUNTIME_CALLS, DEVICE_WORK)
     )
-    if FILE in table.column_names:  # each profile counts its calls anew
+    if FILE in table.column_names:  # each profile counts its calls from the start
         calls += table[FILE].to_numpy() * (calls.max(initial=0) + 1)
     found, group = np.unique(calls[started], return_inverse=True)
-    longest = np.zeros(len(found) + 1, dtype=ranks.dtype)  # the last: of a launch that started nothing
+    longest = np.zeros(len(found) + 1, dtype=ranks.dtype)  # the last entry is for launches that started nothing
     np.maximum.at(longest, group, ranks[started])
     place = np.searchsorted(found, calls[launches])
     is_there = np.append(found, 0)[place] == calls[launches]
@@ -62,12 +62,12 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def has_kernels(table: pa.Table) -> bool:
-    """Whether something ran on a device of its own."""
+    """Whether anything ran on a separate device."""
     return "device" in table["role"].unique().to_pylist()
 
 
 def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
-    """The rows of ``table`` (start_ns, duration_ns) within ``ranges``."""
+    """Select the rows of ``table`` (start_ns, duration_ns) within ``ranges``."""
     import pyarrow as pa
 
     starts = table["start_ns"].to_numpy()
@@ -81,9 +81,9 @@ def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
 def add_operators(
     table: pa.Table, run: str, processes: Mapping[str, Process], main_threads: Mapping[str, int]
 ) -> list[Arrow]:
-    """Put the rows (of :func:`shown`) into the ``processes`` by role; returns arrows from launches to kernels.
+    """Put the rows (of :func:`shown`) into ``processes`` by role. Returns the arrows from launches to kernels.
 
-    ``main_threads``: the thread of each role that the ledger watched.
+    ``main_threads`` is the thread of each role that the ledger recorded.
     """
     columns = ("role", "category", "name", "tid", "start_ns", "duration_ns", "device_id", "input_shapes")
     launched: set[tuple[int | None, int]] = set()
@@ -122,7 +122,7 @@ def add_operators(
 
 
 def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
-    """(role, bytes that torch's allocator had handed out) by device, where the profiles have memory events."""
+    """Return (role, bytes allocated by torch) for each device, where the profiles have memory events."""
     found = []
     for one in memory_timelines(profiles):
         series = {
@@ -136,7 +136,7 @@ def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> l
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:
-    """A column as Python objects; several times as fast as ``to_pylist`` where it is whole numbers or words."""
+    """Convert a column to Python objects, several times faster than ``to_pylist`` for integers and strings."""
     import pyarrow as pa
 
     column = table[name] if name in table.column_names else pa.nulls(len(table))

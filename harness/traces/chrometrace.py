@@ -1,6 +1,6 @@
-"""py-spy's format chrometrace, decoded: every change of a thread's stack.
+"""Decodes py-spy's format chrometrace: every change of a thread's stack.
 
-It is a list of begin (B) and end (E) events, written where a sample differs from the last one of the same thread:
+The file is a list of begin (B) and end (E) events. They are written where a sample differs from the thread's last one:
 
     ts   pid tid ph name         sample at 20: pid 7, stack (main, work)
     20     7   0  B main                 at 31: pid 7, stack (main, rest)
@@ -8,9 +8,9 @@ It is a list of begin (B) and end (E) events, written where a sample differs fro
     31     7   0  E work         ``tid`` is the pthread id, which a process shares with its forks. So the "last
     31     7   0  B rest         sample" may be another process's: the stack is one per tid, whatever the pid.
 
-Events of one sample share ts, pid and tid, and follow one another. At the root --subprocesses puts a frame for each
-process ("process 7:..."), --threads one for the thread ("thread (7): MainThread", with its id as the system has it);
-both are left out of the stacks here.
+Events of one sample share ts, pid and tid, and follow one another. --subprocesses adds a root frame for each process
+("process 7:..."), --threads one for the thread ("thread (7): MainThread", with its system id). Both are left out of the
+stacks here.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _PROCESS = re.compile(r"process \d+:")
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python\d\.\d+)/")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _THREAD = re.compile(r"thread \((0x[0-9A-Fa-f]+|\d+)\)(?:: (.*))?")
-# (pid, pthread id) -> (its id as the system has it, or the pthread id; its name in Python)
+# (pid, pthread id) -> (its system id, or the pthread id; its name in Python)
 Threads = dict[tuple[int, int], tuple[int, str]]
-# Read as a whole, at four times that in memory. At 100 samples a second, a trainer and two workers write 5 MB/s.
+# The file is read as a whole and takes four times its size in memory. A trainer and two workers at 100 Hz write 5 MB/s.
 MOST_BYTES = 512_000_000
 
 
 class MemoryChange(NamedTuple):
-    """One thread's stack as a sample found it, outermost frame first; None where the trace ends."""
+    """A thread's new stack in a sample, outermost frame first; None where the trace ends."""
 
-    time_us: int  # since py-spy's own start
+    time_us: int  # since py-spy started
     pid: int
     tid: int
     stack: tuple[str, ...] | None
 
 
 def read_events(source: Path | bytes) -> list[dict[str, Any]]:
-    """The events of a trace (gzipped or not); InputError where it is cut short, too large or something else."""
+    """Read the events of a trace (gzipped or not). Raises InputError where it is truncated, too large or malformed."""
     try:
         with open_trace(source) as file:
             content = file.read()
@@ -56,7 +56,7 @@ def read_events(source: Path | bytes) -> list[dict[str, Any]]:
         raise InputError("no such file") from error
     except InputError:
         raise
-    except (OSError, EOFError, zlib.error, ValueError) as error:  # cut short, or never one
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # truncated, or never a trace
         raise InputError(f"not readable, perhaps cut short ({error})") from error
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise InputError("expected a list of events, as py-spy's chrometrace is")
@@ -64,7 +64,7 @@ def read_events(source: Path | bytes) -> list[dict[str, Any]]:
 
 
 def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
-    """Every change of a stack, in order, and what is known of the threads."""
+    """Return every change of a stack in order, and the ids and names of the threads."""
     threads: Threads = {}
     open_frames: dict[int, list[tuple[str, str | None]]] = {}
     changes: list[MemoryChange] = []
@@ -80,7 +80,7 @@ def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[l
 
     for event in events:
         if event["ph"] == "M":
-            continue  # names of threads, by a later py-spy: here --threads tells them
+            continue  # thread names that newer versions of py-spy write; --threads gives them here
         if key != (now := (event["ts"], event["pid"], event["tid"])):
             finish()
             key = now
@@ -101,19 +101,19 @@ def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[l
 
 
 def _text(name: str, filename: str, line: int | None, roots: Sequence[str]) -> str | None:
-    """``function (file:line)``; None for a frame that names a process or thread."""
+    """Format a frame as ``function (file:line)``; None for a frame that names a process or thread."""
     if not filename:
         return None if _PROCESS.match(name) or _THREAD.fullmatch(name) else name
     short = shorten(filename, roots)
     if _ADDRESS.fullmatch(name):
-        name = "unnamed"  # of a native library without symbols: one function for all, not one for each address
+        name = "unnamed"  # a native library without symbols: one function for all of its addresses
     return f"{name} ({short}:{line})" if line else f"{name} ({short})"
 
 
 def shorten(filename: str, roots: Sequence[str] = ()) -> str:
-    """A path from its import root on: one of ``roots`` (longest first), or a library's folder, else as it is.
+    """Shorten a path to its part below an import root: one of ``roots`` (longest first) or a library's folder.
 
-    Of a shared library outside them, its name.
+    A shared library outside of them is shortened to its name; other paths stay as they are.
     """
     for root in roots:
         if filename.startswith(root.rstrip("/") + "/"):

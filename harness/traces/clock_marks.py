@@ -1,4 +1,4 @@
-"""Aligning another program's clock to CLOCK_MONOTONIC by functions whose beginning and end are known on both sides.
+"""Aligns another program's clock to CLOCK_MONOTONIC by functions whose beginning and end are known on both sides.
 
 While function ``..._3`` runs, and only then, it is in the sampled stacks. So each of its two edges lies between two
 samples, which bounds the difference of the clocks from both sides:
@@ -8,8 +8,9 @@ samples, which bounds the difference of the clocks from both sides:
                            before  first      last  after
     offset = monotonic - other:  start - first <= offset <= start - before;  end - after <= offset <= end - last
 
-One edge leaves about a sampling interval; many edges, met at random, leave a small part of one. A sample that was read
-late gives a wrong interval, so what counts is the range that most edges agree on: Marzullo's algorithm (NTP's).
+One edge bounds the offset to about a sampling interval; many edges at random phases bound it to a small part of one. A
+sample that was read late gives a wrong interval, so the range that most edges agree on counts: Marzullo's algorithm, as
+in NTP.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ _NUMBER = re.compile(rf"{MARK}(\d+)\b")
 class FittedClock(NamedTuple):
     """CLOCK_MONOTONIC = the other clock + ``offset_ns``.
 
-    ``agreeing`` of ``edges`` are consistent with every offset within ``error_ns`` of that: the error where all agree.
-    The others were met by samples that came late: 9 edges in 10 are no more than ``late_ns`` away from ``offset_ns``,
-    and about so many single samples.
+    ``agreeing`` of ``edges`` are consistent with every offset within ``error_ns`` of it. The other edges were seen by
+    late samples: 9 edges in 10 are at most ``late_ns`` away from ``offset_ns``, and so are about 9 in 10 samples.
     """
 
     offset_ns: int
@@ -41,24 +41,24 @@ class FittedClock(NamedTuple):
 
     @property
     def doubt_ns(self) -> int:
-        """How far 9 edges in 10 are from the offset. Single samples come later: one seldom contradicts an edge."""
+        """How far 9 edges in 10 are from the offset. Single samples can be later than that."""
         return max(self.error_ns, self.late_ns)
 
 
 def mark_number(frame: str) -> int | None:
-    """Which clock mark a frame is; None where it is none."""
+    """Return the number of the clock mark that a frame is; None where it is none."""
     found = _NUMBER.match(frame)
     return int(found[1]) if found else None
 
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
-    """The other clock's offset from samples (its time in ns, mark in the stack or None), in order of time.
+    """Fit the other clock's offset from samples (its time in ns, mark in the stack or None), in order of time.
 
-    ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. InputError where no mark was sampled.
+    ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. Raises InputError where no mark was sampled.
     """
     intervals = list(_edges(samples, marks))
     if not intervals:
-        raise InputError("no clock mark was sampled, so its times cannot be told")
+        raise InputError("no clock mark was sampled, so its times are unknown")
     low, high, agreeing = most_agreed(intervals)
     offset = (low + high) // 2
     away = sorted(max(lowest - offset, offset - highest, 0) for lowest, highest in intervals)
@@ -67,7 +67,7 @@ def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, 
 
 
 def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """The range that the most closed intervals have in common (the first of equals), and how many those are."""
+    """Find the range that most closed intervals have in common (the first of equals), and count those intervals."""
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)

@@ -1,7 +1,7 @@
-"""Reads a trace that torch.profiler exported (Chrome JSON, by kineto) into one Arrow table on CLOCK_MONOTONIC.
+"""Reads a trace of torch.profiler (Chrome JSON, by kineto) into one Arrow table on CLOCK_MONOTONIC.
 
 ``ts`` is microseconds with three decimals since the file's ``baseTimeNanoseconds`` on the realtime clock. It is read as
-a decimal, never as a float: to the nanosecond.
+a decimal, never as a float, so that it stays exact to the nanosecond.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _NUMBERS = (
     ("bytes", "Bytes"),
     ("total_allocated_bytes", "Total Allocated"),
     ("device_type", "Device Type"),
-    ("device_id", "Device Id"),  # of memory events; "device" of those on a device
+    ("device_id", "Device Id"),  # of memory events; events on a device have "device"
 )
-_ON_DEVICE = ("kernel", "gpu_", "cuda_sync")  # how categories of events on a device begin
-CUT_NAME = "cut"  # the name that a trace gives itself where we cut it
+_ON_DEVICE = ("kernel", "gpu_", "cuda_sync")  # prefixes of the categories of events on a device
+CUT_NAME = "cut"  # the name of a trace that the harness itself cut short
 _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:
-    """The complete and memory events of a trace, plain or gzipped, as a table (columns: :func:`table_schema`).
+    """Read the complete and memory events of a trace, plain or gzipped, as a table (columns: :func:`table_schema`).
 
-    ``start_ns`` is CLOCK_MONOTONIC nanoseconds: the trace's process must have told how far the realtime clock was
-    ahead. ``role`` is that of the process; what ran on a device has the role ``device``. A trace that we cut ourselves
-    (``probes.profilers.torch_session``) says so: :func:`is_cut`. InputError where the file is missing, cut short or
-    something else.
+    ``start_ns`` is CLOCK_MONOTONIC nanoseconds; the trace's process must have recorded how far the realtime clock was
+    ahead. ``role`` is the role of the process; work on a device has the role ``device``. A trace that the harness cut
+    short itself (``probes.profilers.torch_session``) is marked: :func:`is_cut`. Raises InputError where the file is
+    missing, truncated or no trace.
     """
     name = "profile" if isinstance(source, bytes) else str(source)
     try:
@@ -51,12 +51,12 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
 
 
 def is_cut(profile: pa.Table) -> bool:
-    """Whether a table of :func:`read_profile` is of a trace that ends before what was recorded."""
+    """Whether a table of :func:`read_profile` comes from a trace that was cut short."""
     return CUT_NAME.encode() in (profile.schema.metadata or {})
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What a trace says before its first event, its metadata among it; InputError as :func:`read_profile`."""
+    """Read a trace's metadata, which stand before its first event. Raises InputError as :func:`read_profile` does."""
     try:
         with open_trace(path) as file:
             return parse_header(file)
@@ -65,7 +65,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def table_schema() -> pa.Schema:
-    """The columns of :func:`read_profile`; ``*_ns`` in nanoseconds, ``*bytes`` in bytes, null where not told."""
+    """Return the columns of :func:`read_profile`; ``*_ns`` in nanoseconds, ``*bytes`` in bytes, null where missing."""
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.traces.chrometrace import MemoryChange, decode, read_events
 from harness.traces.clock_marks import FittedClock, align, mark_number
@@ -19,25 +19,50 @@ _APART_US = 250
 MOST_HZ = 1e6  # more than py-spy can
 
 
-def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[int, str]) -> pa.Table:
-    """The samples of a window, by thread and in order of time.
+class StackRecording(Protocol):
+    """How a trace was recorded; ``harness.study.probes_json.PySpyRecord`` is one."""
 
-    ``source`` is a trace (gzipped or not), ``facts`` the entry "py_spy" of probes.json, ``roles`` names processes by
+    @property
+    def rate_hz(self) -> float: ...
+
+    @property
+    def gil(self) -> bool: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def metronome(self) -> Sequence[int]: ...
+
+    @property
+    def marks(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def window(self) -> tuple[int, int]: ...
+
+    @property
+    def roots(self) -> Sequence[str]: ...
+
+
+def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int, str]) -> pa.Table:
+    """Read the samples of a window, by thread and in order of time.
+
+    ``source`` is a trace (gzipped or not), ``facts`` how it was recorded, ``roles`` names processes by
     id: "main", "loader-K". Columns: time_ns (CLOCK_MONOTONIC), duration_ns (until the next sample), pid, tid (the
     system's), role (of the main thread of a process in ``roles``, else "other"), stack (frames "function (file:line)",
-    outermost first). Its metadata holds how well the times are known: :func:`clock_of`. InputError where it is not such
-    a trace, or ``facts`` cannot be its own.
+    outermost first). The metadata hold how exact the times are: :func:`clock_of`. Raises InputError where the source is
+    no such trace, or where ``facts`` do not fit it.
     """
     import pyarrow as pa
 
     where = f"{source}: " if isinstance(source, Path) else "py-spy's trace: "
     try:
         start_ns, end_ns = _window(facts)
-        changes, threads = decode(read_events(source), [str(root) for root in facts.get("roots", ())])
-        skipped = {int(pid) for pid in facts.get("metronome", ())}
-        rows = _samples(changes, skipped, held=bool(facts.get("gil")))
+        changes, threads = decode(read_events(source), [str(root) for root in facts.roots])
+        skipped = set(facts.metronome)
+        rows = _samples(changes, skipped, held=facts.gil)
         main = {thread for thread, (number, name) in threads.items() if thread[0] == number or name == "MainThread"}
-        clock = _clock([row for row, _ in rows if row.pid == facts["pid"] and (row.pid, row.tid) in main], facts)
+        clock = _clock([row for row, _ in rows if row.pid == facts.pid and (row.pid, row.tid) in main], facts)
     except InputError as error:
         raise InputError(f"{where}{error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -54,28 +79,26 @@ def read_stacks(source: Path | bytes, facts: Mapping[str, Any], roles: Mapping[i
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
     if rows and not columns["time_ns"]:
-        raise InputError(
-            f"{where}none of its samples is within the window that probes.json tells, or its marks are wrong"
-        )
+        raise InputError(f"{where}none of its samples is within the window in probes.json, or its marks are wrong")
     kinds = [pa.int64(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.list_(pa.string())]
     metadata = {name: str(value) for name, value in clock._asdict().items()}
     return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True)), metadata))
 
 
 def clock_of(samples: pa.Table) -> FittedClock:
-    """How well the times of :func:`read_stacks`' table are known."""
+    """Return how exact the times of :func:`read_stacks`' table are."""
     metadata = samples.schema.metadata
     return FittedClock(*(int(metadata[name.encode()]) for name in FittedClock._fields))
 
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
-    """One row per thread and sample, and when the thread's next sample was; by thread, in order of time.
+    """Return one row per thread and sample, with the time of the thread's next sample; by thread, in order of time.
 
-    A sample shows where any thread changed; a thread that did not has the stack that it had. Under --gil (``held``) a
-    thread that shows nothing may as well not have held the lock, and has no row.
+    A sample is written where any thread changed; the other threads keep their stacks. Under --gil (``held``) a thread
+    without a change may not have held the lock, so it gets no row.
     """
     end_us = changes[-1].time_us if changes else 0
-    shown = [change for change in changes if change.stack is not None]  # the others are of the end
+    shown = [change for change in changes if change.stack is not None]  # the others mark the end of the trace
     times: list[int] = []  # when each sample began to be written
     by_thread: dict[tuple[int, int], list[tuple[int, MemoryChange]]] = {}
     for change, begins in zip(shown, _begins(shown, metronome), strict=True):
@@ -97,10 +120,10 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
 
 
 def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
-    """Of each change, whether it is the first of its sample.
+    """Decide for each change whether it is the first of its sample.
 
-    The metronome's processes are in every sample, once: between two samples' the next one begins, where the time
-    between changes is longest. Without them one begins where a thread comes again, or after a while.
+    The metronome's processes appear once in every sample. Between two of their changes the next sample begins where the
+    gap between changes is longest. Without a metronome a sample begins where a thread appears again, or after a gap.
     """
     begins = [not place for place in range(len(changes))]
     waits = [0, *(after.time_us - before.time_us for before, after in pairwise(changes))]
@@ -122,21 +145,21 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
     return begins
 
 
-def _window(facts: Mapping[str, Any]) -> tuple[int, int]:
+def _window(facts: StackRecording) -> tuple[int, int]:
     """The window, after a check of what else a clock is set by: what is out of order puts samples anywhere."""
-    start_ns, end_ns = facts["window"]
+    start_ns, end_ns = facts.window
     if not 0 <= start_ns < end_ns < 1 << 63:
-        raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is none")
-    if not 1 <= facts.get("rate_hz", 1) <= MOST_HZ:
-        raise InputError(f"its rate_hz in probes.json is impossible: {facts['rate_hz']}")
-    marks = [(start, end) for start, end in facts["marks"]]
+        raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is impossible")
+    if not 1 <= facts.rate_hz <= MOST_HZ:
+        raise InputError(f"its rate_hz in probes.json is impossible: {facts.rate_hz}")
+    marks = [(start, end) for start, end in facts.marks]
     times = [time for pair in sorted([*marks, (start_ns, end_ns)]) for time in pair]
     if marks != sorted(marks) or times != sorted(times):
         raise InputError("its clock marks in probes.json are out of order, or within its window")
     return start_ns, end_ns
 
 
-def _clock(main: Sequence[MemoryChange], facts: Mapping[str, Any]) -> FittedClock:
+def _clock(main: Sequence[MemoryChange], facts: StackRecording) -> FittedClock:
     seen = [
         (
             row.time_us * 1000,
@@ -144,4 +167,4 @@ def _clock(main: Sequence[MemoryChange], facts: Mapping[str, Any]) -> FittedCloc
         )
         for row in main
     ]
-    return align(seen, [(start, end) for start, end in facts["marks"]])
+    return align(seen, [(start, end) for start, end in facts.marks])

@@ -1,6 +1,6 @@
-"""Samples as a file that speedscope.app opens: one sampled profile per thread, weighted by time.
+"""Converts samples to a file for speedscope.app: one sampled profile per thread, weighted by time.
 
-The format is github.com/jlfwong/speedscope, src/lib/file-format-spec.ts.
+The format is defined in github.com/jlfwong/speedscope, src/lib/file-format-spec.ts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _ORDER = ("main", "loader-")
 
 
 def speedscope(samples: pa.Table) -> dict[str, Any]:
-    """The file's content from a table of :func:`harness.traces.py_spy.read_stacks`.
+    """Build the file's content from a table of :func:`harness.traces.py_spy.read_stacks`.
 
-    Values are nanoseconds since the first sample of all threads; a sample weighs the time until the next one.
+    Values are nanoseconds since the first sample of all threads. A sample's weight is the time until the next one.
     """
     frames: dict[str, int] = {}
     threads: dict[tuple[int, int, str], list[tuple[int, int, list[int]]]] = {}

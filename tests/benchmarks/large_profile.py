@@ -30,12 +30,13 @@ import json, sys, time
 begin = time.perf_counter()
 from pathlib import Path
 from harness.analysis.probes.torch_profile import torch_profile
+from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.kineto import read_profile
 import numpy, pyarrow.compute, pyarrow.json
 imported, spent = time.perf_counter(), time.process_time()
 table = read_profile(Path(sys.argv[1]), 0)
 loaded = time.perf_counter()
-found = torch_profile("large", [table], {})
+found = torch_profile("large", [table], TorchProfilerRecord())
 done = time.perf_counter()
 cpu = time.process_time()
 times = {"import": imported - begin, "load": loaded - imported, "analysis": done - loaded, "cpu": cpu - spent}

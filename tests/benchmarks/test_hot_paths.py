@@ -17,7 +17,7 @@ from harness.regression.rounds import rounds
 from tests.harness.regression.tables import study
 from trainer import telemetry
 from trainer.config import DataConfig
-from trainer.data.dataset import make_source
+from trainer.data.dataset import make_pipeline
 from trainer.data.prepare import prepare
 
 
@@ -34,7 +34,7 @@ def test_next_batch(benchmark, path: str, access: str) -> None:
             "tokenizer": {"train": {"kind": "bpe", "vocab_size": 512}},
         }
     )
-    source = make_source(config, prepare(config), seed=0, worker=0, workers=1)
+    source = make_pipeline(config, prepare(config), seed=0, worker=0, workers=1)
     batch = benchmark(source.next_batch)
     assert batch.input_ids.shape == (4, 128)
 

@@ -21,13 +21,12 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from harness.analysis.statistics import from_block_values
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.profilers.torch_profiler import TorchProfiler
+from harness.probes.profilers.torch_session import TorchProfilerSettings
 from trainer import telemetry
 
 STEPS, WARMUP, ACTIVE = 10, 2, 4
 ROUNDS = 200
-SETTINGS = {"wait": STEPS, "warmup": WARMUP, "active": ACTIVE, "repeat": 1, "workers": False} | dict.fromkeys(
-    ("shapes", "memory", "stack", "flops"), False
-)
+SETTINGS = TorchProfilerSettings(wait=STEPS, warmup=WARMUP, active=ACTIVE, workers=False)
 
 
 def test_steps_outside_the_window_run_at_bare_speed(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_steps_outside_the_window_run_at_bare_speed(benchmark: BenchmarkFixture,
         for _ in range(rounds):
             first = bare()
             starts_ns.clear()
-            TorchProfiler(SETTINGS, tmp_path).run(step, recorder)
+            TorchProfiler(SETTINGS, tmp_path).run_window(step, recorder)
             found = {
                 "before": period(0, STEPS),
                 "recorded": period(STEPS + WARMUP, len(starts_ns)),

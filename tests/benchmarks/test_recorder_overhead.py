@@ -17,6 +17,7 @@ import torch
 from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.sampler.sampler import Sampler
+from harness.probes.sampler.settings import SamplerSettings
 from trainer import telemetry
 from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.config import ComputeInject, TrainerConfig
@@ -48,13 +49,12 @@ def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
     run_queue = RunQueue(compute_threads=True)
     run_queue.find_threads()
     recorder = StepRecorder(run_queue if run_queue.available else None)
-    settings = {"host": True, "nvml": "auto", "rate_hz": 10}
-    sampler = None if what == "recorder" else Sampler(settings, lambda: {os.getpid(): "main"})
+    sampler = None if what == "recorder" else Sampler(SamplerSettings(), lambda: {os.getpid(): "main"})
 
     def turn(on: bool) -> float:
         telemetry.attach(recorder if on else None)
         if on and sampler is not None:
-            sampler.start()
+            sampler.begin_steps()
         start = perf_counter_ns()
         for _ in range(STEPS_PER_TURN):
             next(steps)
@@ -62,7 +62,7 @@ def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
         recorder.pause()
         telemetry.attach(None)
         if on and sampler is not None:
-            sampler.stop()
+            sampler.end_repetition()
             sampler.wait()
         return elapsed / STEPS_PER_TURN
 

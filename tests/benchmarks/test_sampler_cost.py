@@ -17,6 +17,7 @@ import torch
 
 from harness.analysis.probes.samples import split, total
 from harness.probes.sampler.sampler import Sampler
+from harness.probes.sampler.settings import SamplerSettings
 from harness.study.store import SAMPLE_COLUMNS, arrow_schema
 from trainer.inject import spend
 
@@ -50,18 +51,18 @@ def test_sampler_cost_of_a_10_ms_step(benchmark, make_step) -> None:
     import pyarrow as pa
 
     step = make_step()
-    sampler = Sampler({"host": True, "nvml": "auto", "rate_hz": 10}, lambda: {os.getpid(): "main"})
+    sampler = Sampler(SamplerSettings(), lambda: {os.getpid(): "main"})
     sampler.wait()
 
     def turn(on: bool) -> float:
         if on:
-            sampler.start()
+            sampler.begin_steps()
         start = perf_counter_ns()
         for _ in range(STEPS_PER_TURN):
             step()
         elapsed = perf_counter_ns() - start
         if on:
-            sampler.stop()
+            sampler.end_repetition()
             sampler.wait()
         return elapsed / STEPS_PER_TURN
 

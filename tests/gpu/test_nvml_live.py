@@ -12,6 +12,8 @@ import torch
 from harness.analysis.probes.device_health import device_health
 from harness.analysis.probes.samples import split
 from harness.probes.sampler.sampler import Sampler
+from harness.probes.sampler.settings import SamplerSettings
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 
 pytestmark = [
@@ -23,22 +25,22 @@ SECONDS = 4
 
 def test_a_card_at_work_is_seen_at_work() -> None:
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    sampler = Sampler({"host": True, "nvml": True, "rate_hz": 10}, lambda: {os.getpid(): "main"})
-    sampler.start()
+    sampler = Sampler(SamplerSettings(nvml=True), lambda: {os.getpid(): "main"})
+    sampler.begin_steps()
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         for _ in range(20):
             matrix @ matrix
         torch.cuda.synchronize()
-    sampler.stop()
+    sampler.end_repetition()
     sampler.close()
     print("\n".join(["", *sampler.problems]), f"taken {sampler.taken}, missed {sampler.missed}")
     samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
     for (source, metric), found in sorted(split(samples).items()):
         print(f"{source} {metric}: {len(found.values)} samples, mean {found.values.mean():.6g}")
     record = RunRecord("arm", 0, "done", facts={"asynchronous": True})
-    told = {"taken_samples": sampler.taken, "missed_samples": sampler.missed}
-    card = device_health({"arm": [RunData(record, None, None, samples, told)]})[0]
+    reported = ProbesRecord(taken_samples=sampler.taken, missed_samples=sampler.missed)
+    card = device_health({"arm": [RunData(record, None, None, samples, reported)]})[0]
     assert card.utilisation is not None
     assert card.utilisation > 0.5
     assert card.power_w is not None

@@ -74,7 +74,8 @@ def test_the_ledger_says_what_the_kernels_say(study: StudyFolder) -> None:
     run, sources = profiled(study)
     assert run.spans is not None
     assert run.steps is not None
-    ((*_, first, last),) = run.probes["torch_profiler"]["windows"]
+    assert run.probes.torch_profiler is not None
+    ((*_, first, last),) = run.probes.torch_profiler.windows
     rows = [row for row in run.steps.to_pylist() if first <= row["step"] <= last]
     assert len(rows) == PROFILED_STEPS
     steps = [(row["start_ns"], row["start_ns"] + row["wall_ns"]) for row in rows]

@@ -1,4 +1,4 @@
-"""What the training loop asks of a device, and where in the source a call blocks the host."""
+"""Defines ``Compute``, the protocol between the training loop and a device, and names the source line that blocks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Loss = Any  # what forward returns: a device scalar for torch, None where nothin
 
 
 class Compute(Protocol):
-    """What the loop asks of a device. Only ``check_finite``, ``read_losses`` and ``synchronize`` may block the host."""
+    """What the loop asks of a device. The methods that wait for the device say "Block"; the others queue work."""
 
     device: str
     asynchronous: bool  # whether the host runs ahead of the device
-    emulated: bool  # whether the device exists on paper only
+    emulated: bool  # whether the device is emulated: it takes time and computes nothing
 
     def begin_step(self, step: int) -> None:
         """Called once per step, before its first batch is asked for."""
@@ -29,25 +29,25 @@ class Compute(Protocol):
         """Accumulate the gradients of ``loss`` divided by the number of micro-batches."""
 
     def clip_gradients(self) -> Any:
-        """Clip to the configured norm; the global norm as a device scalar (None where there is none)."""
+        """Clip to the configured norm and return the global norm as a device scalar (None where there is none)."""
 
     def check_finite(self, norm: Any, step: int) -> None:
-        """Block until ``norm`` is known; FloatingPointError where it is NaN or infinite."""
+        """Block until ``norm`` is known. Raises FloatingPointError where it is NaN or infinite."""
 
     def optimizer_step(self) -> None: ...
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
-        """Block until known: for each step the mean loss over its micro-batches."""
+        """Block until the losses are known, and return each step's mean over its micro-batches."""
 
     def drain_to_one_step(self) -> None:
-        """Block until the device is at most one step behind: all is done that was queued before this step began."""
+        """Block until the device is at most one step behind: it has done all that was queued before this step."""
 
     def synchronize(self) -> None:
-        """Block until the device has nothing left to do."""
+        """Block until the device has done everything that was queued."""
 
 
 def call_site(what: str, *inside: str) -> str:
-    """``trainer/loop.py:49: what``: the innermost caller whose file is not this one nor one of ``inside``."""
+    """Name the innermost caller outside this file and the files ``inside``, as in ``trainer/loop.py:49: what``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
         frame = frame.f_back
@@ -55,5 +55,5 @@ def call_site(what: str, *inside: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """The last two parts of ``path``: enough to find a file, and no path of a machine."""
+    """Return the last two parts of ``path``: enough to find the file, without a path of this machine."""
     return "/".join(Path(path).parts[-2:])

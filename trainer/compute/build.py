@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
-    """The compute that ``config`` declares, seeded; InputError where this machine cannot give it."""
+    """Build and seed the compute that ``config`` declares. Raises InputError where this machine cannot give it."""
     compute: Compute
     if config.compute.work == "none":
         compute = NoCompute()

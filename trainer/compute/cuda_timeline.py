@@ -1,7 +1,7 @@
-"""What a CUDA stream did and when, on the host's clock, from events at the phase boundaries; adds no sync of its own.
+"""Records when a CUDA stream worked on each phase, on the host's clock, from events at the phase boundaries.
 
-Events are only read after a synchronize that the trainer does anyway. A phase's kernels count as one piece of work, so
-gaps between kernels inside a phase (a launch-bound phase) count as busy; torch.profiler sees those.
+It adds no sync of its own: events are read after a synchronize that the trainer does anyway. The kernels of a phase
+count as one piece of work, so gaps between them (a launch-bound phase) count as busy. torch.profiler shows those gaps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.telemetry import Blocked, Kernel
 if TYPE_CHECKING:
     from trainer.compute.base import Compute
 
-AUDITED_STEP = 1  # its blocking calls that nobody announced are told too; step 0 has those of the start besides
+AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
 _ANCHOR_TRIES = 10
 _SYNC_WARNING = "called a synchronizing CUDA operation"  # torch.cuda.set_sync_debug_mode("warn")
 
@@ -35,7 +35,7 @@ class _Pending(NamedTuple):
 
 
 class CudaTimeline:
-    """A ``Compute`` on CUDA with events around everything it queues and a clock around every call that blocks."""
+    """Wraps a ``Compute`` on CUDA: puts events around everything it queues and times every call that blocks."""
 
     asynchronous = True
     emulated = False
@@ -48,7 +48,7 @@ class CudaTimeline:
         self.device = inner.device
         self._pinned = pinned
         self._pending: list[_Pending] = []
-        self._before: Any = None  # an event: what was queued before this step began is done
+        self._before: Any = None  # an event that is reached when everything queued before this step is done
         self._announced = False
         self._audit = _Audit(self._cuda, lambda: self._announced)
         self._cuda.synchronize()
@@ -97,13 +97,13 @@ class CudaTimeline:
                 self._before.synchronize()
 
     def synchronize(self) -> None:
-        """Block until the device is done, then tell all it did since the last time."""
+        """Block until the device is done, then report all that it did since the last call."""
         self._audit.switch(False)
         with self._blocking("synchronize"):
             self._inner.synchronize()
         before_ns, last, clock_ns = self._anchor_ns, self._anchor, 0.0
         self._anchor, self._anchor_ns = self._set_anchor()
-        # elapsed_time is a float of milliseconds: summing short stretches keeps nanoseconds that one long one loses.
+        # elapsed_time is a float of milliseconds: a sum of short stretches keeps nanoseconds that one long one loses.
         times = []
         for work in self._pending:
             start_ns = clock_ns + last.elapsed_time(work.start) * 1e6
@@ -120,7 +120,7 @@ class CudaTimeline:
 
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
-        """What the body queues is one piece of work called ``name``."""
+        """Record everything that the body queues as one piece of work called ``name``."""
         start_ns, start, end = monotonic_ns(), self._event(), self._event()
         start.record()
         yield
@@ -141,7 +141,7 @@ class CudaTimeline:
         return self._cuda.Event(enable_timing=True)
 
     def _set_anchor(self) -> tuple[Any, int]:
-        """An event and when it happened: of several tries on the idle stream the one that the clock enclosed best."""
+        """Record an event on the idle stream several times; return it with its time, from the tightest clock bounds."""
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()
@@ -156,7 +156,7 @@ class CudaTimeline:
 
 
 class _Audit:
-    """While on, tells of every synchronizing call that was not announced, by its call site (not how long it took)."""
+    """While on, reports the call site of every unannounced synchronizing call (but not how long it took)."""
 
     def __init__(self, cuda: Any, announced: Any) -> None:
         self._cuda, self._announced = cuda, announced
@@ -175,12 +175,12 @@ class _Audit:
         warnings.filterwarnings("always", message=f".*{_SYNC_WARNING}.*")
         before = warnings.showwarning
 
-        def told(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        def report(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
             if _SYNC_WARNING not in str(message):
                 before(message, category, filename, lineno, *rest)
             elif not self._announced():
                 now = monotonic_ns()
                 telemetry.blocked(Blocked(f"{short_path(filename)}:{lineno}: unannounced", now, now))
 
-        warnings.showwarning = told  # type: ignore[assignment]
+        warnings.showwarning = report  # type: ignore[assignment]
         self._cuda.set_sync_debug_mode("warn")

@@ -1,8 +1,8 @@
-"""An emulated accelerator: an in-order asynchronous queue that takes time and computes nothing.
+"""Emulates an accelerator: an in-order asynchronous queue that takes time and computes nothing.
 
-Same synchronisation as CUDA: queueing returns at once; the host blocks where it needs a value, where the queue is
-full, and at a copy from pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous
-completion) + duration. Only a blocking call really sleeps, so a laptop can rehearse the input side of any device.
+It synchronizes as CUDA does. Queueing returns at once; the host blocks where it needs a value, where the queue is full,
+and at a copy from pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous completion)
++ duration. Only a blocking call really sleeps, so a laptop can rehearse the input side of any device.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from trainer.model import Shape
 from trainer.telemetry import Blocked, Kernel
 
 # The host does not wait for copies "from host to device of a memory block of 64 KB or less" (CUDA C++ Programming
-# Guide, asynchronous concurrent execution); of a larger one from pageable memory it may, and here it does. Each tensor
-# of a batch is a copy of its own.
+# Guide, asynchronous concurrent execution). It may wait for larger copies from pageable memory, and here it does. Each
+# tensor of a batch is copied by itself.
 PAGEABLE_ASYNC_BYTES = 64 * 1024
-_WORTH_TELLING_MS = 0.01  # a copy of a few kilobytes over such a link takes nanoseconds
+_SHOWN_FROM_MS = 0.01  # a copy of a few kilobytes takes nanoseconds over such a link: not worth a line
 
 
 class DeviceQueue:
-    """Work in order, one piece at a time; tells ``telemetry`` what was done when and which calls blocked."""
+    """Does queued work in order, one piece at a time. Reports work and blocking calls to ``telemetry``."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._ends_ns: deque[int] = deque()  # of the work that was not done when last looked at
+        self._ends_ns: deque[int] = deque()  # ends of the work that was unfinished at the last look
         self._free_ns = 0
 
     def submit(self, name: str, duration_ns: int) -> None:
@@ -74,7 +74,7 @@ class DeviceQueue:
 
 
 class EmulatedCompute:
-    """A device on paper: implements ``compute.base.Compute``. It has no loss: read_losses blocks and returns none."""
+    """Implements ``compute.base.Compute`` by arithmetic. It has no losses: read_losses blocks and gives None."""
 
     asynchronous = True
     emulated = True
@@ -140,14 +140,14 @@ class EmulatedCompute:
 
 
 def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
-    """The device that ``config.compute.device`` declares; InputError where it is unknown or too small."""
+    """Build the device that ``config.compute.device`` declares. Raises InputError where it is unknown or too small."""
     device = config.compute.emulated
     assert device is not None
     return EmulatedCompute(config, shape, load_profile(device.emulated))
 
 
 def assumptions(config: TrainerConfig, shape: Shape) -> str:
-    """One line: how long the kernels take and where that comes from."""
+    """Say in one line how long the kernels take and where those times come from."""
     device = config.compute.emulated
     assert device is not None
     profile, found = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))
@@ -159,7 +159,7 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
         matmul = matmul_flops_per_s(device, profile, config.compute.precision)
         share = matmul / profile.peak_flops_per_s(matmul_dtype(config.compute.precision))
         rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({share:.0%} of the dense peak), {rates}"
-    shown = {name: value for name, value in found._asdict().items() if value >= _WORTH_TELLING_MS or name in sources}
+    shown = {name: value for name, value in found._asdict().items() if value >= _SHOWN_FROM_MS or name in sources}
     kinds = [f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in shown.items()]
     kinds = [
         f"{kind} ({sources[f'{kind.split()[0]}_ms']})" if f"{kind.split()[0]}_ms" in sources else kind for kind in kinds
@@ -171,7 +171,7 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
 
 
 def _recorded(path: str) -> dict[str, list[float]]:
-    """{kernel: milliseconds per step} of a JSON file; InputError where it is anything else."""
+    """Read {kernel: milliseconds per step} from a JSON file. Raises InputError where it holds anything else."""
     allowed = ", ".join(KernelDurations.model_fields)
     where = f"compute.device.recorded: {path}"
     try:

@@ -1,4 +1,4 @@
-"""Computes that run no model of their own: none at all (the data-only control), or another one with declared costs."""
+"""Two computes without a model of their own: ``NoCompute`` drops batches, ``InjectedCompute`` adds declared costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.inject import Injector
 
 
 class NoCompute:
-    """Drops every batch: what remains of a step is its input side."""
+    """Drops every batch, so that only the input side of a step remains (the data-only control)."""
 
     device = "none"
     asynchronous = False
@@ -49,7 +49,7 @@ class NoCompute:
 
 
 class InjectedCompute:
-    """Another compute, with declared costs on the host's main thread on top."""
+    """Runs another compute and adds the declared costs on the host's main thread."""
 
     def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
         self._inner = inner

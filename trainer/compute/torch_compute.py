@@ -1,4 +1,4 @@
-"""A transformers model trained with AdamW on a torch device (CPU or CUDA)."""
+"""Trains a transformers model with AdamW on a torch device (CPU or CUDA)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TorchCompute:
             with self._torch.no_grad():
                 self._run_model(batch)
         output = self._run_model(batch)
-        # The mean over no label at all is NaN; such a batch (documents of one token) trains nothing instead.
+        # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead.
         return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
 
     def _run_model(self, batch: Batch) -> Any:
@@ -95,7 +95,7 @@ class TorchCompute:
         return [float(value) for value in means.tolist()]  # one transfer for all of them
 
     def drain_to_one_step(self) -> None:
-        pass  # a CPU is never behind; CudaTimeline knows where a CUDA device is
+        pass  # a CPU is never behind; CudaTimeline does this for CUDA
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

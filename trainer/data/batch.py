@@ -1,4 +1,4 @@
-"""One batch: what every data path yields and the loop consumes."""
+"""Defines ``Batch``, which every data path yields and the training loop consumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Batch:
 
     Labels follow the Hugging Face convention: ``labels[:, t]`` is the target predicted from position t - 1, the
     model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its
-    own document could predict it). ``attention_mask`` is None where no position is padding (stream packing).
+    own document could predict it). ``attention_mask`` is None where no position is padding (packed rows).
     """
 
     input_ids: torch.Tensor
@@ -31,7 +31,7 @@ class Batch:
     trace: BatchTrace | None = field(default=None)
 
     def pin_memory(self) -> Batch:
-        """Called by DataLoader's pin thread: page-locked copies, so that h2d can be asynchronous."""
+        """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""
         self.input_ids = self.input_ids.pin_memory()
         self.labels = self.labels.pin_memory()
         if self.attention_mask is not None:

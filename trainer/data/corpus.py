@@ -1,4 +1,4 @@
-"""Corpora: parquet files with one text column, checked once, and known by the fingerprint of their content."""
+"""Finds and checks the corpus: parquet files with one text column, identified by a fingerprint of their content."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _KEY = "data.corpus.parquet"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text documents in the order of ``files`` and rows; only the first ``documents`` rows are used."""
+    """Text documents, in the order of ``files`` and rows. Only the first ``documents`` rows are used."""
 
     name: str
     files: tuple[str, ...]
     column: str
     documents: int  # rows used, empty ones included
-    empty: int  # of these, how many are the empty string: kept in the count, skipped by every data path
+    empty: int  # how many of these are the empty string: counted here, skipped by every data path
     fingerprint: str  # of the files' content, the column and the number of documents
 
 
 def prepare_corpus(config: CorpusConfig) -> Corpus:
-    """Find (or, builtin, build) the corpus and check it once; InputError with one line where it cannot serve."""
+    """Find the corpus, or build the builtin one, and check it once. Raises InputError where it cannot be used."""
     name: str
     if config.builtin is not None:
         name, files, column = config.builtin, [_builtin_file()], "text"
@@ -48,7 +48,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
 
 
 def iter_texts(corpus: Corpus, rows: int = ROW_GROUP) -> Iterator[list[str]]:
-    """The corpus' documents in order, in lists of at most ``rows``, without holding all of them in memory."""
+    """Yield the corpus' documents in order, in lists of at most ``rows``, without holding all of them in memory."""
     left = corpus.documents
     for file in corpus.files:
         for batch in _open(Path(file)).iter_batches(rows, columns=[corpus.column], use_threads=False):
@@ -92,7 +92,7 @@ def _matching_files(pattern: str) -> list[Path]:
 
 
 def _open(path: Path) -> Any:
-    """A ParquetFile, or one line that tells a truncated file from one that never was parquet."""
+    """Open a ParquetFile. The error tells a truncated file from one that never was parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -109,7 +109,7 @@ def _open(path: Path) -> Any:
 
 
 def _check(files: list[Path], column: str, limit: int | None) -> tuple[int, int]:
-    """(documents, empty documents) of the first ``limit`` rows, after every check that a user can fail."""
+    """Check the first ``limit`` rows and count (documents, empty documents)."""
     documents = empty = nulls = 0
     first_null = ""
     for path in files:
@@ -129,7 +129,7 @@ def _check(files: list[Path], column: str, limit: int | None) -> tuple[int, int]
     if nulls:
         raise InputError(
             f"{_KEY}: column {column!r} holds {nulls} null{'s' if nulls > 1 else ''} (first: {first_null}, from 0);"
-            " every document must be a string, if only an empty one"
+            " every document must be a string (an empty one is allowed)"
         )
     if documents == empty:
         what = "no documents" if not documents else f"{documents} documents, all of them empty"

@@ -1,4 +1,4 @@
-"""A data path composed of reader, tokenization and packing, yielding whole batches with their stages marked."""
+"""Builds batches: a data pipeline of source, tokenization and packing, with every stage marked for the recorder."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from trainer.data.order import ShardedSampler
 from trainer.data.packing import Document, make_packer
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
-from trainer.data.readers import text_reader, token_reader
+from trainer.data.sources import text_source, token_source
 from trainer.data.tokenizers import document_tokens, load_tokenizer
 from trainer.errors import InputError
 from trainer.inject import Injector
 
-# Epochs in a row without one token before we say so. A small shard may draw nothing but empty documents in one
-# shuffled epoch and real ones in the next, so one is not enough.
+# Epochs in a row without a token before the pipeline gives up. One is not enough: a small shard may draw only empty
+# documents in one shuffled epoch and real ones in the next.
 _EMPTY_EPOCHS = 16
 _MOST_ROWS_PER_READ = 1024
 
 
-class Source(Protocol):
-    """Batches one after the other; None at the end (only a source made for one epoch has one)."""
+class Pipeline(Protocol):
+    """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end."""
 
     def next_batch(self) -> Batch | None: ...
 
 
 class DataPipeline:
-    """One data path in one process: read, tokenize, pack, one batch at a time.
+    """Runs one data path in one process: read, tokenize, pack, one batch at a time.
 
-    A dose (``extra_reads``, ``extra_tokenizations``) does the real work of its stage so many times more, inside the
-    stage's span, and drops what comes of it; of what is not ``marked`` nobody measures the cost, so there is no dose.
+    A dose (``extra_reads``, ``extra_tokenizations``) repeats the real work of its stage inside the stage's span and
+    drops the result. No extra work and no spans when ``marked`` is False.
     """
 
     def __init__(
         self, config: DataConfig, prepared: Prepared, order: ShardedSampler, injector: Injector, marked: bool = True
     ) -> None:
         corpus = prepared.corpus
-        reads_text, stream, scalar = is_text(config), is_stream(config), config.access == "scalar"
-        self._reader: Any
+        reads_text, packed, scalar = is_text(config), is_packed(config), config.access == "scalar"
+        self._source: Any
         if reads_text:
-            self._reader = text_reader(config, corpus.files, corpus.column, corpus.documents)
+            self._source = text_source(config, corpus.files, corpus.column, corpus.documents)
         else:
             assert prepared.pretokenized is not None, "prepare() was given another data path"
-            self._reader = token_reader(config, prepared.pretokenized, corpus.documents)
+            self._source = token_source(config, prepared.pretokenized, corpus.documents)
         self._tokenizer = load_tokenizer(prepared.tokenizer) if reads_text else None
         self._eos_id = prepared.tokenizer.eos_id
-        self._packer = make_packer(stream, scalar, config.sequence_length, padding_id(prepared.tokenizer))
-        self._stream, self._batch_size = stream, config.batch_size
+        self._packer = make_packer(packed, scalar, config.sequence_length, padding_id(prepared.tokenizer))
+        self._packed, self._batch_size = packed, config.batch_size
         self._order, self._injector, self._marked = order, injector, marked
         self._charged: set[str] = set()
         self._extra_reads = config.extra_reads if marked else 0
         self._extra_tokenizations = config.extra_tokenizations if marked else 0
         self._length = config.sequence_length
-        # Streams: the running mean of tokens per document says how many documents to read. A guess at first.
+        # Packed rows: the running mean of tokens per document says how many documents to read. It starts as a guess.
         self._documents, self._tokens = 1, config.sequence_length
         self._empty_since = order.epoch
 
     @property
     def remainder(self) -> int:
-        """Tokens that wait for the rest of their row."""
+        """Tokens held back because they do not fill a row yet."""
         return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
-        """Build the next batch, with the declared costs spent inside its stages and its trace attached."""
+        """Build the next batch: spend the declared costs inside its stages and attach its trace."""
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
             documents = self._read_documents(self._rows_for(missing))
@@ -78,7 +78,7 @@ class DataPipeline:
         rows = min(self._batch_size, self._packer.ready)
         if not rows:
             return None
-        for stage in ("read", "tokenize"):  # a declared cost is per batch, also where the batch needed no read
+        for stage in ("read", "tokenize"):  # a declared cost is per batch, even where the batch needed no read
             if stage not in self._charged and self._injector.cost_ms(stage):
                 with self._span(stage):
                     self._charge(stage)
@@ -91,12 +91,12 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> list[Document] | None:
-        """The next documents, tokenized; None at the end."""
+        """Return the next documents, tokenized; None at the end."""
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
-                self._reader.read(indices)
-            documents: list[Any] = self._reader.read(indices)
+                self._source.read(indices)
+            documents: list[Any] = self._source.read(indices)
             self._charge("read")
         if not len(indices):
             return None
@@ -106,7 +106,7 @@ class DataPipeline:
                     document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
                 documents = document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
                 self._charge("tokenize")
-        elif self._stream:
+        elif self._packed:
             documents = [tokens for (tokens,) in documents]
         return documents
 
@@ -116,13 +116,13 @@ class DataPipeline:
         return found
 
     def _rows_for(self, missing_tokens: int) -> int:
-        tokens_per_document = self._tokens / self._documents if self._stream else self._length
+        tokens_per_document = self._tokens / self._documents if self._packed else self._length
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _watch(self, found: list[Document]) -> None:
-        """Learn the mean length of documents, and refuse to search for ever where no document has a token."""
+        """Update the mean document length. Raises InputError after too many epochs without a token."""
         if found:
-            if self._stream:
+            if self._packed:
                 self._documents += len(found)
                 self._tokens += sum(map(len, found))
             self._empty_since = self._order.epoch
@@ -142,13 +142,13 @@ class DataPipeline:
 
 
 class Replay:
-    """One batch for ever: no data cost but the declared ones."""
+    """Repeats one batch forever: no data cost except the declared ones."""
 
     def __init__(self, batch: Batch, injector: Injector) -> None:
         self._batch, self._injector = batch, injector
 
     def next_batch(self) -> Batch:
-        """A fresh Batch around the same tensors."""
+        """Return a new Batch around the same tensors."""
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):
@@ -166,11 +166,11 @@ class Replay:
         )
 
 
-def make_source(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> Source:
-    """The endless source of batches of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> Pipeline:
+    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline)."""
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
-        # Every worker replays the same batch: the first one of the first worker.
+        # Every worker repeats the same batch: the first one of the first worker.
         order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
         batch = DataPipeline(config, prepared, order, Injector(None, seed), marked=False).next_batch()
         assert batch is not None
@@ -180,10 +180,10 @@ def make_source(config: DataConfig, prepared: Prepared, seed: int, worker: int, 
 
 
 def _dosed(config: DataConfig) -> DataInject | None:
-    """The declared costs, those of a dosed stage times 1 + dose.
+    """Return the declared costs, with those of a dosed stage multiplied by 1 + dose.
 
-    So one draw of the jitter counts for all of a batch's repetitions, as a long document is long each time; and every
-    dose of an arm draws the same sequence.
+    One draw of the jitter therefore covers all repetitions of a batch's work, as a long document is long each time.
+    Every dose of an arm draws the same sequence.
     """
     if config.inject is None:
         return None
@@ -195,7 +195,7 @@ def _dosed(config: DataConfig) -> DataInject | None:
 
 
 def epoch_batches(config: DataConfig, prepared: Prepared, seed: int) -> Iterator[tuple[Batch, int]]:
-    """Exactly one epoch in one process, each batch with the tokens left over so far; the last may have fewer rows."""
+    """Yield one epoch in one process: each batch with the remainder after it. The last batch may have fewer rows."""
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, endless=False)
     pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False)
     while (batch := pipeline.next_batch()) is not None:
@@ -207,8 +207,8 @@ def is_text(config: DataConfig) -> bool:
     return config.path.startswith("text-")
 
 
-def is_stream(config: DataConfig) -> bool:
-    """Whether the path packs documents end to end."""
+def is_packed(config: DataConfig) -> bool:
+    """Whether the path packs documents end to end (the ``*-stream`` paths)."""
     return config.path.endswith("-stream")
 
 

@@ -1,4 +1,4 @@
-"""Batches without end, built inline or by DataLoader workers."""
+"""Serves an endless sequence of batches, built inline or by DataLoader workers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import Source, make_source
+from trainer.data.dataset import Pipeline, make_pipeline
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import InputError
 
-# A batch leaves its worker through a helper thread, which must get the interpreter's lock several times while the
-# worker already builds its next batch in Python. At Python's default of 5 ms a turn, a ready batch can arrive tens of
+# A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
+# its next batch in Python. At Python's default switch interval of 5 ms a finished batch can arrive tens of
 # milliseconds late.
 _SWITCH_INTERVAL_S = 2e-4
 
@@ -25,7 +25,7 @@ WorkerInit = Callable[[int], None]
 
 
 class Batches:
-    """An infinite iterator of batches; ``close()`` (or leaving the with block) ends its workers."""
+    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers."""
 
     def __init__(self, iterator: Iterator[Batch | InputError], pin: bool) -> None:
         self._iterator: Iterator[Batch | InputError] | None = iterator
@@ -44,9 +44,9 @@ class Batches:
         return batch.pin_memory() if self._pin else batch
 
     def close(self) -> None:
-        """End the workers and wait for them; the iterator is over after that. Harmless when called again."""
+        """End the workers and wait for them. The iterator is exhausted afterwards. A second call does nothing."""
         iterator, self._iterator = self._iterator, None
-        shutdown = getattr(iterator, "_shutdown_workers", None)  # DataLoader has no public way to end them now
+        shutdown = getattr(iterator, "_shutdown_workers", None)  # DataLoader has no public way to end them at once
         if shutdown is not None:
             shutdown()
 
@@ -58,17 +58,17 @@ class Batches:
 
 
 def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init: WorkerInit | None = None) -> Batches:
-    """Open the data path and, where ``config.workers`` is not 0, start its workers, which begin to prefetch at once.
+    """Open the data path and start ``config.workers`` workers, which begin to prefetch at once.
 
-    ``worker_init(worker_id)`` runs first thing in each worker process and must be picklable. With workers 0 it is not
-    called, and the first batch is built when it is asked for (a replayed one: here). InputError where the workers
-    outnumber the documents.
+    ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
+    called, and the first batch is built when it is asked for (a repeated batch is built here). Raises InputError where
+    there are more workers than documents.
     """
     keep_single_threaded()
     check_workers(config, prepared)
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
-        return Batches(_endless(make_source(config, prepared, seed, 0, 1)), pin)
+        return Batches(_endless(make_pipeline(config, prepared, seed, 0, 1)), pin)
     loader = DataLoader(
         _BatchDataset(config, prepared, seed),
         batch_size=None,
@@ -85,7 +85,7 @@ def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init:
 
 
 class _BatchDataset(IterableDataset[Any]):
-    """What a worker iterates: its own share of the documents, as whole batches."""
+    """Yields a worker's own share of the documents as whole batches."""
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
         self._config, self._prepared, self._seed = config, prepared, seed
@@ -95,7 +95,7 @@ class _BatchDataset(IterableDataset[Any]):
         assert worker is not None
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
         try:
-            yield from _endless(make_source(self._config, self._prepared, self._seed, worker.id, worker.num_workers))
+            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, worker.id, worker.num_workers))
         except InputError as error:
             yield error
 
@@ -112,8 +112,8 @@ class _WorkerStart:
             self._hook(worker)
 
 
-def _endless(source: Source) -> Iterator[Batch | InputError]:
-    while (batch := source.next_batch()) is not None:
+def _endless(pipeline: Pipeline) -> Iterator[Batch | InputError]:
+    while (batch := pipeline.next_batch()) is not None:
         yield batch
 
 

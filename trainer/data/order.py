@@ -1,6 +1,6 @@
-"""Which document comes next: a seeded permutation per epoch, strided over the workers, without end (or for one epoch).
+"""Chooses the next documents: a seeded permutation per epoch, strided over the workers, endless or for one epoch.
 
-The same for every data path, so that two paths see the same documents in the same order.
+The order is the same for every data path, so that two paths see the same documents in the same order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ShardedSampler:
-    """Document indices of one shard: worker ``worker`` of ``workers`` takes every ``workers``-th of each epoch."""
+    """Yields the document indices of one shard: worker w of n takes every n-th of each epoch, from the w-th on."""
 
     def __init__(
         self, documents: int, seed: int, shuffle: bool, worker: int = 0, workers: int = 1, endless: bool = True
@@ -26,9 +26,9 @@ class ShardedSampler:
         self._position = 0
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """The next indices, at least 1 and at most ``count``: a call never reaches over the end of an epoch.
+        """Return the next indices, at least 1 and at most ``count``. One call never crosses the end of an epoch.
 
-        An empty array means the end, which only an order that is not endless has.
+        An empty array means the end; an endless sampler never returns one.
         """
         if self._position == len(self._shard) and self._endless:
             self.epoch += 1

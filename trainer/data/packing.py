@@ -1,7 +1,7 @@
-"""Packing: documents' tokens into batches, padded (a document a row) or as one stream (documents end to end).
+"""Packs documents' tokens into batches: padded (one document per row) or packed (documents end to end).
 
-Each packer exists twice: over Python lists, as the founding study did it, and over numpy arrays. Both give the same
-batches. Labels are as :class:`trainer.data.batch.Batch` says.
+Each packer exists twice: over Python lists, as in the founding study, and over numpy arrays. Both give the same
+batches. Labels follow :class:`trainer.data.batch.Batch`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.data.batch import IGNORED, Batch
 
 Array = NDArray[Any]
-# One document: its tokens, or, read from a padded file, (input_ids, attention_mask) of the final length.
+# One document: its tokens or, from a padded file, (input_ids, attention_mask) of the final length.
 Document = Any
 
 
@@ -25,17 +25,17 @@ class Packer(Protocol):
     """Documents in, batches out."""
 
     def add(self, documents: Sequence[Document]) -> None:
-        """Take documents, each with at least one token."""
+        """Add documents, each with at least one token."""
 
     def missing_tokens(self, rows: int) -> int:
-        """About how many tokens are missing before ``pack(rows)`` can be called; 0: none."""
+        """Estimate how many tokens are missing before ``pack(rows)`` can be called; 0 means none."""
 
     def pack(self, rows: int) -> Batch:
-        """The next ``rows`` rows as a batch; they must be there."""
+        """Return the next ``rows`` rows as a batch. At least that many must be ready."""
 
     @property
     def ready(self) -> int:
-        """How many whole rows are there."""
+        """How many whole rows are ready."""
 
     @property
     def remainder(self) -> int:
@@ -43,7 +43,7 @@ class Packer(Protocol):
 
 
 class _Padded:
-    """What both padded packers share: one document a row, truncated and padded on the right."""
+    """The part that both padded packers share: one document per row, truncated and padded on the right."""
 
     def __init__(self, length: int, pad_id: int) -> None:
         self._length, self._pad_id = length, pad_id
@@ -68,7 +68,7 @@ class _Padded:
 
 
 class ScalarPadded(_Padded):
-    """Padded rows through Python lists."""
+    """Builds padded rows through Python lists."""
 
     def pack(self, rows: int) -> Batch:
         inputs, masks, labels, trained = [], [], [], 0
@@ -97,7 +97,7 @@ class ScalarPadded(_Padded):
 
 
 class ArrayPadded(_Padded):
-    """Padded rows through numpy, each token copied once, into the batch."""
+    """Builds padded rows through numpy. Each token is copied once, into the batch."""
 
     def pack(self, rows: int) -> Batch:
         ids = np.full((rows, self._length), self._pad_id, dtype=np.int64)
@@ -121,8 +121,8 @@ class ArrayPadded(_Padded):
         )
 
 
-class ScalarStream:
-    """The stream through Python lists: one growing list of tokens, cut into rows."""
+class ScalarPacked:
+    """Builds packed rows through Python lists: one growing list of tokens, cut into rows."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -153,7 +153,7 @@ class ScalarStream:
         inputs = [self._tokens[cut : cut + length] for cut in cuts]
         labels = [self._labels[cut : cut + length] for cut in cuts]
         self._position += rows * length
-        if self._position > len(self._tokens) // 2:  # not at every batch: one 10 MB document holds a thousand of them
+        if self._position > len(self._tokens) // 2:  # not at every batch: one 10 MB document holds a thousand batches
             del self._tokens[: self._position]
             del self._labels[: self._position]
             self._position = 0
@@ -171,8 +171,8 @@ class ScalarStream:
         return len(self._tokens) - self._position
 
 
-class ArrayStream:
-    """The stream through numpy: documents wait as they came and are copied once, into the batch."""
+class ArrayPacked:
+    """Builds packed rows through numpy. Documents are kept as they came and copied once, into the batch."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -226,8 +226,8 @@ class ArrayStream:
         )
 
 
-def make_packer(stream: bool, scalar: bool, length: int, pad_id: int) -> Packer:
-    """The packer of a data path; ``length`` is the sequence length in tokens."""
-    if stream:
-        return ScalarStream(length) if scalar else ArrayStream(length)
+def make_packer(packed: bool, scalar: bool, length: int, pad_id: int) -> Packer:
+    """Choose the packer of a data path; ``length`` is the sequence length in tokens."""
+    if packed:
+        return ScalarPacked(length) if scalar else ArrayPacked(length)
     return ScalarPadded(length, pad_id) if scalar else ArrayPadded(length, pad_id)

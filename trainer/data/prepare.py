@@ -1,4 +1,4 @@
-"""Everything a data configuration needs, built once or found in the cache, before any trainer process starts."""
+"""Builds everything that a data configuration needs, or finds it in the cache, before any trainer process starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the loader needs to know of the input; picklable, so that workers get it."""
+    """What the loader needs to know about the input. It is picklable, so that it can be sent to workers."""
 
     corpus: Corpus
     tokenizer: TokenizerInfo
@@ -21,14 +21,14 @@ class Prepared:
 
     @property
     def vocab_size(self) -> int:
-        """Smallest embedding table that holds every token id."""
+        """Size of the smallest embedding table that holds every token id."""
         return self.tokenizer.vocab_size
 
 
 def prepare(config: DataConfig) -> Prepared:
-    """Build what ``config`` needs, or find it in the cache; never imports torch (a hub tokenizer's first use does).
+    """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
 
-    InputError with one line for every input that cannot serve.
+    Raises InputError, one line, for every input that cannot be used.
     """
     corpus = prepare_corpus(config.corpus)
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
@@ -39,13 +39,13 @@ def prepare(config: DataConfig) -> Prepared:
 
 
 def format_of(config: DataConfig) -> Format | None:
-    """The pretokenized format that the path reads; None where it reads text."""
+    """Return the pretokenized format that the path reads; None where it reads text."""
     formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list"}
     return formats.get(config.path)
 
 
 def check_workers(config: DataConfig, prepared: Prepared) -> None:
-    """InputError where there are more loader workers than documents for them."""
+    """Raise InputError where there are more loader workers than documents."""
     documents = prepared.corpus.documents - prepared.corpus.empty
     if config.workers > documents:
         raise InputError(

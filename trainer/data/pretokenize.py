@@ -1,8 +1,8 @@
-"""Pretokenized files, in the two formats of the founding study, each with a manifest of what it was made from.
+"""Writes and checks pretokenized files in the two formats of the founding study, each with a manifest of its origin.
 
-*padded*: one row a document, ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), both of fixed length.
-*token-list*: one row a document, ``tokens`` (list<int32>), whole, closed by the end-of-document id where there is one.
-Row i is document i of the corpus; an empty document is a row without a token (padded: mask 0 throughout).
+*padded*: one document per row, ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), both of fixed length.
+*token-list*: one document per row, ``tokens`` (list<int32>), whole, ending in the end-of-document id if there is one.
+Row i is document i of the corpus. An empty document is a row without a token (padded: mask 0 throughout).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MANIFEST_SCHEMA = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a pretokenized folder was made from, and what it holds."""
+    """Records what a pretokenized folder was made from and what it holds."""
 
     schema: int
     format: str
@@ -63,9 +63,9 @@ class Pretokenized:
 def pretokenize(
     corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int, out: Path | None = None
 ) -> Pretokenized:
-    """Tokenize the corpus into ``out`` (or the cache), unless the very same is there already.
+    """Tokenize the corpus into ``out`` (or the cache), unless the same data are there already.
 
-    A folder that holds something else is refused with the reason, never overwritten.
+    A folder that holds something else is refused with the reason and never overwritten.
     """
     expected = _expected(corpus, info, format, sequence_length)
     target = out.absolute() if out is not None else cache.cache_root() / "pretokenized" / cache.fingerprint(expected)
@@ -75,7 +75,7 @@ def pretokenize(
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:
-    """The folder's manifest; InputError naming the first field that differs from what is expected."""
+    """Return the folder's manifest. Raises InputError with the first field that differs from the expected one."""
     manifest = read_manifest(folder)
     actual = asdict(manifest)
     for name, value in _expected(corpus, info, format, sequence_length).items():
@@ -90,12 +90,12 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
         what = (
             "is missing" if size < 0 else f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
         )
-        raise InputError(f"{data}: {what}; delete the folder, it will be made again")
+        raise InputError(f"{data}: {what}; delete the folder, and it will be made again")
     return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest as written; InputError where there is none or it is not one of ours."""
+    """Read the manifest. Raises InputError where there is none, or where another program wrote it."""
     path = folder / "manifest.json"
     try:
         content = json.loads(path.read_text())
@@ -111,7 +111,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def padding_id(info: TokenizerInfo) -> int:
-    """The id that fills padding: the tokenizer's own, or 0; its mask is 0 and its label -100 either way."""
+    """Return the id that fills padding: the tokenizer's own, or 0. Its mask is 0 and its label -100 either way."""
     return info.pad_id if info.pad_id is not None else 0
 
 
@@ -185,7 +185,7 @@ def _padded_columns(encoded: list[list[int]], length: int, pad_id: int) -> list[
 
 
 def _encoded(corpus: Corpus, info: TokenizerInfo) -> Iterator[list[list[int]]]:
-    """Token lists by row group, in order. Encoding releases the GIL, so plain threads use every core."""
+    """Yield token lists by row group, in order. Encoding releases the GIL, so plain threads use every core."""
     tokenizer = load_tokenizer(info)
     threads = os.cpu_count() or 1
     pending: deque[Future[list[list[int]]]] = deque()
@@ -199,7 +199,7 @@ def _encoded(corpus: Corpus, info: TokenizerInfo) -> Iterator[list[list[int]]]:
 
 
 def _row_groups(corpus: Corpus) -> Iterator[list[str]]:
-    """Exactly ``ROW_GROUP`` documents at a time, whatever the files' own row groups are; fewer only at the end."""
+    """Yield ``ROW_GROUP`` documents at a time, whatever the files' own row groups are; fewer only at the end."""
     held: list[str] = []
     for texts in iter_texts(corpus):
         held.extend(texts)

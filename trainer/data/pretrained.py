@@ -1,7 +1,7 @@
-"""Other people's tokenizers through transformers' AutoTokenizer, imported once.
+"""Imports pretrained tokenizers through transformers' AutoTokenizer, once.
 
-Importing transformers takes seconds and loads torch. So a tokenizer with a fast backend is saved into the cache as a
-plain ``tokenizer.json``, and from then on neither this process nor any loader worker needs transformers.
+Importing transformers takes seconds and loads torch. A tokenizer with a fast backend is therefore saved into the cache
+as a plain ``tokenizer.json``. From then on neither this process nor any loader worker needs transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEY = "data.tokenizer.pretrained"
 
 
 def import_tokenizer(name: str) -> Path:
-    """The cached folder of the tokenizer ``name`` (a directory, or a name on the Hugging Face hub)."""
+    """Return the cached folder of the tokenizer ``name`` (a directory, or a name on the Hugging Face hub)."""
     source = _local_folder(name)
     if source is None:
         _check_hub_resolves(name)
@@ -50,7 +50,7 @@ def import_tokenizer(name: str) -> Path:
 
 
 def load_auto(location: str, name: str | None = None) -> Any:
-    """AutoTokenizer for ``location``; ``name`` is what the user called it."""
+    """Load an AutoTokenizer from ``location``; ``name`` is the user's name for it, for error messages."""
     from transformers import AutoTokenizer
 
     try:
@@ -80,9 +80,9 @@ def _local_folder(name: str) -> Path | None:
 
 
 def _check_hub_resolves(name: str) -> None:
-    """Say so at once on a machine without a network: the hub's client would retry for most of a minute first."""
+    """Fail at once on a machine without a network; the hub's client would retry for most of a minute."""
     if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return  # the proxy resolves names, this machine need not
+        return  # the proxy resolves names, so this machine need not
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
     try:
         socket.getaddrinfo(host, 443)
@@ -93,7 +93,7 @@ def _check_hub_resolves(name: str) -> None:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    """The files a tokenizer may be made of; weights, which may be huge, are not among them."""
+    """Return the files that a tokenizer may consist of. Weights, which may be huge, are left out."""
     suffixes = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken"}
     files = (path for path in folder.iterdir() if path.is_file() and path.suffix in suffixes)
     return sorted(path for path in files if not path.name.endswith(".index.json"))

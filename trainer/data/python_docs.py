@@ -1,7 +1,8 @@
-"""The builtin corpus: real documents taken from the running Python installation itself.
+"""Collects the builtin corpus: real documents from the running Python installation.
 
-Documentation topics, docstrings and module sources of the standard library, found by parsing (nothing is imported),
-deduplicated and ordered by the hash of their text: the kinds are mixed, and the order is the same for a given Python.
+They are documentation topics, docstrings and module sources of the standard library, found by parsing (nothing is
+imported). They are deduplicated and ordered by the hash of their text, which mixes the kinds; the order is the same for
+a given Python.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _FEWEST_DOCUMENTS = 100
 
 
 def stdlib() -> Path:
-    """The folder of the standard library's sources."""
+    """Return the folder of the standard library's sources."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def collect(root: Path) -> list[str]:
-    """The documents found under ``root`` in their final order; InputError where the sources are not installed."""
+    """Collect the documents under ``root`` in their final order. Raises InputError where no sources are installed."""
     documents: dict[bytes, str] = {}
     for text in _documents(root):
         try:

@@ -1,6 +1,6 @@
-"""Tokenizers: trained on the corpus and cached, or somebody else's; one small protocol for all of them.
+"""Prepares and loads tokenizers (trained on the corpus, pretrained or SentencePiece) behind one small protocol.
 
-No tokenizer adds special tokens by itself here: a document's tokens are its text's tokens and, where the tokenizer has
+No tokenizer adds special tokens by itself. A document's tokens are the tokens of its text and, where the tokenizer has
 one, the end-of-document id (see :func:`document_tokens`).
 """
 
@@ -20,7 +20,7 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """A tokenizer that is ready to load in any process; picklable."""
+    """A tokenizer that is ready to be loaded in any process. It is picklable."""
 
     kind: str  # bpe, unigram, wordpiece, pretrained, sentencepiece
     location: str  # a tokenizer.json, a sentencepiece model file, or a folder for AutoTokenizer
@@ -29,11 +29,11 @@ class TokenizerInfo:
     bos_id: int | None
     pad_id: int | None
     fingerprint: str  # of the tokenizer's content
-    engine: str  # library and version that encodes; another version may cut text otherwise
+    engine: str  # library and version that encodes; another version may split text differently
 
 
 class Tokenizer(Protocol):
-    """What :func:`load_tokenizer` returns: plain token ids, no special tokens added."""
+    """Encodes text to plain token ids, without special tokens (:func:`load_tokenizer` returns one)."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Find, train or import the tokenizer; cached, and cheap when it is there already."""
+    """Find, train or import the tokenizer. The result is cached, so a second call is cheap."""
     keep_single_threaded()
     if config.train is not None:
         kind, vocab_size = config.train.kind, config.train.vocab_size
@@ -55,10 +55,10 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
-    """Load the tokenizer into this process; InputError where its file has gone."""
+    """Load the tokenizer into this process. Raises InputError where its file is gone."""
     keep_single_threaded()
     if not Path(info.location).exists():
-        raise InputError(f"{info.location}: the tokenizer has gone since it was prepared")
+        raise InputError(f"{info.location}: the tokenizer was deleted after it was prepared")
     if info.kind == "sentencepiece":
         return _SentencePiece(_sentencepiece_model(info.location))
     if info.location.endswith(".json"):
@@ -67,19 +67,19 @@ def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
 
 
 def document_tokens(encoded: Sequence[list[int]], eos_id: int | None) -> list[list[int]]:
-    """Close each encoded document with ``eos_id`` (if any), in place of an end marker; an empty one stays empty."""
+    """Append ``eos_id`` (if any) to each encoded document. An empty document stays empty."""
     if eos_id is None:
         return list(encoded)
     return [[*tokens, eos_id] if tokens else tokens for tokens in encoded]
 
 
 def keep_single_threaded() -> None:
-    """Forking after a Rust-threaded tokenizer has run deadlocks, so its threads are switched off in every process."""
+    """Switch off the tokenizers' Rust threads in this process: a fork after they have run would deadlock."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def engine(kind: str, location: str) -> str:
-    """Library and version that will encode, without importing it."""
+    """Name the library and version that will encode, without importing it."""
     from importlib.metadata import version
 
     fast = location.endswith(".json")
@@ -135,7 +135,7 @@ def _sentencepiece_model(location: str) -> Any:
 
 
 class _Fast:
-    """The `tokenizers` library itself, without the transformers layer above it."""
+    """Encodes with the `tokenizers` library itself, without the transformers layer above it."""
 
     def __init__(self, location: str) -> None:
         import tokenizers
@@ -163,7 +163,7 @@ class _SentencePiece:
 
 
 class _Slow:
-    """A transformers tokenizer without a fast backend."""
+    """Encodes with a transformers tokenizer that has no fast backend."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

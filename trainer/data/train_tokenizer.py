@@ -1,4 +1,4 @@
-"""Training a tokenizer on a bounded, deterministic sample of the corpus, with the `tokenizers` library."""
+"""Trains a tokenizer on a bounded, deterministic sample of the corpus, with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_CHARACTERS = 200_000  # of one document, so that a single huge one cann
 def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
     """Write ``tokenizer.json`` and its facts into ``folder``.
 
-    The same sample gives the same BPE and WordPiece; the library's unigram trainer is not repeatable to the last digit.
+    The same sample gives the same BPE and WordPiece. The library's unigram trainer is not repeatable to the last digit.
     """
     texts = list(sample(corpus, _SAMPLE_CHARACTERS[kind]))
     tokenizer = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}[kind](texts, vocab_size)
@@ -33,7 +33,7 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
 
 
 def sample(corpus: Corpus, characters: int) -> Iterator[str]:
-    """Documents from all over the corpus, every k-th of them, about ``characters`` in total."""
+    """Yield every k-th document of the corpus, about ``characters`` characters in total."""
     total = sum(min(len(text), _LONGEST_CHARACTERS) for texts in iter_texts(corpus) for text in texts)
     stride = max(1, -(-total // characters))
     index = 0
@@ -53,7 +53,7 @@ def write_facts(
     location: str | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """Write what `TokenizerInfo` needs beside ``tokenizer.json``; ``location`` None means that very file."""
+    """Write the facts that `TokenizerInfo` needs beside ``tokenizer.json``; ``location`` None means that file."""
     facts = {
         "vocab_size": max(vocabulary.values()) + 1,  # ids may have gaps: the embedding must hold the largest
         "eos_id": eos_id,
@@ -66,7 +66,7 @@ def write_facts(
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What :func:`write_facts` wrote."""
+    """Read what :func:`write_facts` wrote."""
     facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return facts
 
@@ -109,7 +109,7 @@ def _unigram(texts: list[str], vocab_size: int) -> Any:
 
 
 def _wordpiece(texts: list[str], vocab_size: int) -> Any:
-    """WordPiece over BERT's pre-tokenization, case kept.
+    """Train WordPiece over BERT's pre-tokenization, with case kept.
 
     The trainer numbers its ``##x`` pieces in the order of a hash map, which differs between processes. Handing it
     the whole alphabet as special tokens fixes the order; the model is then rebuilt without them being special.

@@ -1,7 +1,7 @@
-"""The proof that tokenizing on the fly and reading pretokenized files train on the very same batches.
+"""Proves that tokenizing on the fly and reading pretokenized files give identical batches.
 
-Every document is tokenized afresh and compared with both pretokenized files; then every data path runs one epoch in
-order and is compared, batch by batch, with an independent, deliberately plain construction of what it should yield.
+It tokenizes every document again and compares it with both pretokenized files. Then it runs every data path for one
+epoch in order and compares it, batch by batch, with an independent and deliberately simple construction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts, prepare_corpus
-from trainer.data.dataset import epoch_batches, is_stream
+from trainer.data.dataset import epoch_batches, is_packed
 from trainer.data.prepare import Prepared, format_of
 from trainer.data.pretokenize import Pretokenized, padding_id, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
@@ -29,13 +29,13 @@ Rows = dict[str, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was compared, and the first difference (None: everything is identical)."""
+    """Counts what was compared and names the first difference (None: everything is identical)."""
 
     documents: int
     empty: int  # documents without a token, skipped by every path
     tokens: int  # of all documents, end-of-document ids included
     truncated_tokens: int  # what padded rows cut off
-    remainder_tokens: int  # what the stream carries into the next epoch
+    remainder_tokens: int  # what the packed paths carry into the next epoch
     batches: int  # compared, over all paths
     paths: tuple[str, ...]  # compared, as path/access
     difference: str | None
@@ -51,9 +51,9 @@ class _DifferenceError(Exception):
 
 
 def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None) -> VerifyReport:
-    """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size; see the module.
+    """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size.
 
-    Takes about five tokenizations of the corpus. ``progress`` is told what is being compared.
+    It takes about five tokenizations of the corpus. ``progress`` is called with a line for each comparison.
     """
     corpus = prepare_corpus(config.corpus)
     info = prepare_tokenizer(config.tokenizer, corpus)
@@ -122,28 +122,30 @@ def _compare_documents(
 def _compare_epoch(
     name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int
 ) -> tuple[int, int]:
-    """(batches compared, tokens left over at the end of the epoch)."""
-    stream = is_stream(config)
+    """Compare one epoch. Returns (batches compared, remainder in tokens at its end)."""
+    packed = is_packed(config)
     documents = (tokens for tokens in _rows(whole.data, "tokens") if tokens)
-    rows = (_stream_rows if stream else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
+    rows = (_packed_rows if packed else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
     batches = remainder = tokens = 0
     for batch, held in epoch_batches(config, prepared, seed=0):
         remainder = held  # the last batch's counts
-        _compare_batch(f"{name}, batch {batches}", batch, rows, stream)
+        _compare_batch(f"{name}, batch {batches}", batch, rows, packed)
         batches += 1
         mask = batch.attention_mask
         tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
-    expected = whole.manifest.tokens if stream else padded_tokens
+    expected = whole.manifest.tokens if packed else padded_tokens
     if tokens + remainder != expected:
-        raise _DifferenceError(f"{name}: {tokens} tokens in batches and {remainder} left over, expected {expected}")
+        raise _DifferenceError(
+            f"{name}: {tokens} tokens in batches and a remainder of {remainder}, expected {expected}"
+        )
     if next(rows, None) is not None:
         raise _DifferenceError(f"{name}: ends after {batches} batches, too early")
     return batches, remainder
 
 
-def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], stream: bool) -> None:
+def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], packed: bool) -> None:
     found = {"input_ids": batch.input_ids, "labels": batch.labels}
-    if not stream:
+    if not packed:
         if batch.attention_mask is None:
             raise _DifferenceError(f"{where}: no attention mask")
         found["attention_mask"] = batch.attention_mask
@@ -182,7 +184,7 @@ def _padded_rows(documents: Iterator[list[int]], length: int, pad_id: int) -> It
         }
 
 
-def _stream_rows(documents: Iterator[list[int]], length: int, _: int) -> Iterator[Rows]:
+def _packed_rows(documents: Iterator[list[int]], length: int, _: int) -> Iterator[Rows]:
     ids: list[int] = []
     labels: list[int] = []
     for tokens in documents:

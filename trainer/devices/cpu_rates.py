@@ -1,4 +1,4 @@
-"""Timing this CPU's matrix products and memory copies, also where neighbours come and go."""
+"""Times this CPU's matrix products and memory copies, also while other processes use it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-# A neighbour only ever slows a repetition down, so the slow ones say nothing of this CPU; the single fastest may be a
-# short boost that no training step can keep. The median of the five fastest lies between.
+# Another process only ever slows a repetition down, so the slow ones say nothing about this CPU. The single fastest may
+# be a short boost that no training step can keep. The median of the five fastest lies between.
 FASTEST = 5
-WAITED = 0.05  # share of time that the threads were ready to run but had no core: above it, the rates are too low
-LONGEST_S = 0.5  # a product that would take longer is left out: bf16 in a naive kernel takes a minute at size 2048
+WAITED = 0.05  # share of time with run-queue delay (ready to run, no core); above it, the rates are too low
+LONGEST_S = 0.5  # products that would take longer are left out: bf16 in a naive kernel takes a minute at size 2048
 # How torch calls the matrix product in training: forward x @ w.T, gradient of x: y @ w, gradient of w: y.T @ x.
 LAYOUTS = {"x @ w.T": (False, True), "y @ w": (False, False), "y.T @ x": (True, False)}
 
 
 class Effort(NamedTuple):
-    """How much is measured; the default takes about 5 seconds, and up to 20 where others use the cores."""
+    """How much to measure. The default takes about 5 seconds, and up to 20 where others use the cores."""
 
     sizes: tuple[int, ...] = (512, 1024, 2048)  # of square products: from the second-level cache to memory
     copy_bytes: int = 256 * 2**20  # each of source and target: beyond most last-level caches
     rounds: int = 10
-    timeout_s: float = 12.0  # how long more rounds are added until FASTEST of them were left in peace
+    timeout_s: float = 12.0  # rounds are added for this long, until FASTEST of them ran undisturbed
 
 
 class Work(NamedTuple):
@@ -35,14 +35,14 @@ class Work(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """One call: its wall time, and how long its threads together waited for a core."""
+    """One call: its wall time, and the run-queue delay of all its threads together."""
 
     wall_s: float
     waited_s: float
 
 
 class Rate(NamedTuple):
-    """Units per second of ``what``; how many calls; the share of time waited in those that count."""
+    """Units per second of ``what``, the number of calls, and the share of run-queue delay in those that count."""
 
     per_s: float
     what: str
@@ -51,7 +51,7 @@ class Rate(NamedTuple):
 
 
 def measure(threads: int, effort: Effort) -> dict[str, Rate]:
-    """FLOP/s of fp32 and bf16 products (the fastest layout and size), bytes/s of a copy, at ``threads`` of torch."""
+    """Measure FLOP/s of fp32 and bf16 products (fastest layout and size) and bytes/s of a copy, with ``threads``."""
     import torch
 
     before = torch.get_num_threads()
@@ -84,13 +84,13 @@ def _copy(size_bytes: int) -> Work:
 
     source = torch.rand(size_bytes // 4)
     target = torch.empty_like(source)
-    target.copy_(source)  # the first write only asks the kernel for pages
-    # Read once, written once; like STREAM, without the line that a write may fetch first.
+    target.copy_(source)  # the first write makes the kernel allocate the pages
+    # Each byte is read once and written once. As in STREAM, the cache line that a write may fetch first is not counted.
     return Work(f"copy of {size_bytes / 2**20:g} MiB", 2.0 * size_bytes, lambda: target.copy_(source))
 
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
-    """The fastest of all layouts and sizes; a layout that has become too slow is not tried at the next size."""
+    """Find the fastest layout and size. A layout that became too slow is not tried at the next size."""
     found: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # by layout: the last size and what it took
     for size in sorted(effort.sizes):
@@ -106,7 +106,7 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
-    """All works in turn, round by round, so that a neighbour's burst meets all of them."""
+    """Time all works alternately, round by round, so that a burst of other load meets all of them."""
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     start = time.perf_counter()
     rounds = 0
@@ -121,7 +121,7 @@ def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Ra
 
 
 def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
-    """From the fastest timings alone."""
+    """Compute the rate from the fastest timings alone."""
     kept = sorted(timings)[:FASTEST]
     waited = sum(one.waited_s for one in kept) / (threads * sum(one.wall_s for one in kept))
     return Rate(work.amount / median(one.wall_s for one in kept), work.what, len(timings), waited)
@@ -135,11 +135,11 @@ def _timed(call: Callable[[], Any]) -> Timing:
 
 
 def _run_delay_s() -> float:
-    """Seconds that this process's threads were runnable without a core (Linux, /proc/.../schedstat; else 0)."""
+    """Return the run-queue delay of this process's threads in seconds (Linux, /proc/.../schedstat; else 0)."""
     total_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
             total_ns += int(path.read_text().split()[1])
-        except (OSError, ValueError, IndexError):  # a thread that has just ended; a kernel without the statistic
+        except (OSError, ValueError, IndexError):  # the thread has just ended, or the kernel lacks the statistic
             continue
     return total_ns / 1e9

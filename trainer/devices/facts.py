@@ -1,4 +1,4 @@
-"""What a run records about its device: peak, dtype and price, or the reason why they are unknown."""
+"""Looks up what a run records about its device: peak, dtype and price, or why they are unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.errors import InputError
 
 
 def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> dict[str, Any]:
-    """What a run records about its device's peak, or why there is none (then MFU stays null, with that reason)."""
+    """Look up the facts by the device's name. Where no peak is known they hold the reason, and MFU stays null."""
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
@@ -20,7 +20,7 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
 
 
 def facts_of(profile: DeviceProfile, precision: str) -> dict[str, Any]:
-    """The same for a profile chosen by name (an emulated device)."""
+    """Take the facts from a profile that is already chosen (an emulated device)."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)

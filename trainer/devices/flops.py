@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a model shape, by arithmetic alone (no torch)."""
+"""Counts parameters and FLOPs of a model shape, by arithmetic alone (no torch)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trainer.model import Shape
 
 
 def parameters(shape: Shape) -> int:
-    """Number of trainable parameters. GPT-2 ties the output projection to the input embedding, Llama does not."""
+    """Count the trainable parameters. GPT-2 ties the output projection to the input embedding, Llama does not."""
     head_dim = shape.width // shape.heads
     if shape.family == "gpt2":
         attention = 4 * shape.width * shape.width + 4 * shape.width  # q, k, v, output, with biases
@@ -20,7 +20,7 @@ def parameters(shape: Shape) -> int:
 
 
 def flops_per_token(shape: Shape, sequence_length: int) -> float:
-    """Training FLOPs per token, forward and backward: 6 N + 12 x layers x heads x head_dim x sequence.
+    """Count training FLOPs per token, forward and backward: 6 N + 12 x layers x heads x head_dim x sequence.
 
     The formula is PaLM's (Chowdhery et al. 2022, appendix B): N leaves out embedding *lookups* (no matrix
     product) but counts the output projection; the attention term counts the full square, masked half included.

@@ -14,6 +14,7 @@ from trainer.errors import InputError, one_line
 
 SPARSE = ("sparse", "sparsity")
 SHOWN_CHARACTERS = 60  # of a wrong value
+MAX_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
 PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
@@ -21,12 +22,14 @@ class _Loader(yaml.SafeLoader):
     """Safe tags only; a key given twice is an error (PyYAML silently takes the last)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        lines: dict[str, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
-                seen.add(key.value)
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    message = f"duplicate key {key.value} (lines {lines[key.value]} and {line})"
+                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                lines[key.value] = line
         return super().construct_mapping(node, deep)
 
 
@@ -43,9 +46,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {line}not readable YAML: {one_line(error.problem or error)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # not text; a date like 2026-13-01; nested too deep
         raise InputError(f"{path}: not readable YAML: {one_line(error)}") from error
+    keys = list(_keys(content, path))  # first: a message that shows a value must not expand a billion aliases
     if not isinstance(content, dict):
         raise InputError(f"{path}: must be a mapping of keys (name, peak_flops_per_s, ...); got {_shown(content)}")
-    for key in _keys(content):
+    for key in keys:
         if any(word in key.lower() for word in SPARSE):
             raise InputError(f"{path}: {key}: peaks are dense; halve a rate with 2:4 sparsity and say so in its source")
     return content
@@ -62,26 +66,26 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
         allowed = _allowed(model, place[:-1])
         near = get_close_matches(place[-1], allowed, n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ";"
-        said = f"unknown key{guess} allowed: {', '.join(allowed)}"
+        message = f"unknown key{guess} allowed: {', '.join(allowed)}"
     elif kind == "missing":
-        said = "this key is required"
+        message = "this key is required"
     elif kind == "value_error":
-        said = str(one["ctx"]["error"])
+        message = str(one["ctx"]["error"])
     elif kind == "literal_error":
-        said = f"unknown dtype; allowed: {one['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
+        message = f"unknown dtype; allowed: {one['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
     elif kind == "too_short":
-        said = "give at least one"
+        message = "give at least one"
     elif kind in ("model_type", "dict_type"):
-        said = f"must be a mapping of keys; got {given}"
+        message = f"must be a mapping of keys; got {given}"
         if allowed := _allowed(model, place):
-            said += f"; allowed: {', '.join(allowed)}"
+            message += f"; allowed: {', '.join(allowed)}"
     else:
-        said = one["msg"].replace("Input should be", "must be")
-        for pydantic_says, plain in PLAIN.items():
-            said = said.replace(pydantic_says, plain)
-        said += f"; got {given}"
+        message = one["msg"].replace("Input should be", "must be")
+        for wording, plain in PLAIN.items():
+            message = message.replace(wording, plain)
+        message += f"; got {given}"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return one_line(f"{'.'.join(place)}: {said}{more}" if place else said + more)
+    return one_line(f"{'.'.join(place)}: {message}{more}" if place else message + more)
 
 
 def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
@@ -104,14 +108,21 @@ def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
-def _keys(content: Any) -> Iterator[str]:
-    if isinstance(content, dict):
-        for key, value in content.items():
-            yield str(key)
-            yield from _keys(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from _keys(value)
+def _keys(content: Any, path: Path) -> Iterator[str]:
+    """Every key in ``content``, in the order of the file. InputError where aliases make it too large, or endless."""
+    found = 0
+    waiting: list[tuple[str | None, Any]] = [(None, content)]
+    while waiting:
+        key, value = waiting.pop()
+        found += 1
+        if found > MAX_VALUES:
+            raise InputError(f"{path}: more than {MAX_VALUES} values (an alias that repeats, or a cycle)")
+        if key is not None:
+            yield key
+        if isinstance(value, dict):
+            waiting += reversed([(str(inner), one) for inner, one in value.items()])
+        elif isinstance(value, list | tuple):
+            waiting += reversed([(None, one) for one in value])
 
 
 def _shown(value: object) -> str:

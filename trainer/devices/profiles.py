@@ -1,7 +1,7 @@
-"""What a device can do at best, each figure with its source: profiles/devices/*.yaml, or a file of one's own.
+"""Loads device profiles: peak rates and bandwidths, each with its source (profiles/devices/*.yaml, or a user's file).
 
-Peaks are *dense*: NVIDIA's datasheets print rates with 2:4 structured sparsity too, twice as high, which no dense
-model reaches. A device that no profile names has no peak: there is no fallback, and MFU stays unknown.
+Peaks are *dense*. NVIDIA's datasheets also print rates with 2:4 structured sparsity, twice as high, which no dense
+model reaches. A device without a profile has no peak: there is no fallback, and MFU stays unknown.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _Section(BaseModel):
 
 
 class Figure(_Section):
-    """A figure and where it stands; or null, and why it is unknown."""
+    """A figure and its source, or null and why it is unknown."""
 
     value: Rate | None
     source: Text | None = None
-    """Document, what it says, and what was made of it: "1,979 TFLOPS with sparsity, / 2"."""
+    """The document, its words, and how the figure follows from them: "1,979 TFLOPS with sparsity, / 2"."""
     why: Text | None = None
 
     @model_validator(mode="after")
@@ -60,13 +60,13 @@ class Figure(_Section):
 
 
 class Known(Figure):
-    """A figure without which the profile is of no use."""
+    """A figure that every profile must give."""
 
     value: Rate
 
 
 class Price(Figure):
-    """US dollars per device and hour, of one vendor on one day."""
+    """US dollars per device and hour, from one vendor on one day."""
 
     date: datetime.date | None = None
 
@@ -78,27 +78,27 @@ class Price(Figure):
 
 
 class Link(_Section):
-    """How host memory is reached."""
+    """The link between host and device memory."""
 
     name: Text
     bandwidth: Known = Field(alias="bandwidth_bytes_per_s")
-    """One direction."""
+    """In one direction."""
 
 
 class DeviceProfile(_Section):
-    """One device. Figures in FLOP/s, bytes/s and (decimal, as datasheets print them) bytes."""
+    """One device. Figures are in FLOP/s, bytes/s and bytes (decimal, as datasheets print them)."""
 
     name: Text
     title: Text
     device_names: tuple[Text, ...] = Field(min_length=1)
-    """What ``torch.cuda.get_device_name()`` says for it: exact names or fnmatch patterns, case-sensitive."""
+    """Names that ``torch.cuda.get_device_name()`` gives: exact, or fnmatch patterns; case-sensitive."""
     device_names_source: Text
     measured: bool = False
-    """Its peaks are measured rates, not theoretical ones (a CPU: see trainer/devices/calibrate.py)."""
+    """Whether the peaks are measured rates, not theoretical ones (a CPU: see trainer/devices/calibrate.py)."""
     peak: dict[Dtype, Figure] = Field(alias="peak_flops_per_s", min_length=1)
     """Dense."""
     achievable: dict[Dtype, Figure] = Field({}, alias="achievable_matmul_flops_per_s")
-    """The best matrix product that somebody measured, where published."""
+    """The best published measurement of a matrix product, by dtype."""
     memory: Known = Field(alias="memory_bytes")
     memory_bandwidth: Known = Field(alias="memory_bandwidth_bytes_per_s")
     link: Link
@@ -117,11 +117,11 @@ class DeviceProfile(_Section):
         return self
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """The dense peak; InputError where the profile has none for ``dtype``."""
+        """Return the dense peak. Raises InputError where the profile has none for ``dtype``."""
         return self._peak(dtype)[0]
 
     def peak_source(self, dtype: str) -> str:
-        """Where that peak stands."""
+        """Return the source of that peak."""
         return self._peak(dtype)[1]
 
     def _peak(self, dtype: str) -> tuple[float, str]:
@@ -157,12 +157,12 @@ class DeviceProfile(_Section):
 
 
 def profile_names() -> list[str]:
-    """Names of the shipped profiles, sorted."""
+    """Return the names of the shipped profiles, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load_profile(name: str) -> DeviceProfile:
-    """A shipped profile by name, or the profile in a YAML file by path (one with a ``/``, or ending in .yaml)."""
+    """Load a shipped profile by name, or a YAML file by path (with a ``/``, or ending in .yaml)."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         return read_profile(Path(name).expanduser())
     names = profile_names()
@@ -174,7 +174,7 @@ def load_profile(name: str) -> DeviceProfile:
 
 
 def read_profile(path: Path) -> DeviceProfile:
-    """The profile in a YAML file; InputError with one line (file, key, what is allowed) where it is wrong."""
+    """Read a profile from a YAML file. Raises InputError, one line: file, key, what is allowed."""
     content = read_yaml(path)
     try:
         return DeviceProfile.model_validate(content)
@@ -188,7 +188,7 @@ def _shipped(name: str) -> DeviceProfile:
 
 
 def find_profile(device_name: str) -> DeviceProfile | None:
-    """The shipped profile of the device that torch calls ``device_name``; None where none names it: no fallback."""
+    """Find the shipped profile of the device that torch calls ``device_name``; None where there is none."""
     for profile in map(_shipped, profile_names()):
         if any(fnmatchcase(device_name, pattern) for pattern in profile.device_names):
             return profile
@@ -196,7 +196,7 @@ def find_profile(device_name: str) -> DeviceProfile | None:
 
 
 def matmul_dtype(precision: str, *, tf32: bool = False) -> str:
-    """What the matrix units compute in at a ``compute.precision``.
+    """Return the dtype in which the matrix units compute at a ``compute.precision``.
 
     fp32 is fp32 on CUDA too: torch leaves TF32 off for matrix products unless
     ``torch.set_float32_matmul_precision`` or ``allow_tf32`` says otherwise, which the trainer does not.

@@ -1,8 +1,8 @@
-"""How long an emulated device's kernels take, and whether the model fits its memory: arithmetic from its profile.
+"""Computes an emulated device's kernel times from its profile, and checks that the model fits its memory.
 
-Compute roofline for forward and backward, memory roofline for gradient norm and optimizer (Williams et al. 2009,
-"Roofline"), link bandwidth for copies. What the host spends on launching kernels is not part of it: ``compute.inject``
-declares that.
+Forward and backward follow the compute roofline, gradient norm and optimizer the memory roofline (Williams et al. 2009,
+"Roofline"), and copies the link bandwidth. The host's time for launching kernels is left out; ``compute.inject``
+declares it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FOREACH_ADAMW_PASSES = 20
 NORM_PASSES = 3  # the norm reads the gradients, clipping reads and writes them
 TENSOR_BYTES = {"fp32": 4, "bf16": 4, "pure-bf16": 2}  # one element of weight, gradient or moment
 TOKEN_BYTES = 8  # int64
-# Kept for the backward pass, per token, layer and unit of width, at 16 bit, attention scores left out (Korthikanti et
-# al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation 2).
+# Activations kept for the backward pass, per token, layer and unit of width, at 16 bit, without attention scores
+# (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation 2).
 ACTIVATION_BYTES = 34
 
 
@@ -39,7 +39,7 @@ class Kernels(NamedTuple):
 
 
 def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision: str) -> float:
-    """The rate of forward and backward; InputError where neither configuration nor profile states one."""
+    """Return the rate of forward and backward. Raises InputError where neither configuration nor profile states one."""
     dtype = matmul_dtype(precision)
     if device.matmul_efficiency is not None:
         return profile.peak_flops_per_s(dtype) * device.matmul_efficiency
@@ -53,7 +53,7 @@ def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision
 
 
 def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
-    """Durations at ``device.speed``: those the configuration fixes, the others by roofline."""
+    """Compute durations at ``device.speed``: those that the configuration fixes, the others by roofline."""
     device = config.compute.emulated
     assert device is not None
     data, precision = config.data, config.compute.precision
@@ -76,17 +76,17 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 
 def batch_bytes(config: TrainerConfig) -> int:
-    """Bytes of one micro-batch on its way to the device: ids, labels and, for padded rows, the mask."""
+    """Count the bytes copied to the device per micro-batch: ids, labels and, for padded rows, the mask."""
     return (3 if config.data.path.endswith("-padded") else 2) * tensor_bytes(config)
 
 
 def tensor_bytes(config: TrainerConfig) -> int:
-    """Bytes of one tensor of a micro-batch (ids, labels or mask): each is copied by itself."""
+    """Count the bytes of one tensor of a micro-batch (ids, labels or mask). Each is copied by itself."""
     return TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
 
 
 def check_memory(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
-    """InputError, with the arithmetic, where weights, gradients, moments and activations do not fit the device."""
+    """Raise InputError, with the arithmetic, where weights, gradients, moments and activations do not fit."""
     precision = config.compute.precision
     count, element = parameters(shape), TENSOR_BYTES[precision]
     state = 4 * element * count

@@ -136,8 +136,8 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
         throttled=throttled(pooled(splits, source, "throttle_reasons")),
         other_processes=largest("other_processes"),
         other_memory_bytes=largest("other_memory_bytes"),
-        taken=sum(int(run.probes.get("taken_samples", {}).get("nvml", 0)) for run in runs),
-        missed=sum(int(run.probes.get("missed_samples", {}).get("nvml", 0)) for run in runs),
+        taken=sum(run.probes.taken_samples.get("nvml", 0) for run in runs),
+        missed=sum(run.probes.missed_samples.get("nvml", 0) for run in runs),
     )
     falls = [fall for one in splits if (source, "sm_clock_mhz") in one and (fall := _fall(one, source)) is not None]
     health.findings.extend(_findings(health, max(falls, key=lambda fall: fall[0] - fall[1], default=None)))

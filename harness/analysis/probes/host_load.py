@@ -106,8 +106,8 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
             for resource in ("cpu", "io", "memory")
             if (value := share(f"{resource}_pressure_s")) is not None
         },
-        taken=_count(runs, "taken_samples", "host"),
-        missed=_count(runs, "missed_samples", "host"),
+        taken=_count((run.probes.taken_samples for run in runs), "host"),
+        missed=_count((run.probes.missed_samples for run in runs), "host"),
     )
     threads = max((int(run.record.facts.get("threads") or 0) for run in runs), default=0)
     load.findings.extend(_findings(load, threads))
@@ -161,8 +161,8 @@ def _of_role(role: str, sources: Sequence[str], splits: Sequence[Split], seconds
     )
 
 
-def _count(runs: Sequence[RunData], kind: str, source: str) -> int:
-    return sum(int(run.probes.get(kind, {}).get(source, 0)) for run in runs)
+def _count(by_run: Iterable[Mapping[str, int]], source: str) -> int:
+    return sum(counts.get(source, 0) for counts in by_run)
 
 
 def _findings(load: HostLoad, threads: int) -> Iterable[str]:

@@ -64,8 +64,8 @@ def _idle(run: RunData) -> bool:
         return False
     probe = control.removeprefix(ALONE)
     if probe in SAMPLED:
-        return not run.probes.get("taken_samples", {}).get(probe)
-    return probe in run.probes.get("failed", ())
+        return not run.probes.taken_samples.get(probe)
+    return probe in run.probes.failed
 
 
 def _costs(arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks]) -> Iterator[ProbeCost]:

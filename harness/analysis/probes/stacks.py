@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.statistics import CONFIDENCE
+from harness.study.probes_json import PySpyRecord
 from harness.study.store import STAGES
 from harness.traces.clock_marks import FittedClock
 from harness.traces.py_spy import clock_of
@@ -104,13 +105,13 @@ def process_roles(spans: pa.Table) -> dict[int, str]:
     return {pid: role for pid, role in pairs if role == "main" or role.startswith("loader-")}
 
 
-def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> StackReport:
+def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
     """Join the samples (see :func:`harness.traces.py_spy.read_stacks`) of a run with its spans table.
 
-    ``facts`` is the entry "py_spy" of probes.json. What was met in the ledger's own recorder counts for its caller.
+    ``facts``: how they were recorded. What was met in the ledger's own recorder counts for its caller.
     """
     clock = clock_of(samples)
-    native = bool(facts.get("native"))
+    native = facts.native
     rows = samples.to_pylist()
     found: dict[str, dict[str, list[_Met]]] = {}
     readings = 0
@@ -135,17 +136,17 @@ def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> Sta
         for who in (MAIN, WORKERS)
         for name, met in sorted(found.get(who, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
     )
-    start_ns, end_ns = facts["window"]
+    start_ns, end_ns = facts.window
     return StackReport(
         places=places,
         samples={**placed, "other threads": len(rows) - sum(placed.values())},
         readings=readings,
-        expected_readings=round((end_ns - start_ns) / 1e9 * facts["rate_hz"]),
+        expected_readings=round((end_ns - start_ns) / 1e9 * facts.rate_hz),
         clock=clock,
         near_edges=sum(place.near for place in places),
         tokenization=tuple(_tokenization(places)),
-        period_ms=1000 / facts["rate_hz"],
-        lower_bound=bool(facts.get("gil")),
+        period_ms=1000 / facts.rate_hz,
+        lower_bound=facts.gil,
     )
 
 

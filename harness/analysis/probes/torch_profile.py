@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
 from harness.analysis.probes.operators import ProfiledOperators, profiled_operators
 from harness.report.words import count
+from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.kineto import is_cut
 from harness.traces.names import STEP
 
@@ -36,21 +37,20 @@ class TorchProfile:
 
 
 def torch_profile(
-    arm: str, profiles: Sequence[pa.Table], facts: Mapping[str, Any], problems: Sequence[str] = ()
+    arm: str, profiles: Sequence[pa.Table], facts: TorchProfilerRecord, problems: Sequence[str] = ()
 ) -> TorchProfile | None:
-    """``profiles``: the run's files (:func:`harness.traces.profiles.read_profiles`), ``facts``: the entry
-    ``torch_profiler`` of its probes.json, ``problems``: what went wrong with reading or recording.
+    """``profiles``: the run's files (:func:`harness.traces.profiles.read_profiles`), ``facts``: what
+    its probes.json says of them, ``problems``: what went wrong with reading or recording.
 
     None where nothing was recorded and nothing went wrong.
     """
-    told = [(int(w[0]), int(w[1]), int(w[2]), int(w[3])) for w in facts.get("windows") or ()]
-    full, windows, gaps = _whole([profile for profile in profiles if len(profile)], told)
+    full, windows, gaps = _whole([profile for profile in profiles if len(profile)], facts.windows)
     if not full and not problems and not gaps:
         return None
     profiled_ns = sum(end - start for start, end, _, _ in windows)
     operators = profiled_operators(full, profiled_ns) if full else ProfiledOperators((), (), None)
     memory = tuple(memory_timelines(full, windows)) if full else ()
-    flops = {} if gaps else dict(facts.get("flops") or {})  # of all windows: too many for those that are left
+    flops = {} if gaps else dict(facts.flops)  # of all windows: too many for those that are left
     return TorchProfile(arm, tuple(windows), operators, memory, flops, (*problems, *gaps))
 
 

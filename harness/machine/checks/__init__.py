@@ -1,4 +1,4 @@
-"""Facts of the machine judged: each ok, warn or fail, with the fix."""
+"""Judges the facts of the machine: each is ok, warn or fail, with a fix."""
 
 from harness.machine.checks.check import Check, judge
 

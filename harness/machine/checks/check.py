@@ -1,4 +1,4 @@
-"""One line of ``harness doctor``, and how a check that cannot be made becomes one."""
+"""Defines ``Check``, one line of ``harness doctor``, and turns a check that raises into such a line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer.errors import in_words, one_line
 CheckStatus = Literal["ok", "warn", "fail"]
 REPORT_IT = "none known; please report it, with the output of harness doctor --json"
 REINSTALL = "python -m pip install --force-reinstall"
-IMPORT_FIRST = "mend what python, packages and torch say first"
+IMPORT_FIRST = "first fix what the lines python, packages and torch report"
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found, and what to do about it: a fix where, and only where, the status is not ok."""
+    """A finding and its fix. There is a fix exactly where the status is not ok."""
 
     status: CheckStatus
-    """fail: ``harness run`` cannot work; warn: it works, but less well, or a probe has nothing to say."""
+    """fail: ``harness run`` cannot work. warn: it works, but less well or without one of its probes."""
     name: str
     finding: str
     fix: str = ""
@@ -42,18 +42,18 @@ def fail(name: str, finding: str, fix: str) -> Check:
 
 
 def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check]:
-    """The lines of a check; a single ``warn`` with the reason where it raises, whatever it raises."""
+    """Run a check and return its lines. Where it raises anything, return one ``warn`` with the reason."""
     try:
         found = check()
         return [found] if isinstance(found, Check) else list(found)
     except Exception as error:
         if isinstance(error, ImportError):
-            return [warn(name, f"could not be looked at, as an import fails: {one_line(error)}", IMPORT_FIRST)]
-        return [warn(name, f"could not be looked at: {in_words(error)}", REPORT_IT)]
+            return [warn(name, f"could not be checked, as an import fails: {one_line(error)}", IMPORT_FIRST)]
+        return [warn(name, f"could not be checked: {in_words(error)}", REPORT_IT)]
 
 
 def size(number: int) -> str:
-    """Bytes in binary units: 64 MiB, 23.5 GiB."""
+    """Format bytes in binary units: 64 MiB, 23.5 GiB."""
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
         if number >= 2**power:
             return f"{number / 2**power:.3g} {unit}"
@@ -65,7 +65,7 @@ def count(number: int, noun: str) -> str:
 
 
 def span(numbers: Iterable[int]) -> str:
-    """The kernel's list format: (0, 1, 2, 8) is 0-2,8."""
+    """Format numbers as the kernel does: (0, 1, 2, 8) is 0-2,8."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:

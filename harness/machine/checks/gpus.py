@@ -1,4 +1,4 @@
-"""NVIDIA driver, NVML with GPM, and what torch makes of the devices. A machine without any is in order."""
+"""Checks the NVIDIA driver, NVML with GPM, and whether torch can use the devices. A machine without any is ok."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BUSY_PERCENT = 5
 LOST = (
     "sudo dmesg | grep -i xid says why; a reset ends what runs on it: sudo nvidia-smi --gpu-reset -i NUMBER, or reboot"
 )
-SILENT = "nvidia-smi must show it first: sudo dmesg | grep -i nvrm"
+SILENT = "nvidia-smi must show it first; look for the reason: sudo dmesg | grep -i nvrm"
 NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container or job, if it is to be used"
 
 
 def check_driver(loaded: str | None, nvml: Nvml) -> Check:
-    """``loaded``: the version of the kernel's driver."""
+    """Check the driver. ``loaded`` is the version of the kernel's driver."""
     if nvml.problem is None:
         upto = f", CUDA up to {nvml.cuda}" if nvml.cuda else ""
         return ok("driver", f"{nvml.driver or loaded or 'of unknown version'}{upto}")
@@ -25,15 +25,15 @@ def check_driver(loaded: str | None, nvml: Nvml) -> Check:
         return ok("driver", f"{loaded} in the kernel")
     if nvml.absent:
         return ok("driver", "no NVIDIA driver: the CPU computes, or an emulated device")
-    return ok("driver", "not told: see nvml")
+    return ok("driver", "not reported: see nvml")
 
 
 def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
-    """One line, or one per kind of device: equal devices share theirs."""
+    """Check NVML: one line, or one per kind of device. Equal devices share a line."""
     if nvml.problem is None:
         return list(_devices(nvml.devices)) or [ok("nvml", "answers, but shows no device")]
     if loaded is None and nvml.absent:
-        return [ok("nvml", f"nothing to sample, GPM neither: {nvml.problem}")]
+        return [ok("nvml", f"nothing to sample, no GPM: {nvml.problem}")]
     if nvml.binding_broken:
         return [warn("nvml", f"nvidia-ml-py cannot be imported: {nvml.problem}", f"{REINSTALL} nvidia-ml-py")]
     if nvml.library_missing:
@@ -56,12 +56,12 @@ def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
 
 
 def _device(device: Device) -> tuple[str, str]:
-    """(finding, fix, "" where none is needed)"""
+    """Return (finding, fix); the fix is "" where none is needed."""
     if device.problem is not None:
-        said = device.problem.lower()
-        gone = "lost" in said or "reset" in said
-        return f"no answer: {device.problem}", NOT_YOURS if "permission" in said else LOST if gone else SILENT
-    gpm = {True: "GPM", False: "no GPM", None: "GPM not told"}[device.gpm]
+        message = device.problem.lower()
+        gone = "lost" in message or "reset" in message
+        return f"no answer: {device.problem}", NOT_YOURS if "permission" in message else LOST if gone else SILENT
+    gpm = {True: "GPM", False: "no GPM", None: "GPM not reported"}[device.gpm]
     parts = [device.name + (f" {size(device.memory_bytes)}" if device.memory_bytes else ""), gpm]
     if device.persistence is False:
         parts.append("no persistence mode (slow to start)")
@@ -82,7 +82,7 @@ def _device(device: Device) -> tuple[str, str]:
 
 
 def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
-    """What torch is built for, and what it can use."""
+    """Check what torch is built for and which devices it can use."""
     here = sum(device.problem is None for device in nvml.devices)
     upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "CUDA, no newer than nvidia-smi says that the driver runs"
     if torch.cuda_build is None:

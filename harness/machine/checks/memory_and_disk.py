@@ -1,4 +1,4 @@
-"""Memory, swap, /dev/shm, open files, and room on the disks of studies and cache."""
+"""Checks memory, swap, /dev/shm, open files, and free space on the disks of studies and cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.machine.storage import Storage
 LEAST_FREE_MEMORY_BYTES = 2 * 2**30  # torch, transformers and a tiny model in two processes
 LEAST_SHARED_BYTES = 2**30
 LEAST_SHARED_FREE_BYTES = 256 * 2**20
-SWAP_IN_USE_BYTES = 2**30  # less was put there long ago and is not missed
+SWAP_IN_USE_BYTES = 2**30  # less is usually old pages that no process uses
 LEAST_OPEN_FILES = 1024
 NEEDED_BYTES = 100 * 2**20  # a small study with its corpus
 LEAST_FREE_DISK_BYTES = 5 * 2**30  # profiles and pretokenized corpora of some size
@@ -19,12 +19,12 @@ LEAST_FREE_DISK_BYTES = 5 * 2**30  # profiles and pretokenized corpora of some s
 def check_memory(memory: Memory, limit: MemoryLimit | None) -> Check:
     free = [room for room in (memory.available_bytes, limit.free_bytes if limit else None) if room is not None]
     if memory.total_bytes is None or not free:
-        return ok("memory", "not told by this system")
+        return ok("memory", "not reported by this system")
     limited = "no cgroup limit"
     if limit is not None:
         limited = f"cgroup v{limit.version} limit {size(limit.limit_bytes)}"
         if limit.oom_kills:
-            limited += f", {limit.oom_kills} killed there for want of memory"
+            limited += f", {limit.oom_kills} killed there for lack of memory"
     finding = f"{size(min(free))} free of {size(memory.total_bytes)}, {limited}"
     if memory.huge_pages is not None:
         finding += f"; huge pages {memory.huge_pages}"
@@ -62,7 +62,7 @@ def check_shared_memory(shared: SharedMemory | None) -> Check:
 
 
 def check_open_files(soft: int, hard: int) -> Check:
-    """RLIMIT_NOFILE; -1 is no limit."""
+    """Check RLIMIT_NOFILE; -1 means no limit."""
     if soft < 0 or soft >= LEAST_OPEN_FILES:
         return ok("open files", "no limit" if soft < 0 else f"at most {soft}")
     most = "unlimited" if hard < 0 else str(hard)
@@ -74,7 +74,7 @@ def check_open_files(soft: int, hard: int) -> Check:
 
 
 def check_storage(name: str, storage: Storage, other: str) -> Check:
-    """``other``: how another folder is chosen."""
+    """Check a folder that studies write to. ``other`` says how to choose another one."""
     there = "" if storage.existing == storage.folder else " (not yet there)"
     kind = f", {storage.kind}" if storage.kind else ""
     finding = f"{storage.folder}{there}: {size(storage.free_bytes)} free{kind}"

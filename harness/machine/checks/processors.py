@@ -1,4 +1,4 @@
-"""Cores, quota, Slurm, clock source, frequency, NUMA, threads and other load."""
+"""Checks cores, quota, Slurm, clock source, frequency, NUMA, threads and other load."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from harness.machine.clock import Clock
 from harness.machine.cpu import Frequency, Processor
 from harness.machine.load import Load
 
-# Read without a system call, and at one rate: the processor's own counter, or the hypervisor's page for it.
+# Clocks that are read without a system call and run at one rate: the processor's counter, or the hypervisor's page.
 GOOD_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase"}
-SLOW_READING_NS = 500.0  # a span is two readings, a step takes some tens: beyond this they show
-OTHER_CORES, OTHER_SHARE = 0.1, 0.02  # as much as the report warns of, or 2 % of the cores where those are many
+SLOW_READING_NS = 500.0  # a span is two readings, a step has tens of spans: beyond this their cost is visible
+OTHER_CORES, OTHER_SHARE = 0.1, 0.02  # the report's own limit, or 2 % of the cores of a large machine
 STOLEN_SHARE = 0.01
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
 
 
 def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
-    """``cpuset``: the CPUs that the control group allows; () where it does not say."""
+    """Check the allowed cores. ``cpuset``: the CPUs that the control group allows; () where it names none."""
     allowed = len(processor.allowed)
     topology = f", {count(processor.cores, 'physical core')}" if processor.cores is not None else ""
     smt = {True: ", SMT on", False: ", SMT off", None: ""}[processor.smt_active]
@@ -37,7 +37,7 @@ def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
 def check_numa(processor: Processor) -> Check:
     nodes = processor.numa_nodes
     if len(nodes) <= 1:
-        return ok("numa", f"node {span(nodes)}" if nodes else "not told by this system")
+        return ok("numa", f"node {span(nodes)}" if nodes else "not reported by this system")
     return warn(
         "numa",
         f"the allowed CPUs lie on nodes {span(nodes)}: memory may be near in one run and far in the next",
@@ -83,7 +83,7 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
 
 
 def check_clock(clock: Clock) -> Check:
-    finding = f"{clock.source or 'source not told'}, read in {clock.read_ns:.0f} ns"
+    finding = f"{clock.source or 'source not reported'}, read in {clock.read_ns:.0f} ns"
     good = clock.source is None or clock.source in GOOD_CLOCKS
     if good and clock.read_ns < SLOW_READING_NS:
         return ok("clock", finding)
@@ -99,9 +99,9 @@ def check_clock(clock: Clock) -> Check:
 def check_frequency(frequency: Frequency, processor: Processor) -> Check:
     turbo = {True: ", turbo on", False: ", turbo off", None: ""}[frequency.turbo]
     if not frequency.governors:
-        who = "the host of this virtual machine decides" if processor.virtual else "not told by this system"
-        return ok("frequency", f"{who}{turbo}")
-    finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not told'}){turbo}"
+        decides = "the host of this virtual machine decides" if processor.virtual else "not reported by this system"
+        return ok("frequency", f"{decides}{turbo}")
+    finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not reported'}){turbo}"
     if frequency.governors == ("performance",):
         return ok("frequency", finding)
     return warn(
@@ -127,7 +127,7 @@ def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, en
 
 def check_load(load: Load | None, processor: Processor) -> Check:
     if load is None:
-        return ok("load", "not told by this system")
+        return ok("load", "not reported by this system")
     cores = len(processor.allowed)
     busiest = ", ".join(f"{name} {taken:.2f}" for name, taken in load.busiest)
     finding = (

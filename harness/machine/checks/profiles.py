@@ -1,4 +1,4 @@
-"""Device profiles: which peaks are known here, so that a report can give MFU, and what the CPU was measured at."""
+"""Checks which device profiles apply here: without a known peak a report cannot give MFU."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from trainer.devices.profiles import DeviceProfile, find_profile, profile_names
 
 
 def check_cpu_profile(threads: int, *, needed: bool) -> Check:
-    """The CPU's, with ``threads`` of torch. ``needed``: there is no other device to compute on."""
-    who = f"{cpu_identity()}, {count(core_count(), 'core')}, {count(threads, 'thread')}"
+    """Check the CPU's profile at ``threads`` of torch. ``needed``: there is no other device to compute on."""
+    cpu = f"{cpu_identity()}, {count(core_count(), 'core')}, {count(threads, 'thread')}"
     command = f"harness doctor --calibrate --threads {threads}"
     profile = cpu_profile(threads)
     if profile is None and needed:
-        return warn("profile", f"cpu: {who}: not calibrated, so MFU stays null", command)
+        return warn("profile", f"cpu: {cpu}: not calibrated, so MFU stays null", command)
     if profile is None:
-        return ok("profile", f"cpu: {who}: {not_calibrated(threads)}")
-    finding = f"cpu: {who}: {figures(profile)}"
+        return ok("profile", f"cpu: {cpu}: {not_calibrated(threads)}")
+    finding = f"cpu: {cpu}: {figures(profile)}"
     if profile.notes:
         return warn("profile", f"{finding}; {'; '.join(profile.notes)}", command)
     return ok("profile", finding)
 
 
 def check_cuda_profiles(names: Sequence[str]) -> list[Check]:
-    """One line per kind of device, by the names that torch gives."""
+    """Check the profiles of CUDA devices: one line per kind, by the names that torch gives."""
     checks = []
     for name in dict.fromkeys(names):
         profile = find_profile(name)
@@ -43,7 +43,7 @@ def check_shipped() -> Check:
 
 
 def figures(profile: DeviceProfile) -> str:
-    """Peaks, achievable rates, memory, link and price, as far as known."""
+    """Format peaks, achievable rates, memory, link and price, as far as they are known."""
     rates = [f"{dtype} {_flops(figure.value)}" for dtype, figure in profile.peak.items() if figure.value is not None]
     bandwidth = f"{profile.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s"
     if profile.measured:

@@ -1,4 +1,4 @@
-"""Python, its packages, torch, tokenizers, and what torch.compile needs."""
+"""Checks Python, its packages, torch, tokenizers, and the compilers that torch.compile needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = "llm-training-harness"
 LEAST_PYTHON = (3, 11)
 SLOW_IMPORT_S = 20.0
 INSTALL = "python -m pip install -e . (in the harness's folder)"
-SLOW = "no answer within"  # how harness.machine.limits begins what it says of a time limit
+SLOW = "no answer within"  # how harness.machine.limits begins its message about a timeout
 SPARED = {"sentencepiece"}  # only scenarios with such a tokenizer need it
 
 
@@ -35,18 +35,18 @@ def check_python() -> Check:
 
 
 def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
-    """``problems``: why a package cannot be imported. Without torch, transformers' reason is torch's."""
+    """Check the imports. ``problems`` says why a package cannot be imported. transformers fails where torch does."""
     slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
     if slow:
         fix = "the virtual environment on a local disk, or wait until this machine has less to do"
         yield warn("packages", f"{', '.join(slow)}: {problems[slow[0]]} to import", fix)
-    blamed: dict[str, str] = {}  # reason -> package: what imports a broken package fails for the same reason
+    blamed: dict[str, str] = {}  # reason -> package; packages that import a broken one fail for the same reason
     for package, reason in problems.items():
         if package not in slow and (torch_works or package != "transformers"):
             blamed.setdefault(reason, package)
     for reason, package in blamed.items():
         line = warn if package in SPARED else fail
-        if version := _version(package):  # else it is not installed, which check_python says
+        if version := _version(package):  # otherwise it is not installed, and check_python reports that
             yield line("packages", f"{package} {version} cannot be imported: {reason}", f"{REINSTALL} {package}")
     if not problems:
         yield ok("packages", "what a run imports can be imported")
@@ -69,7 +69,7 @@ def no_torch(reason: str) -> Check:
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:
-    """Its threads and a fork do not go together: a child forked after they have run waits for them for ever."""
+    """Check the threads of tokenizers: a child that is forked after they have run waits for them forever."""
     value = environ.get("TOKENIZERS_PARALLELISM")
     named = "TOKENIZERS_PARALLELISM " + ("not set" if value is None else f"is {value!r}")
     threads = f", RAYON_NUM_THREADS={environ['RAYON_NUM_THREADS']}" if "RAYON_NUM_THREADS" in environ else ""
@@ -84,7 +84,7 @@ def check_tokenizers(environ: Mapping[str, str]) -> Check:
 
 
 def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
-    """On the CPU Inductor calls a C++ compiler; on CUDA Triton, which calls a C compiler for its launcher."""
+    """Check the compilers: Inductor needs C++ on the CPU; on CUDA Triton needs a C compiler for its launcher."""
     cuda = bool(torch.cuda_devices)
     python_headers = f"sudo apt install python{sys.version_info[0]}.{sys.version_info[1]}-dev (or dnf: python3-devel)"
     if toolchain.cxx_version is None:
@@ -111,7 +111,7 @@ def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
 
 
 def _needed() -> set[str]:
-    """Names of the packages that ours asks for, the optional ones left out."""
+    """Return the names of the packages that this project requires, without the optional ones."""
     try:
         requirements = importlib.metadata.requires(OURS) or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""py-spy's permission to look into a run (ptrace), and perf's for information."""
+"""Checks whether py-spy may sample a run (ptrace). perf's permission is shown for information."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own pro
 
 
 def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
-    """``remedy``: what lets it in, should it have been refused."""
+    """Check ptrace. ``remedy`` is the fix to show where the kernel refuses it."""
     kernel = describe(permissions)
     if py_spy.broken:
         return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
     finding = f"{kernel}; py-spy {py_spy.version or 'not found'}"
     if py_spy.problem is None:
-        return ok("ptrace", f"{finding}, tried: it may look into our processes")
+        return ok("ptrace", f"{finding}, tried: it may sample our processes")
     if py_spy.version is None:
         return warn("ptrace", f"{finding} ({py_spy.problem}): no stacks in reports", INSTALL)
     refused = _REFUSED.search(py_spy.problem) is not None
@@ -29,7 +29,7 @@ def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Ch
 
 
 def describe(permissions: Permissions) -> str:
-    """Yama's scope, the capability and the filter, in one line."""
+    """Format Yama's scope, the capability and the filter as one line."""
     scope = permissions.yama_scope
     parts = ["no Yama" if scope is None else f"Yama scope {_SCOPES.get(scope, scope)}"]
     if permissions.capable is not None:

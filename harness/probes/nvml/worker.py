@@ -1,4 +1,4 @@
-"""Calls into a library that may hang, in a thread of their own: who waits for them waits for so long and no longer."""
+"""Runs calls that may hang in a thread, with a timeout."""
 
 from __future__ import annotations
 

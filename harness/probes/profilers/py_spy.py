@@ -15,19 +15,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic_ns
 from types import FunctionType
-from typing import Any
+from typing import Any, Self
 
+from harness.machine.ptrace import allow_tracing
+from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles
+from harness.study.probes_json import PySpyRecord
 from harness.study.store import write_bytes
 from harness.traces.clock_marks import MARK
 from harness.traces.py_spy import read_stacks
 from harness.traces.speedscope import speedscope
 from trainer.errors import InputError
 
+_SWITCHES = ("native", "gil", "nonblocking")  # of py-spy, each "--name" on its command line
 MARKS = 6  # at either end of the window: each has two edges, and each edge narrows down py-spy's clock
 MARK_PERIODS = 3.0  # of the sampling period; py-spy draws its intervals, so 5 % of such marks go unseen
 GAP_PERIODS = 2.0  # between marks
@@ -37,37 +42,57 @@ _PROCESS = re.compile(r"process (\d+):[^<]*?(?= \([\d,]+ samples|<)")
 _TITLE = re.compile(r'(<text id="title"[^>]*>)[^<]*')  # py-spy's is its own command line
 
 
-class PySpy:
-    """``settings``: the scenario's ``probes.py_spy``; ``folder``: the run's own, for the files.
+@dataclass(frozen=True)
+class PySpySettings(ProbeSettings):
+    """The scenario's ``probes.py_spy`` (``harness.scenario.model``)."""
+
+    rate_hz: int = 100
+    seconds: float = 5
+    native: bool = False
+    gil: bool = False
+    nonblocking: bool = False
+
+
+class PySpy(Probe):
+    """Samples this process and its children. ``folder`` is the run's own, for the files.
 
     What goes wrong is one line in ``problems``, with the fix; the run goes on without its stacks.
     """
 
-    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+    settings_type = PySpySettings
+
+    def __init__(self, settings: PySpySettings, folder: Path) -> None:
         self.problems: list[str] = []
         self._failed = False
         self._folder = folder
-        self._rate_hz = int(settings.get("rate_hz", 100))
-        self._seconds = float(settings.get("seconds", 5))
-        self._switches = {name: bool(settings.get(name)) for name in ("native", "gil", "nonblocking")}
-        self._facts: dict[str, Any] = {}
+        self._record: PySpyRecord | None = None
         self._calibrated: tuple[SpyRecording, tempfile.TemporaryDirectory[str]] | None = None
-        if self._switches["native"] and self._switches["nonblocking"]:
-            self._switches["nonblocking"] = False
+        if settings.native and settings.nonblocking:
+            settings = replace(settings, nonblocking=False)
             self.problems.append("py-spy: nonblocking left out, as native stacks need the process to stand still")
+        self._settings = settings
 
-    def run(self, next_step: Callable[[], int]) -> None:
+    @classmethod
+    def attach(cls, settings: PySpySettings, folder: Path) -> Self:
+        allow_tracing()
+        return cls(settings, folder)
+
+    @classmethod
+    def attach_in_worker(cls, settings: PySpySettings, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
+        allow_tracing()
+
+    def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
         """Take steps for twice the declared time under py-spy, and write the three files."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self._told(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
+        with self._failures_reported(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
             self._trace(next_step, Path(scratch) / "trace.json")
             self._flame_graph(next_step, Path(scratch) / "stacks.svg")
 
-    def begin(self) -> None:
-        """Sample from here to :meth:`end` and throw it away: for what py-spy costs. Not again once it failed."""
+    def begin_repetition(self) -> None:
+        """Sample until :meth:`end_repetition`, to measure what py-spy costs. Not again once it failed."""
         if self._failed:
             return
-        with self._told():
+        with self._failures_reported():
             scratch = tempfile.TemporaryDirectory(prefix="py-spy")
             try:
                 output = Path(scratch.name) / "trace.json"
@@ -76,12 +101,13 @@ class PySpy:
                 scratch.cleanup()
                 raise
 
-    def end(self) -> None:
+    def end_repetition(self) -> None:
+        """Stop to sample, and throw the samples away."""
         if self._calibrated is None:
             return
         recording, scratch = self._calibrated
         self._calibrated = None
-        with scratch, self._told():
+        with scratch, self._failures_reported():
             recording.end()
 
     @property
@@ -90,36 +116,37 @@ class PySpy:
         return self._failed
 
     def facts(self) -> dict[str, Any]:
-        """The entry "py_spy" of probes.json: what :func:`harness.traces.py_spy.read_stacks` needs; {} if it failed."""
-        return self._facts
+        """The entry "py_spy" of probes.json; {} where nothing was recorded."""
+        return {} if self._record is None else asdict(self._record)
+
+    def report(self) -> ProbeReport:
+        return ProbeReport(tuple(self.problems), self.facts(), self._failed)
 
     def _trace(self, next_step: Callable[[], int], output: Path) -> None:
         recording = SpyRecording(self._options("chrometrace"), output, metronome=True)
         with _ended(recording):
-            marks = list(_spin_marks(0, self._rate_hz))
+            marks = list(_spin_marks(0, self._settings.rate_hz))
             recording.check()
             start_ns, steps = monotonic_ns(), self._take(next_step)
             end_ns = monotonic_ns()
-            marks += _spin_marks(MARKS, self._rate_hz)
+            marks += _spin_marks(MARKS, self._settings.rate_hz)
         raw = output.read_bytes()
-        facts = {
-            "rate_hz": self._rate_hz,
-            "seconds": self._seconds,
-            **self._switches,
-            "pid": os.getpid(),
-            "metronome": recording.metronome_pids,
-            "started": [recording.started_ns, recording.ready_ns],
-            "marks": marks,
-            "window": [start_ns, end_ns],
-            "steps": steps,
-            "samples": recording.samples,
-            "errors": recording.errors,
-            "roots": _import_roots(),
-        }
+        record = PySpyRecord(
+            **asdict(self._settings),
+            pid=os.getpid(),
+            metronome=tuple(recording.metronome_pids),
+            started=(recording.started_ns, recording.ready_ns),
+            marks=tuple(marks),
+            window=(start_ns, end_ns),
+            steps=steps,
+            samples=recording.samples,
+            errors=recording.errors,
+            roots=tuple(_import_roots()),
+        )
         write_bytes(self._folder / TRACE, gzip.compress(raw, 6))
-        self._facts = facts
+        self._record = record
         try:
-            file = speedscope(read_stacks(raw, facts, process_roles()))
+            file = speedscope(read_stacks(raw, record, process_roles()))
         except InputError as error:
             raise SpyFailed(str(error)) from error
         write_bytes(self._folder / SPEEDSCOPE, json.dumps(file).encode())
@@ -128,26 +155,27 @@ class PySpy:
         recording = SpyRecording(self._options("flamegraph"), output)
         with _ended(recording):
             self._take(next_step)
-        title = f"Threads that run, {self._rate_hz} samples a second for {self._seconds:g} s (py-spy)"
+        title = f"Threads that run, {self._settings.rate_hz} samples a second for {self._settings.seconds:g} s (py-spy)"
         write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
 
     def _take(self, next_step: Callable[[], int]) -> int:
         """Steps until the declared time has passed, at least one; how many."""
-        end_ns, steps = monotonic_ns() + int(self._seconds * 1e9), 0
+        end_ns, steps = monotonic_ns() + int(self._settings.seconds * 1e9), 0
         while monotonic_ns() < end_ns or not steps:
             next_step()
             steps += 1
         return steps
 
     def _options(self, form: str) -> list[str]:
-        options = ["--format", form, "--rate", str(self._rate_hz)]
-        options += [f"--{name}" for name, on in self._switches.items() if on]
+        options = ["--format", form, "--rate", str(self._settings.rate_hz)]
+        switches = {name: getattr(self._settings, name) for name in _SWITCHES}
+        options += [f"--{name}" for name, on in switches.items() if on]
         # A trace without the threads that wait would draw out, over their waiting, what they did last.
         return options + ["--idle", "--threads"] * (form == "chrometrace")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What goes wrong with py-spy is a problem to tell; what goes wrong in a step is the run's own."""
+    def _failures_reported(self) -> Iterator[None]:
+        """Report what goes wrong with py-spy as a problem; what goes wrong in a step is the run's own error."""
         try:
             yield
         except SpyFailed as error:

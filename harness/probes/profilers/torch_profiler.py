@@ -9,55 +9,63 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
+from harness.probes.probe import Pausable, Probe, ProbeReport
 from harness.probes.profilers.clocks import realtime_minus_monotonic
-from harness.probes.profilers.torch_session import MOST_BYTES, Settings, describe, export, make_profiler
+from harness.probes.profilers.torch_session import (
+    MOST_BYTES,
+    TorchProfilerSettings,
+    describe,
+    export,
+    make_profiler,
+)
 from harness.probes.profilers.torch_spans import TorchSpans
-from harness.probes.profilers.torch_worker import FAILED, OVER, attach_in_worker
-from harness.traces.profiles import CUT, OFFSET, file_name, files, header
+from harness.probes.profilers.torch_worker import FAILED, OVER, profile_worker
+from harness.study.probes_json import TorchProfilerRecord
+from harness.traces.profiles import CUT, file_name, files, header
 from trainer import telemetry
 from trainer.errors import InputError
-from trainer.telemetry import Recorder
 
 if TYPE_CHECKING:
     from torch.profiler import profile
-
-__all__ = ["TorchProfiler", "attach_in_worker"]
 
 _FAILURES = f".torch_profile.*{FAILED}"
 _CLOCK_SET_NS = 50_000  # the realtime clock was set in between: the files' times are off by as much
 
 
-class Pausable(Recorder, Protocol):
-    """A recorder of the main process."""
+class TorchProfiler(Probe):
+    """The main process's side. Make it before the loader's workers start, and keep it until they have ended."""
 
-    def pause(self) -> None: ...
+    settings_type = TorchProfilerSettings
 
-
-class TorchProfiler:
-    """The main process's side. Make it before the loader's workers start, and keep it until they have ended.
-
-    ``settings``: wait, warmup, active, repeat (steps; windows), shapes, memory, stack, flops, workers.
-    """
-
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: TorchProfilerSettings, folder: Path) -> None:
         self._problems: list[str] = []
         self._settings = settings
         self._folder = folder
         self._window = 0
-        self._windows: list[list[int]] = []
+        self._windows: list[tuple[int, int, int, int]] = []
         self._flops: Counter[str] = Counter()
         self._offsets: list[tuple[int, int]] = []
-        self._running: profile | None = None  # between begin() and end()
+        self._running: profile | None = None  # in a repetition
         profiles = [path for path, _ in files(folder)]
         for path in [*profiles, *folder.glob(_FAILURES)]:  # of an earlier try at the same run
             path.unlink()
         (folder / OVER).unlink(missing_ok=True)
 
-    def run(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
+    @classmethod
+    def attach(cls, settings: TorchProfilerSettings, folder: Path) -> Self:
+        return cls(settings, folder)
+
+    @classmethod
+    def attach_in_worker(cls, settings: TorchProfilerSettings, folder: Path, worker_id: int, *, windows: bool) -> None:
+        if settings.workers and windows:
+            profile_worker(settings, folder, worker_id)
+
+    def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
         """Take the steps of the whole schedule: ``next_step()`` takes one and returns its number.
 
         ``recorder`` is the one attached; with it the profile shows its phases, and its last step ends before the
@@ -65,21 +73,21 @@ class TorchProfiler:
         """
         from torch.profiler import schedule
 
-        wait, warmup, active, repeat = (self._settings[name] for name in ("wait", "warmup", "active", "repeat"))
+        schedule_ = self._settings
         self._offsets.append(realtime_minus_monotonic())
         self._folder.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Profiler won't be using warmup")  # the user's choice
-            for _ in range(repeat):
-                for _ in range(wait):  # one profiler for all windows would mark these steps: 12 us each
+            for _ in range(schedule_.repeat):
+                for _ in range(schedule_.wait):  # one profiler for all windows would mark these steps: 12 us each
                     next_step()
                 profiler = make_profiler(
                     self._settings,
-                    schedule=schedule(wait=0, warmup=warmup, active=active, repeat=1),
+                    schedule=schedule(wait=0, warmup=schedule_.warmup, active=schedule_.active, repeat=1),
                     on_trace_ready=self._write,
                 )
                 with profiler:
-                    for _ in range(warmup):
+                    for _ in range(schedule_.warmup):
                         next_step()
                         profiler.step()
                     self._record(profiler, next_step, recorder)
@@ -88,20 +96,19 @@ class TorchProfiler:
 
     def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Pausable | None) -> None:
         """Take the active steps of one window; the profiler is recording already and writes when they are over."""
-        active = self._settings["active"]
         self._window += 1
         if recorder is not None:
             telemetry.attach(TorchSpans(recorder))
         start_ns, steps = monotonic_ns(), []
         try:
-            for place in range(active):
+            for place in range(self._settings.active):
                 steps.append(next_step())
-                if place + 1 < active:
+                if place + 1 < self._settings.active:
                     profiler.step()
         finally:
             if recorder is not None:
                 telemetry.attach(recorder)
-        self._windows.append([start_ns, monotonic_ns(), steps[0], steps[-1]])
+        self._windows.append((start_ns, monotonic_ns(), steps[0], steps[-1]))
         if recorder is not None:
             recorder.pause()
         describe(profiler, [self._offsets[0][0], realtime_minus_monotonic()[0]])
@@ -109,7 +116,7 @@ class TorchProfiler:
 
     def _write(self, profiler: profile) -> None:
         number = self._window
-        if self._settings["flops"]:  # not in the file: torch only adds them up
+        if self._settings.flops:  # not in the file: torch only adds them up
             self._flops.update({one.key: one.flops for one in profiler.key_averages() if one.flops})
         try:
             cut = export(profiler, self._folder / file_name("main", number))
@@ -122,13 +129,13 @@ class TorchProfiler:
                 "operators; profile fewer steps (probes.torch_profiler.active)"
             )
 
-    def begin(self) -> None:
-        """Record from here to :meth:`end`, to know what that costs."""
+    def begin_repetition(self) -> None:
+        """Record until :meth:`end_repetition`, to measure what recording costs."""
         self._running = make_profiler(self._settings)
         self._running.start()
 
-    def end(self) -> None:
-        """Stop recording and throw it away."""
+    def end_repetition(self) -> None:
+        """Stop to record, and throw the profile away."""
         if self._running is not None:
             self._running.stop()
             self._running = None
@@ -159,19 +166,19 @@ class TorchProfiler:
         return self._problems
 
     def facts(self) -> dict[str, Any]:
-        """The entry "torch_profiler" of probes.json. After the workers have ended: names those that left a profile.
-
-        ``windows``: [start_ns, end_ns, first step, last step] each; ``clock_error_ns``: by how much the offset of the
-        clocks can be off; ``flops``: floating point operations by operator, over all windows, where asked for.
-        """
+        """The entry "torch_profiler" of probes.json. After the workers have ended it names those with a profile."""
         (self._folder / OVER).unlink(missing_ok=True)
-        return {
-            "windows": self._windows,
-            OFFSET: [offset for offset, _ in self._offsets],
-            "clock_error_ns": max((error for _, error in self._offsets), default=0),
-            "workers": [role for _, role in files(self._folder) if role != "main"],
-            "flops": dict(self._flops),
-        }
+        record = TorchProfilerRecord(
+            windows=tuple(self._windows),
+            realtime_minus_monotonic_ns=tuple(offset for offset, _ in self._offsets),
+            clock_error_ns=max((error for _, error in self._offsets), default=0),
+            workers=tuple(role for _, role in files(self._folder) if role != "main"),
+            flops=dict(self._flops),
+        )
+        return asdict(record)
+
+    def report(self) -> ProbeReport:
+        return ProbeReport(tuple(self.problems), self.facts())
 
     def _say(self, problem: str | None) -> None:
         if problem is not None and problem not in self._problems:

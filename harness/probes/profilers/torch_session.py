@@ -6,9 +6,11 @@ import errno
 import gzip
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.probes.probe import ProbeSettings
 from harness.traces.chrome_json import BETWEEN
 from harness.traces.kineto import CUT_NAME
 from harness.traces.profiles import CUT, HEADER, OFFSET
@@ -16,14 +18,28 @@ from harness.traces.profiles import CUT, HEADER, OFFSET
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-Settings = dict[str, Any]  # harness.scenario.model.TorchProfilerConfig as plain data
 MOST_BYTES = 400_000_000  # of text, about a million events: what viewers still open
 _CLOSE = f'\n  }}\n  ],\n  "traceName": "{CUT_NAME}"\n}}'.encode()
 _PIECE_BYTES = 1 << 20
 _LEVEL = 3  # of gzip: a fifth of the time of its default, a tenth more bytes
 
 
-def make_profiler(settings: Settings, device: bool = True, **more: Any) -> profile:
+@dataclass(frozen=True)
+class TorchProfilerSettings(ProbeSettings):
+    """The scenario's ``probes.torch_profiler`` (``harness.scenario.model``): a schedule in steps and what to record."""
+
+    wait: int = 1
+    warmup: int = 2
+    active: int = 3
+    repeat: int = 1  # windows
+    shapes: bool = False
+    memory: bool = False
+    stack: bool = False
+    flops: bool = False
+    workers: bool = True  # also inside loader workers
+
+
+def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: Any) -> profile:
     """A torch profiler of the CPU and, where there is one and ``device`` is true, the CUDA device."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -33,10 +49,10 @@ def make_profiler(settings: Settings, device: bool = True, **more: Any) -> profi
         activities.append(ProfilerActivity.CUDA)
     return profile(
         activities=activities,
-        record_shapes=settings["shapes"],
-        profile_memory=settings["memory"],
-        with_stack=settings["stack"],
-        with_flops=settings["flops"],
+        record_shapes=settings.shapes,
+        profile_memory=settings.memory,
+        with_stack=settings.stack,
+        with_flops=settings.flops,
         **more,
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.probes.profilers.clocks import realtime_minus_monotonic
-from harness.probes.profilers.torch_session import Settings, describe, export, make_profiler
+from harness.probes.profilers.torch_session import TorchProfilerSettings, describe, export, make_profiler
 from harness.probes.profilers.torch_spans import TorchSpans
 from harness.traces.profiles import file_name
 from trainer import telemetry
@@ -27,13 +28,13 @@ _FIRST_OF_ALL = 100  # exit priority above that of the worker's queues
 class WorkerProfile:
     """One loader worker's side: records from its start until the main process's windows are over."""
 
-    def __init__(self, settings: Settings, folder: Path, worker_id: int, most_events: int) -> None:
+    def __init__(self, settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int) -> None:
         from harness.probes.ledger.stages import StageRecorder
 
         role = f"loader-{worker_id}"
         self._folder, self._path = folder, folder / file_name(role)
         # No Python frames: each batch has thousands. py-spy tells of those.
-        self._settings = {**settings, "stack": False}
+        self._settings = replace(settings, stack=False)
         self._recorder = StageRecorder(role)
         self._offset = realtime_minus_monotonic()[0]
         self._most_events, self._most_batches, self._batches = most_events, WORKER_BATCHES, 0
@@ -77,7 +78,9 @@ class WorkerProfile:
                 self._path.with_name(f".{self._path.name}{FAILED}").touch()
 
 
-def attach_in_worker(settings: Settings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS) -> None:
+def profile_worker(
+    settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS
+) -> None:
     """Profile this loader worker, stages included: takes the place of its recorder, so call it before any batch.
 
     The profile goes to ``folder`` once a ``TorchProfiler`` there has had its windows, or when the worker ends.

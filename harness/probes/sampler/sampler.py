@@ -1,11 +1,11 @@
-"""Host and NVML readings at a steady rate, by a light process of its own: never on the training thread.
+"""Reads the host and NVML at a steady rate in a light process of its own, never on the training thread.
 
-    this process      start        (measured steps)        stop          wait
-    the sampler         |baseline ... reading ... reading ...|last reading, what the turn gave|
+    this process    begin_steps      (measured steps)     end_repetition      wait
+    the sampler         |baseline ... reading ... reading ...|last reading, samples of the repetition|
 
-The order to start or stop is one write to a pipe. :meth:`Sampler.wait` belongs where no step is measured: before the
-run says that it is ready (the sampler may still be looking for devices), and after a turn, before this process group is
-stopped (SIGSTOP), or the last reading of the turn is lost.
+The order to begin or end is one write to a pipe. :meth:`Sampler.wait` belongs where no step is measured: before the run
+says that it is ready (the sampler may still be looking for devices), and after a repetition, before this process group
+is suspended (SIGSTOP), or the last reading of the repetition is lost.
 """
 
 from __future__ import annotations
@@ -17,27 +17,34 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+from harness.probes.probe import Probe, ProbeReport
 from harness.probes.sampler.series import Unpacked
+from harness.probes.sampler.settings import SamplerSettings
 
-ANSWER_S = 60  # NVML needs seconds to wake a node's devices; who is silent for longer hangs
+if TYPE_CHECKING:
+    from harness.study.store import Columns
+
+ANSWER_S = 60  # NVML needs seconds to wake a node's devices; a process that is silent for longer hangs
 EXIT_S = 5
 
 
-class Sampler:
-    """One sampling process. It ends with this one, and without it the run goes on: ``problems`` then says so.
+class Sampler(Probe):
+    """One sampling process. It ends with this one; where it fails, the run goes on and ``problems`` says why.
 
-    ``settings``: ``host`` (bool), ``nvml`` ("auto", true or false), ``rate_hz``, and if wanted ``timeout_s``: how long
-    NVML may take to answer, less than ``ANSWER_S``. ``pids``: the run's processes and their roles (main, loader-K),
-    asked at each start. After :meth:`close`, ``samples`` is the samples table, and ``taken`` and ``missed`` count
-    readings by source (host, nvml) as far as turns were finished.
+    ``pids`` returns the run's processes and their roles (main, loader-K), and is called whenever steps begin. After
+    :meth:`close`, ``samples`` is the samples table, and ``taken`` and ``missed`` count readings by source (host, nvml)
+    in finished repetitions.
     """
 
-    def __init__(self, settings: dict[str, Any], pids: Callable[[], dict[int, str]]) -> None:
-        self.samples: dict[str, list[Any]] = {}
+    settings_type = SamplerSettings
+
+    def __init__(self, settings: SamplerSettings, pids: Callable[[], dict[int, str]]) -> None:
+        self.samples: Columns = {}
         self.problems: list[str] = []
         self.missed: dict[str, int] = {}
         self.taken: dict[str, int] = {}
@@ -46,32 +53,42 @@ class Sampler:
         self._buffer = b""
         self._outstanding = 1  # answers: that it is ready
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "harness.probes.sampler.sampler", json.dumps(settings), str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "harness.probes.sampler.sampler",
+            json.dumps(settings.to_json()),
+            str(os.getpid()),
+        ]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         except OSError as error:
             self._give_up(f"could not start ({error})")
             return
         assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)  # who does not listen must not stop the training
+        os.set_blocking(self._process.stdin.fileno(), False)  # a sampler that hangs must not block the training
+
+    @classmethod
+    def attach(cls, settings: SamplerSettings, folder: Path) -> Self:  # noqa: ARG003 - it writes no files
+        return cls(settings, process_roles)
 
     @property
     def pid(self) -> int | None:
         """Of the sampling process: no part of what is measured. None where there is none (any more)."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Steps that count begin: sample from now on."""
+    def begin_steps(self) -> None:
+        """Sample from now on."""
         self.wait()
         self._send({"do": "start", "pids": self._pids()})
 
-    def stop(self) -> None:
-        """Steps that count have ended: one last reading, then silence."""
+    def end_repetition(self) -> None:
+        """Take one last reading, then no more."""
         self._send({"do": "stop", "t_ns": monotonic_ns()})
         self._outstanding += 1
 
     def wait(self) -> None:
-        """Block until the sampler has done all it was told; at once where nothing is outstanding."""
+        """Block until the sampling process has answered every order; return at once where none is open."""
         while self._process is not None and self._outstanding:
             self._take(self._answer())
 
@@ -83,6 +100,12 @@ class Sampler:
         if self._process is not None:
             self._end(EXIT_S)
         self.samples = self._unpacked.columns()
+
+    def tables(self) -> Mapping[str, Columns]:
+        return {"samples": self.samples}
+
+    def report(self) -> ProbeReport:
+        return ProbeReport(tuple(self.problems), {"missed_samples": self.missed, "taken_samples": self.taken})
 
     def _send(self, order: dict[str, Any]) -> None:
         if self._process is None:
@@ -167,4 +190,4 @@ def process_roles() -> dict[int, str]:
 if __name__ == "__main__":
     from harness.probes.sampler.sampling import main
 
-    sys.exit(main(json.loads(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(SamplerSettings.from_json(json.loads(sys.argv[1])), int(sys.argv[2])))

@@ -18,6 +18,7 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 from harness.probes.sampler.series import SampleSeries
+from harness.probes.sampler.settings import SamplerSettings
 from trainer.errors import in_words
 
 LATE_NS = 1_000_000_000  # after a turn: its last reading would be of other work
@@ -179,7 +180,7 @@ class Sampling:
             data = data[os.write(self._answers, data) :]
 
 
-def main(settings: dict[str, Any], parent: int) -> int:
+def main(settings: SamplerSettings, parent: int) -> int:
     """Sample for process ``parent``, which gives its orders on standard input; the exit status."""
     from harness.machine.lifetime import die_with_parent
 
@@ -189,19 +190,19 @@ def main(settings: dict[str, Any], parent: int) -> int:
     series = SampleSeries()
     collectors: list[Collector] = []
     problems: list[str] = []
-    if settings["host"]:
+    if settings.host:
         from harness.probes.sampler.host import HostCollector
 
         collectors.append(HostCollector(series))
-    if settings["nvml"]:
+    if settings.nvml:
         from harness.probes.nvml.timeout import open_with_timeout
 
-        nvml, problems = open_with_timeout(series, settings["nvml"], settings.get("patience_s"))
+        nvml, problems = open_with_timeout(series, settings.nvml, settings.timeout_s)
         collectors += [nvml] if nvml is not None else []
     gc.collect()
     gc.freeze()
     try:
-        Sampling(collectors, series, settings["rate_hz"], problems).run()
+        Sampling(collectors, series, settings.rate_hz, problems).run()
     except (EOFError, BrokenPipeError):
         return 1
     return 0

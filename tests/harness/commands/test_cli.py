@@ -19,6 +19,7 @@ from tests.harness.synthetic import Arm, build, write
 ROOT = Path(__file__).parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 HEAVY = {"torch", "pyarrow", "matplotlib", "rich", "transformers", "numpy"}
+NOT_FOR_HELP = {*HEAVY, "pydantic", "yaml", "ruamel"}
 
 
 def harness(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,11 +27,25 @@ def harness(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
 
 
-def imported(*words: str) -> set[str]:
-    """Top-level names of what the command imports."""
-    done = harness(*words, PYTHONPROFILEIMPORTTIME="1")
+def modules_after(words: list[str]) -> set[str]:
+    """Every module that a process has imported when the command ends."""
+    code = f"""
+import sys
+from harness.cli import main
+try:
+    status = main({words!r})
+except SystemExit as done:
+    status = done.code
+print("", *sys.modules, sep="\\n", file=sys.stderr)
+raise SystemExit(status)"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert done.stdout
+    return set(done.stderr.split())
+
+
+def tops(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
 
 
 def refused(*words: str) -> str:
@@ -42,15 +57,38 @@ def refused(*words: str) -> str:
     return done.stderr.removeprefix("harness: ").rstrip("\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["data", "verify", "--help"], ["--version"]])
-def test_help_imports_nothing_heavy(words: list[str]) -> None:
-    names = imported(*words)
-    assert "argparse" in names
-    assert not names & {*HEAVY, "pydantic", "yaml"}
+@pytest.mark.slow
+def test_help_waits_for_no_command() -> None:
+    for words in (["--help"], ["--version"]):
+        modules = modules_after(words)
+        assert "argparse" in modules
+        assert not tops(modules) & NOT_FOR_HELP
+        assert not any(name.startswith("harness.commands") for name in modules)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
+    modules = modules_after([name, "--help"])
+    assert f"harness.commands.{name}" in modules
+    assert not tops(modules) & NOT_FOR_HELP
+    shared = {"baseline": {"compare"}, "run": {"report"}}  # what prints alike
+    others = {other for other in COMMANDS if other != name and f"harness.commands.{other}" in modules}
+    assert others == shared.get(name, set())
+
+
+def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it() -> None:
+    for command in COMMANDS.values():
+        assert callable(command.function())
+        assert callable(command.module().add_arguments)
+    folder = ROOT / "harness" / "commands"
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "arguments", "exit_codes"}
+    assert files == set(COMMANDS)
+
+
+@pytest.mark.slow
 def test_a_plan_imports_neither_torch_nor_arrow() -> None:
-    names = imported("run", "scenarios/pretokenization.yaml", "--plan")
+    names = tops(modules_after(["run", "scenarios/pretokenization.yaml", "--plan"]))
     assert "pydantic" in names
     assert not names & HEAVY
 
@@ -179,6 +217,7 @@ class TestData:
         assert line == f"--out {tmp_path / 'out'}: the arms need 2 different sets; select with --arm or --set"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = [sys.executable, "-m", "harness", "run", "scenarios/quickstart.yaml", "--plan", "--repeats", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -59,9 +59,9 @@ def test_the_profiled_run_leaves_what_it_saw_and_no_measured_step(runs: dict[tup
     assert run.folder is not None
     left = {path.name for path in run.folder.iterdir()}
     assert "torch_profile.json.gz" in left
-    assert run.probes["torch_profiler"]
+    assert run.probes.torch_profiler
     if shutil.which("py-spy") or (Path(sys.executable).parent / "py-spy").exists():
-        assert {"stacks.speedscope.json", "stacks.svg"} <= left or run.probes["problems"]
+        assert {"stacks.speedscope.json", "stacks.svg"} <= left or run.probes.problems
 
 
 def test_a_bare_run_knows_its_steps_and_nothing_inside_them(runs: dict[tuple[str, int], RunData]) -> None:

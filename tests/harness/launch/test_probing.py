@@ -1,10 +1,15 @@
-"""Which probes each run carries."""
+"""Which probes each run carries, and the JSON that tells it so."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from harness.launch.probing import probes_of
+from harness.probes.profilers.py_spy import PySpySettings
+from harness.probes.profilers.torch_session import TorchProfilerSettings
+from harness.probes.run_probes import RunProbes
+from harness.probes.sampler.settings import SamplerSettings
 from harness.scenario.model import ProbesConfig
 
 
@@ -14,31 +19,59 @@ def declared(**keys: Any) -> dict[str, Any]:
 
 def test_a_measured_run_is_only_sampled() -> None:
     probes = probes_of(declared(torch_profiler=True, py_spy=True), None)
-    assert probes["ledger"]
-    assert probes["sampler"] == {"host": True, "nvml": "auto", "rate_hz": 10}
-    assert probes["torch_profiler"] is probes["py_spy"] is None
+    assert probes == RunProbes(settings={"sampler": SamplerSettings(host=True, nvml="auto", rate_hz=10)})
+    assert probes.ledger
 
 
 def test_a_profiled_run_has_all_that_is_declared_in_windows() -> None:
     probes = probes_of(declared(torch_profiler={"active": 7}, py_spy=False), "profiled")
-    assert probes["windows"]
-    assert probes["torch_profiler"]["active"] == 7
-    assert probes["py_spy"] is None
+    assert probes.windows
+    assert probes.settings == {"sampler": SamplerSettings(), "torch_profiler": TorchProfilerSettings(active=7)}
 
 
 def test_costs_are_of_one_probe_at_a_time() -> None:
     everything = declared(torch_profiler=True, py_spy=True, nvml=True)
-    assert probes_of(everything, "bare") == {**probes_of(everything, "with-ledger"), "ledger": False}
-    assert probes_of(everything, "with-ledger")["sampler"] is None
-    host, nvml = probes_of(everything, "with-host"), probes_of(everything, "with-nvml")
-    assert (host["sampler"]["host"], host["sampler"]["nvml"]) == (True, False)
-    assert (nvml["sampler"]["host"], nvml["sampler"]["nvml"]) == (False, True)
-    for name in ("torch_profiler", "py_spy"):
-        alone = probes_of(everything, f"with-{name}")
-        assert alone[name] == everything[name]
-        assert not alone["windows"]
-        assert alone["sampler"] is None
+    assert probes_of(everything, "bare") == RunProbes(ledger=False)
+    assert probes_of(everything, "with-ledger") == RunProbes()
+    assert probes_of(everything, "with-host").settings == {"sampler": SamplerSettings(host=True, nvml=False)}
+    assert probes_of(everything, "with-nvml").settings == {"sampler": SamplerSettings(host=False, nvml=True)}
+    assert probes_of(everything, "with-py_spy") == RunProbes(settings={"py_spy": PySpySettings()})
+    assert probes_of(everything, "with-torch_profiler") == RunProbes(
+        settings={"torch_profiler": TorchProfilerSettings()}
+    )
 
 
 def test_without_any_there_is_no_sampling_process() -> None:
-    assert probes_of(declared(host=False, nvml=False), None)["sampler"] is None
+    assert probes_of(declared(host=False, nvml=False), None).settings == {}
+
+
+def test_the_json_is_the_one_that_older_states_of_the_code_read() -> None:
+    """Protocol 1 and 2 (harness.launch.protocol): a change of it needs a new version there."""
+    everything = declared(torch_profiler={"active": 7}, py_spy={"native": True}, sample_hz=5)
+    torch_profiler = (
+        '{"wait": 1, "warmup": 2, "active": 7, "repeat": 1, "shapes": false, "memory": false, "stack": false, '
+        '"flops": false, "workers": true}'
+    )
+    py_spy = '{"rate_hz": 100, "seconds": 5.0, "native": true, "gil": false, "nonblocking": false}'
+    sampler = '{"host": true, "nvml": "auto", "rate_hz": 5.0}'
+    texts = {control: json.dumps(probes_of(everything, control).to_json()) for control in ("profiled", "bare", None)}
+    assert texts["profiled"] == (
+        f'{{"ledger": true, "sampler": {sampler}, "torch_profiler": {torch_profiler}, "py_spy": {py_spy}, '
+        '"windows": true}'
+    )
+    assert texts["bare"] == (
+        '{"ledger": false, "sampler": null, "torch_profiler": null, "py_spy": null, "windows": false}'
+    )
+    for control, text in texts.items():
+        assert RunProbes.from_json(json.loads(text)) == probes_of(everything, control)
+
+
+def test_settings_have_the_keys_and_defaults_of_the_scenario() -> None:
+    everything = declared(torch_profiler=True, py_spy=True)
+    assert TorchProfilerSettings().to_json() == everything["torch_profiler"]
+    assert PySpySettings().to_json() == everything["py_spy"]
+    assert SamplerSettings().to_json() == {
+        "host": everything["host"],
+        "nvml": everything["nvml"],
+        "rate_hz": everything["sample_hz"],
+    }

@@ -56,7 +56,7 @@ def test_devices_with_what_each_lacks() -> None:
     assert nvml == Nvml("570.124.06", "12.8", (H100, OLD), None)
     assert [(line.status, line.name, line.finding) for line in check_nvml(None, nvml)] == [
         ("ok", "gpu 0", "NVIDIA H100 80GB HBM3 80 GiB, GPM"),
-        ("ok", "gpu 1", "Old Card, GPM not told, no persistence mode (slow to start)"),
+        ("ok", "gpu 1", "Old Card, GPM not reported, no persistence mode (slow to start)"),
     ]
     assert check_driver(None, nvml).finding == "570.124.06, CUDA up to 12.8"
 
@@ -86,7 +86,7 @@ def test_a_driver_that_takes_its_caller_down(stub: pytest.MonkeyPatch) -> None:
     assert nvml.broken
     (line,) = check_nvml(None, nvml)
     assert (line.status, line.fix.startswith("nvidia-smi must work first")) == ("warn", True)
-    assert check_driver(None, nvml).finding == "not told: see nvml"
+    assert check_driver(None, nvml).finding == "not reported: see nvml"
     assert check_cuda(torch("12.8"), nvml, {}).status == "ok"  # torch's own word counts
 
 
@@ -122,7 +122,7 @@ def test_only_no_driver_means_nothing_there(stub: pytest.MonkeyPatch, code: str,
     nvml = read_nvml()
     (line,) = check_nvml(None, nvml)
     assert (line.status, nvml.absent) == (status, status == "ok")
-    assert (check_driver(None, nvml).finding == "not told: see nvml") == (status == "warn")
+    assert (check_driver(None, nvml).finding == "not reported: see nvml") == (status == "warn")
 
 
 def test_no_nvidia_ml_py_is_not_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_no_nvidia_ml_py_is_not_no_device(tmp_path: Path, monkeypatch: pytest.Mo
     (line,) = check_nvml(None, nvml)
     assert (line.status, line.fix) == ("warn", "python -m pip install --force-reinstall nvidia-ml-py")
     assert line.finding.endswith("cannot be imported: ImportError: lib.so.1: cannot open shared object file")
-    assert check_driver(None, nvml).finding == "not told: see nvml"
+    assert check_driver(None, nvml).finding == "not reported: see nvml"
 
 
 @pytest.mark.parametrize("build", [None, "13.0"])

@@ -46,7 +46,7 @@ def test_swap_in_use(tmp_path: Path) -> None:
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     memory = read_memory(tmp_path)
     assert memory == Memory(None, None, 0, 0, None)
-    assert check_memory(memory, None).finding == "not told by this system"
+    assert check_memory(memory, None).finding == "not reported by this system"
     assert check_swap(memory).finding == "none"
 
 
@@ -55,7 +55,7 @@ def test_a_control_group_may_allow_less() -> None:
     limit = MemoryLimit(4 * GIB, 3 * GIB, 0, 2, Path("job"), 2)
     line = check_memory(memory, limit)
     assert line.status == "warn"
-    assert line.finding == "1 GiB free of 64 GiB, cgroup v2 limit 4 GiB, 2 killed there for want of memory"
+    assert line.finding == "1 GiB free of 64 GiB, cgroup v2 limit 4 GiB, 2 killed there for lack of memory"
     assert check_memory(memory, MemoryLimit(32 * GIB, 3 * GIB, 0, 0, Path("job"), 1)).status == "ok"
 
 

@@ -83,7 +83,7 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     clock = read_clock(tmp_path)
     assert (clock.source, clock.available) == (None, ())
     assert read_counters(found.allowed, tmp_path) is None
-    assert check_load(None, found).finding == "not told by this system"
+    assert check_load(None, found).finding == "not reported by this system"
 
 
 @pytest.mark.parametrize(

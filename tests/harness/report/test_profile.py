@@ -10,11 +10,13 @@ from harness.report.drawing import png
 from harness.report.memory_plot import memory as memory_figure
 from harness.report.memory_plot import thinned
 from harness.report.profile import MOST_OPERATORS, MOST_WORKERS, section
+from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.kineto import read_profile
 from tests.harness.traces.kineto_text import complete, memory, trace
 
 MS = 1_000_000
-FACTS = {"windows": [[0, 20 * MS, 23, 24]], "flops": {"aten::mm": 4e9}}
+FACTS = TorchProfilerRecord(windows=((0, 20 * MS, 23, 24),), flops={"aten::mm": 4e9})
+NO_FACTS = TorchProfilerRecord()
 MAIN = [
     complete("ProfilerStep#2", 0, 10 * MS, "user_annotation"),
     complete("ProfilerStep#3", 10 * MS, 10 * MS, "user_annotation"),
@@ -40,8 +42,8 @@ def row(page: str, start: str) -> list[str]:
 
 
 def test_nothing_was_profiled() -> None:
-    assert torch_profile("a", [], {}) is None
-    assert torch_profile("a", [read_profile(trace([]), 0)], {}) is None
+    assert torch_profile("a", [], NO_FACTS) is None
+    assert torch_profile("a", [read_profile(trace([]), 0)], NO_FACTS) is None
     assert section([], []) == ""
 
 
@@ -56,7 +58,7 @@ def test_times_are_per_step_and_shares_of_the_steps() -> None:
     assert "| text\\|1 | main | CPU | 3.00 | 24 | forward | 3.00 | 2.00 |" in page
 
 
-WINDOWS = {"windows": [[0, 20 * MS, 23, 24], [50 * MS, 70 * MS, 33, 34]], "flops": {"aten::mm": 8e9}}
+WINDOWS = TorchProfilerRecord(windows=((0, 20 * MS, 23, 24), (50 * MS, 70 * MS, 33, 34)), flops={"aten::mm": 8e9})
 SECOND = [
     complete("ProfilerStep#0", 50 * MS, 10 * MS, "user_annotation"),
     complete("ProfilerStep#1", 60 * MS, 10 * MS, "user_annotation"),
@@ -140,12 +142,12 @@ def test_many_operators_are_summed_up() -> None:
 
 
 def test_problems_are_said_even_where_nothing_could_be_read() -> None:
-    page = section([torch_profile("a", [], {}, ["window 1 could not be written"])], [])
+    page = section([torch_profile("a", [], NO_FACTS, ["window 1 could not be written"])], [])
     assert "- window 1 could not be written" in page
     assert "Memory" not in page
 
 
-@pytest.mark.parametrize("facts", [FACTS, {}])
+@pytest.mark.parametrize("facts", [FACTS, NO_FACTS])
 def test_the_picture(facts) -> None:
     figure = memory_figure([profiled(facts=facts), profiled(workers=1)])
     assert figure is not None
@@ -155,7 +157,7 @@ def test_the_picture(facts) -> None:
 
 def test_no_picture_without_memory() -> None:
     table = read_profile(trace([complete("aten::mm", 0, 5)]), 0)
-    assert memory_figure([torch_profile("a", [table], {})]) is None
+    assert memory_figure([torch_profile("a", [table], NO_FACTS)]) is None
 
 
 def test_a_long_curve_keeps_its_peaks() -> None:

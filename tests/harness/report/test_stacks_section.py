@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.analysis.probes.stacks import explain
 from harness.report.stacks import section
 from harness.traces.clock_marks import FittedClock
@@ -58,7 +60,7 @@ def test_a_rough_place_says_so_in_its_rows_and_others_do_not():
 def test_a_long_name_is_cut_and_its_file_is_not():
     mangled = f"_RINv{'tokenizer' * 40} (tokenizers/tokenizers.abi3.so)"
     rows = [(10 * k + 5, "main", [LOOP, mangled]) for k in range(100)]
-    text = section({"a": explain(samples_table(rows), spans_table(SPANS), {**FACTS, "native": True})}, {})
+    text = section({"a": explain(samples_table(rows), spans_table(SPANS), replace(FACTS, native=True))}, {})
     shown = [cell for row in text.splitlines() for cell in row.split("`") if cell.startswith("_RINv")]
     assert len(shown) == 6
     assert all(cell.endswith("… (tokenizers/tokenizers.abi3.so)") and len(cell) < 110 for cell in shown)
@@ -66,7 +68,7 @@ def test_a_long_name_is_cut_and_its_file_is_not():
 
 def test_late_samples_and_locks_are_told():
     late = FittedClock(0, 500_000, 20_000_000, 24, 22)
-    text = section({"a": report(late, {**FACTS, "gil": True})}, {})
+    text = section({"a": report(late, replace(FACTS, gil=True))}, {})
     assert "22 of 24 edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to 20.0 ms" in text
     assert "Python's lock" in text
 

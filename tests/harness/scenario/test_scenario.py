@@ -136,7 +136,16 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "empty part": (f"{HEAD}base: {{data..x: 1}}\n{ARMS}", 3, "base.data..x: a dotted key needs a name"),
     "syntax": (f"{HEAD}base: [1\narms: {{}}\n", 4, "not valid YAML: did not find expected ',' or ']'"),
     "tab": (f"{HEAD}base:\n\tsteps: 1\n", 4, "not valid YAML: found character that cannot start any token"),
-    "two documents": ("a: 1\n---\nb: 1\n", 2, "not valid YAML: but found another document"),
+    "two documents": (
+        "a: 1\n---\nb: 1\n",
+        2,
+        "not valid YAML: expected a single document in the stream (line 1), but found another document",
+    ),
+    "anchor given twice": (
+        f"{HEAD}arms:\n  a: &a {{steps: 3}}\n  b: &a {{steps: 4}}\n",
+        5,
+        "not valid YAML: found duplicate anchor; first occurrence (line 4), second occurrence",
+    ),
     "unknown alias": (f"{HEAD}base: *b\n", 3, "not valid YAML: found undefined alias"),
     "cycle": (f"{HEAD}base: &a [*a]\n", 3, "base[0]: an alias refers to the value that holds it (a cycle)"),
     "cycle by merge": (f"{HEAD}base: &a\n  <<: *a\n", 3, "base: an alias refers to the value that holds it (a cycle)"),
@@ -215,6 +224,7 @@ def test_a_wrong_file_is_one_line(case: str, tmp_path: Path, capsys: pytest.Capt
         (b"# nothing\n", "empty; a scenario needs at least name, question and arms"),
         (b"name: \xff\n", "not UTF-8 text (byte 6)"),
         (b"name: \x01\n", "not valid YAML: unacceptable character #x0001"),
+        (b"name: \x00\n", "not valid YAML: unacceptable character #x0000"),
     ],
 )
 def test_a_file_that_is_no_yaml(content: bytes, message: str, tmp_path: Path) -> None:

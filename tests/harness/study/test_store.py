@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import STEP_COLUMNS, RunRecord, StudyFolder, StudyRecord, write_json, write_table
 from trainer.errors import InputError
 
@@ -96,12 +97,12 @@ def test_what_probes_told_is_refused_where_it_is_damaged_and_its_run_still_count
     folder.write_probes("b", 0, {"problems": ["said"], "py_spy": {}, "failed": ["py_spy"], "later": 1})
     first, second = folder.runs()
     assert first.record.status == "done"
-    assert list(first.probes) == ["problems"]
-    (problem,) = first.probes["problems"]
+    assert first.probes == ProbesRecord(problems=first.probes.problems)
+    (problem,) = first.probes.problems
     assert wrong in problem
     assert "probes.json" in problem
     assert "\n" not in problem
-    assert second.probes == {"problems": ["said"], "py_spy": {}, "failed": ["py_spy"], "later": 1}
+    assert second.probes == ProbesRecord(problems=("said",), failed=("py_spy",))
 
 
 def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:
     (folder.run("a", 0) / "probes.json").write_bytes(b'{"problems": [')
     (folder.run("b", 0) / "probes.json").write_bytes(b"\xff\xfe")
     for run in folder.runs():
-        assert list(run.probes) == ["problems"]
-        assert len(run.probes["problems"]) == 1
+        assert run.probes == ProbesRecord(problems=run.probes.problems)
+        assert len(run.probes.problems) == 1
 
 
 @pytest.mark.parametrize(

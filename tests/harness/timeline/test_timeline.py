@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.timeline import Sources, run_timeline, timeline
 from harness.timeline.chrome import microseconds
 from harness.timeline.model import Slice, nested
@@ -141,7 +142,14 @@ def profiled(study, runs):
         ("cpu_op", "before the window", 1000, steps[0]["start_ns"], 1000, "main"),
     )
     seen = stacks((spied[0] + 1000, 10_000_000, 1000, 1000, "main", ["main (a.py:1)", "step (a.py:2)"]))
-    sources = Sources(table, seen, {"torch_profiler": {"windows": [window]}, "py_spy": {"window": spied}})
+    sources = Sources(
+        table,
+        seen,
+        ProbesRecord(
+            torch_profiler=TorchProfilerRecord(windows=(tuple(window),)),
+            py_spy=PySpyRecord(rate_hz=100, window=tuple(spied)),
+        ),
+    )
     study.arms.append({"name": "worker+profiled", "control": "profiled", "of": "worker"})
     return replace(run, record=control), sources
 

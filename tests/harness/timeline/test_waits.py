@@ -49,7 +49,7 @@ SPANS = [
 def test_a_starved_device_is_marked_with_its_largest_cause_and_the_parts():
     marks = waits(STEPS, SPANS)
     outer = [(mark.name, mark.start_ns, mark.end_ns) for mark in marks if mark.args is not None]
-    assert outer == [("starved: tokenize", 0, 40), ("starved: python", 70, 80), ("starved: python", 95, 100)]
+    assert outer == [("idle: tokenize", 0, 40), ("idle: python", 70, 80), ("idle: python", 95, 100)]
     parts = [(mark.name, mark.start_ns, mark.end_ns) for mark in marks if mark.args is None]
     assert parts[:5] == [
         ("python", 0, 5), ("read", 5, 10), ("tokenize", 10, 30), ("transfer", 30, 35), ("python", 35, 40)

@@ -33,7 +33,7 @@ def test_files_are_named_and_ordered(tmp_path: Path) -> None:
 def test_each_file_is_read_on_its_own_clock(tmp_path: Path) -> None:
     write(tmp_path, file_name("main"))
     write(tmp_path, file_name("loader-0"), harness={"realtime_minus_monotonic_ns": [100, 102], "cut": None})
-    tables, problems = read_profiles(tmp_path, {"realtime_minus_monotonic_ns": [10, 30]})
+    tables, problems = read_profiles(tmp_path, [10, 30])
     starts = [(table.column("role")[0].as_py(), table.column("start_ns")[0].as_py()) for table in tables]
     assert starts == [("main", 5980), ("loader-0", 5899)]
     assert problems == []
@@ -43,18 +43,18 @@ def test_a_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     write(tmp_path, file_name("main"))
     whole = (tmp_path / file_name("main")).read_bytes()
     (tmp_path / file_name("loader-0")).write_bytes(whole[:-20])
-    tables, problems = read_profiles(tmp_path, {"realtime_minus_monotonic_ns": [0, 0]})
+    tables, problems = read_profiles(tmp_path, [0, 0])
     assert len(tables) == 1
     assert len(problems) == 1
     assert file_name("loader-0") in problems[0]
-    tables, problems = read_profiles(tmp_path, {})
+    tables, problems = read_profiles(tmp_path)
     assert tables == []
-    assert "nobody knows its clock" in problems[0]
+    assert "its clock is unknown" in problems[0]
 
 
 @pytest.mark.parametrize("offsets", ["x", 5, ["a"], [0.5], [], {"a": 1}])
 def test_offsets_that_are_no_numbers_are_told(tmp_path: Path, offsets: object) -> None:
     write(tmp_path, file_name("main"), harness={"realtime_minus_monotonic_ns": offsets, "cut": None})
-    tables, problems = read_profiles(tmp_path, {})
+    tables, problems = read_profiles(tmp_path)
     assert tables == []
-    assert "nobody knows its clock" in problems[0]
+    assert "its clock is unknown" in problems[0]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.study.probes_json import PySpyRecord
 from harness.traces.chrometrace import shorten
 from harness.traces.clock_marks import MARK
 from harness.traces.py_spy import clock_of, read_stacks
@@ -27,8 +28,8 @@ def facts(until_us, **more):
     """Mark 0 runs from 500 us to 1500 us, so that the sample at 1000 us meets it; the window opens at 2000 us."""
     window = [OFFSET_NS + 2_000_000, OFFSET_NS + until_us * 1000]
     marks = [[OFFSET_NS + 500_000, OFFSET_NS + 1_500_000]]
-    known = {"pid": 10, "metronome": [98, 99], "marks": marks, "window": window, "roots": ["/src"]}
-    return known | more
+    known = {"rate_hz": 100, "pid": 10, "metronome": [98, 99], "marks": marks, "window": window, "roots": ["/src"]}
+    return PySpyRecord(**(known | more))
 
 
 def write(samples, apart_us=7, clocks=CLOCKS):
@@ -152,8 +153,8 @@ def test_a_trace_that_lost_an_event_is_read_or_refused_in_one_line(data):
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, from .* is none"),
-        ({"window": [1 << 70, 1 << 71]}, "its window in probes.json, from .* is none"),
+        ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, .* is impossible"),
+        ({"window": [1 << 70, 1 << 71]}, "its window in probes.json, from .* is impossible"),
         ({"window": [0, 1]}, "none of its samples is within the window"),
         ({"marks": [[1, 2]] * 2}, "its clock marks in probes.json are out of order"),
         ({"marks": [[2, 1]]}, "its clock marks in probes.json are out of order"),

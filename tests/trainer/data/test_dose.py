@@ -15,7 +15,7 @@ from trainer import telemetry
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import DataConfig, DataInject, TrainerConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import DataPipeline, Replay, epoch_batches, make_source
+from trainer.data.dataset import DataPipeline, Replay, epoch_batches, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
@@ -51,7 +51,7 @@ def recording(recorder: StageRecorder) -> Iterator[None]:
 
 
 def batches_of(config: DataConfig, count: int) -> list[Batch]:
-    source = make_source(config, prepare(config), 0, 0, 1)
+    source = make_pipeline(config, prepare(config), 0, 0, 1)
     found = [source.next_batch() for _ in range(count)]
     assert None not in found
     return found  # type: ignore[return-value]
@@ -77,10 +77,10 @@ def test_batches_are_the_same_from_workers(make_config: Make) -> None:
 @pytest.mark.parametrize("path", ["text-padded", "text-stream"])
 def test_the_same_rows_and_texts_again_so_many_times(make_config: Make, path: str) -> None:
     config = make_config(path=path, extra_reads=2, extra_tokenizations=3)
-    source = make_source(config, prepare(config), 0, 0, 1)
+    source = make_pipeline(config, prepare(config), 0, 0, 1)
     assert isinstance(source, DataPipeline)
-    reader, tokenizer = Counted(source._reader), Counted(source._tokenizer)
-    source._reader, source._tokenizer = reader, tokenizer
+    reader, tokenizer = Counted(source._source), Counted(source._tokenizer)
+    source._source, source._tokenizer = reader, tokenizer
     for _ in range(60):
         source.next_batch()
     for calls, times in ((reader.calls, 3), (tokenizer.calls, 4)):
@@ -99,8 +99,8 @@ def test_a_batch_that_nobody_measures_has_no_dose(make_config: Make) -> None:
         assert_same(left, right)
     order = ShardedSampler(60, 0, shuffle=True)
     source = DataPipeline(dosed, prepare(dosed), order, Injector(None, 0), marked=False)
-    reader, tokenizer = Counted(source._reader), Counted(source._tokenizer)
-    source._reader, source._tokenizer = reader, tokenizer
+    reader, tokenizer = Counted(source._source), Counted(source._tokenizer)
+    source._source, source._tokenizer = reader, tokenizer
     source.next_batch()
     assert len(reader.calls) == len(tokenizer.calls) == 1
 
@@ -112,7 +112,7 @@ INJECT = DataInject(read_ms=1, tokenize_ms=2, pack_ms=3, transfer_ms=4, jitter=0
 def test_declared_costs_are_dosed_too_by_the_same_draws(make_config: Make, replay: bool) -> None:
     def draws(**changes: int) -> dict[str, list[float]]:
         config = make_config(replay=replay, inject=INJECT, **changes)
-        source = make_source(config, prepare(config), 7, 0, 1)
+        source = make_pipeline(config, prepare(config), 7, 0, 1)
         assert isinstance(source, Replay if replay else DataPipeline)
         stages = ("read", "tokenize", "pack", "transfer")
         rounds = [[source._injector.draw_ms(stage) for stage in stages] for _ in range(20)]
@@ -129,7 +129,7 @@ def test_declared_costs_are_dosed_too_by_the_same_draws(make_config: Make, repla
 def test_the_dose_is_spent_inside_the_span_of_its_stage(make_config: Make, replay: bool) -> None:
     inject = DataInject(read_ms=2, tokenize_ms=3, how="sleep")
     config = make_config(replay=replay, inject=inject, extra_reads=2, extra_tokenizations=1)
-    source = make_source(config, prepare(config), 0, 0, 1)
+    source = make_pipeline(config, prepare(config), 0, 0, 1)
     with recording(StageRecorder("main")):
         batch = source.next_batch()
     assert batch is not None

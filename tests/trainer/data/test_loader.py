@@ -16,7 +16,7 @@ from tests.trainer.data.recorder import attach_in_worker
 from tests.trainer.data.test_packing import assert_same
 from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import make_source
+from trainer.data.dataset import make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
@@ -27,7 +27,7 @@ Make = Callable[..., DataConfig]
 def expected_batches(config: DataConfig, count: int, seed: int) -> list[Batch]:
     """Batches of the workers in turn, built in this process."""
     workers = max(1, config.workers)
-    sources = [make_source(config, prepare(config), seed, worker, workers) for worker in range(workers)]
+    sources = [make_pipeline(config, prepare(config), seed, worker, workers) for worker in range(workers)]
     found = [sources[number % workers].next_batch() for number in range(count)]
     assert None not in found
     return found  # type: ignore[return-value]

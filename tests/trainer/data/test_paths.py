@@ -17,7 +17,7 @@ from tests.trainer.data.test_packing import assert_same
 from trainer import telemetry
 from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.dataset import DataPipeline, epoch_batches, make_source
+from trainer.data.dataset import DataPipeline, epoch_batches, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
@@ -31,7 +31,7 @@ Make = Callable[..., DataConfig]
 
 
 def batches_of(config: DataConfig, count: int, seed: int = 0, worker: int = 0, workers: int = 1) -> list[Batch]:
-    source = make_source(config, prepare(config), seed, worker, workers)
+    source = make_pipeline(config, prepare(config), seed, worker, workers)
     found = [source.next_batch() for _ in range(count)]
     assert None not in found
     return found  # type: ignore[return-value]

@@ -211,6 +211,9 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
 
 
 FIGURE_KEYS = "value, source, why"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +223,11 @@ FIGURE_KEYS = "value, source, why"
         ("title: A toy", "title: A toy\ncolour: red", "colour: unknown key; allowed: name, title, device_names, "),
         ("title: A toy", "title: ' '", "title: must not be empty"),
         ("title: A toy", "title: 7", "title: must be text; got 7"),
-        ("title: A toy", "title: A toy\ntitle: Again", "line 3: not readable YAML: duplicate key title"),
+        (
+            "title: A toy",
+            "title: A toy\ntitle: Again",
+            "line 3: not readable YAML: duplicate key title (lines 2 and 3)",
+        ),
         ('["Toy *"]', "[]", "device_names: give at least one"),
         ('["Toy *"]', "Toy", "device_names: must be a list; got 'Toy'"),
         ("2e12, source: its box", "2e12", "peak_flops_per_s.bf16: a figure needs a source; give the document and what"),
@@ -280,9 +287,13 @@ FIGURE_KEYS = "value, source, why"
             "line 2: not readable YAML: could not determine a constructor",
         ),
         (OWN, "[" * 1000, "not readable YAML: "),
+        (OWN, "name: \0", "not readable YAML: unacceptable character #x0000"),
+        (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
+        (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
+        (OWN, BOMB, "more than 10000 values (an alias that repeats, or a cycle)"),
     ],
 )
-def test_a_broken_file_is_told_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
     assert old in OWN
     path = own(tmp_path, OWN.replace(old, new, 1))
     with pytest.raises(InputError) as caught:

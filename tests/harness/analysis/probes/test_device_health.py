@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.probes.device_health import clock_fall, device_health, differences, throttled
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
 
 ON_CARD = {"asynchronous": True, "device_count": 1, "emulated": False}
@@ -24,7 +25,7 @@ def run(metrics: dict[str, list[float]], device: int = 0, facts: dict | None = N
         pa.table(taken, schema=arrow_schema(STEP_COLUMNS)),
         None,
         pa.table(columns, schema=arrow_schema(SAMPLE_COLUMNS)),
-        {"taken_samples": {"nvml": 10}, "missed_samples": {"nvml": 0}},
+        ProbesRecord(taken_samples={"nvml": 10}, missed_samples={"nvml": 0}),
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.probes.host_load import host_load
 from harness.analysis.probes.samples import split, total
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 
 Rows = list[tuple[str, str, float]]
@@ -18,7 +19,7 @@ def run(*readings: Rows, status: str = "done", threads: int = 2, probes: dict | 
     columns = {name: [row[index] for row in rows] for index, (name, _) in enumerate(SAMPLE_COLUMNS)}
     samples = pa.table(columns, schema=arrow_schema(SAMPLE_COLUMNS))
     record = RunRecord("arm", 0, status, facts={"threads": threads})
-    return RunData(record, None, None, samples, probes or {})
+    return RunData(record, None, None, samples, ProbesRecord(**(probes or {})))
 
 
 def reading(interval_s: float = 1.0, **metrics: float) -> Rows:

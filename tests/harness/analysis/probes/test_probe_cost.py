@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,14 @@ from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
 from harness.report import markdown
 from harness.report.summary import summary
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import RunData
 from tests.harness.synthetic import Arm, build
 
 QUIET = {"day": 0.1, "block": 1e-4, "turn": 1e-3, "step": 1e-3}
 
 
-def study(problems: dict[str, list[str]] | None = None, **probes: object) -> StudyReport:
+def study(problems: dict[str, list[str]] | None = None, **probes: Any) -> StudyReport:
     """A step of 10 ms without probes: the ledger takes 0.1 ms of it, the sampler 0.2, py-spy 5."""
     arm = Arm("text", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 10.3})
     costs = {"bare": 10.0, "with-ledger": 10.1, "with-host": 10.3, "with-py_spy": 15.1}
@@ -29,9 +31,12 @@ def study(problems: dict[str, list[str]] | None = None, **probes: object) -> Stu
     assert looked_into.steps is not None
     warm = looked_into.steps.set_column(2, "warmup", [[True] * len(looked_into.steps)])
     runs.append(replace(looked_into, steps=warm))
-    ran = {"taken_samples": {"host": 30}, "failed": [], **probes}
-    told = [replace(run, probes={"problems": (problems or {}).get(run.record.arm, []), **ran}) for run in runs]
-    return analyse(record, told)
+    ran: dict[str, Any] = {"taken_samples": {"host": 30}, "failed": [], **probes}
+    problems = problems or {}
+    reported = [
+        replace(run, probes=ProbesRecord(problems=tuple(problems.get(run.record.arm, ())), **ran)) for run in runs
+    ]
+    return analyse(record, reported)
 
 
 def test_declared_costs_come_out() -> None:

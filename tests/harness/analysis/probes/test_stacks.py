@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,11 @@ from harness.analysis.probes.stacks import (
     segments,
     wilson,
 )
+from harness.study.probes_json import PySpyRecord
 from harness.traces.clock_marks import FittedClock
 
 MS = 1_000_000
-FACTS = {"window": [0, 1000 * MS], "rate_hz": 100}
+FACTS = PySpyRecord(window=(0, 1000 * MS), rate_hz=100)
 CLOCK = FittedClock(0, MS // 2, 0, 8, 8)
 ENCODE, LOOP, WAIT = "encode_batch (trainer/data/tokenizers.py:160)", "train (trainer/loop.py:31)", "get (queue.py:9)"
 
@@ -157,7 +159,7 @@ CLOCK_CALL = ["slot_tp_call (libpython3.so)", "clock_gettime (libc.so.6)", "unna
     ],
 )
 def test_what_was_met_in_the_recorder_counts_for_its_caller(native, stack, function, kept):
-    facts, spans = {**FACTS, "native": native}, spans_table([("main", "forward", 0, 99)])
+    facts, spans = replace(FACTS, native=native), spans_table([("main", "forward", 0, 99)])
     found = place(explain(samples_table([(50, "main", stack)]), spans, facts), MAIN, "forward")
     assert [share.name for share in found.functions] == [re.sub(r":\d+", "", function)]
     assert found.stacks[0].name == ";".join(stack[:kept])
@@ -169,7 +171,7 @@ def test_native_functions_without_a_name_count_for_their_caller_and_the_headline
     stacks += [[unnamed], ["<lambda> (<string>:1)", rust]]
     rows = [(time, "loader-0", stack) for time, stack in enumerate(stacks)]
     spans = spans_table([("loader-0", "tokenize", 0, 99)])
-    report = explain(samples_table(rows), spans, {**FACTS, "native": True})
+    report = explain(samples_table(rows), spans, replace(FACTS, native=True))
     assert [(share.name, share.samples) for share in place(report, WORKERS, "tokenize").functions] == [
         (rust, 6),
         ("encode_batch (trainer/data/tokenizers.py)", 4),

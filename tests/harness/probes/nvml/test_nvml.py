@@ -23,7 +23,9 @@ from harness.analysis.probes.host_load import host_load
 from harness.probes.nvml.devices import visible
 from harness.probes.nvml.metrics import is_sibling
 from harness.probes.sampler.sampler import Sampler
+from harness.probes.sampler.settings import SamplerSettings
 from harness.report.machine import section
+from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 from trainer.inject import spend
 
@@ -83,12 +85,12 @@ def stub(driver, monkeypatch):
 
 
 def sample(nvml: object = "auto", turns: int = 1, host: bool = False, turn_ms: float = 250) -> Sampler:
-    settings = {"host": host, "nvml": nvml, "rate_hz": 50, "patience_s": 2}
+    settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=2)
     sampler = Sampler(settings, lambda: {os.getpid(): "main"})
     for _ in range(turns):
-        sampler.start()
+        sampler.begin_steps()
         spend(turn_ms, "busy")
-        sampler.stop()
+        sampler.end_repetition()
         sampler.wait()
     sampler.close()
     return sampler
@@ -304,8 +306,8 @@ def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     stub()
     sampler = sample(host=True)
     samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
-    told = {"taken_samples": sampler.taken, "missed_samples": sampler.missed}
-    runs = {"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples, told)]}
+    reported = ProbesRecord(taken_samples=sampler.taken, missed_samples=sampler.missed)
+    runs = {"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples, reported)]}
     (load,), (card,) = host_load(runs), device_health(runs)
     main = next(role for role in load.roles if role.role == "main")
     assert all(value is not None for value in vars(main).values())

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic_ns
 
 from harness.machine.ptrace import allow_tracing
-from harness.probes.profilers.py_spy import PySpy
+from harness.probes.profilers.py_spy import PySpy, PySpySettings
 from trainer.errors import InputError
 
 TEXT = "def tokenize(text): return [token for token in text.split() if token not in stop_words]\n"
@@ -118,16 +118,16 @@ def main(folder, order):
         return steps
 
     make_trouble(order.get("trouble"))
-    spy = PySpy(order["settings"], folder)
+    spy = PySpy(PySpySettings.from_json(order["settings"]), folder)
     allow_tracing()
     if order.get("calibrate"):
         for _ in range(2):
-            spy.begin()
+            spy.begin_repetition()
             next_step()
-            spy.end()
+            spy.end_repetition()
     else:
         try:
-            spy.run(next_step)
+            spy.run_window(next_step)
         except InputError as error:
             spy.problems.append(f"the run's own: {error}")
     next_step()  # the run goes on

@@ -13,9 +13,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import TypeAdapter
 
 from harness.analysis.probes.stacks import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
+from harness.study.probes_json import PySpyRecord
 from harness.traces.py_spy import clock_of, read_stacks
 
 PROGRAM = Path(__file__).with_name("spy_program.py")
@@ -32,15 +34,16 @@ class Ran:
         self.folder = folder
         truth = json.loads((folder / "truth.json").read_text())
         self.facts, self.problems, self.steps = truth["facts"], truth["problems"], truth["steps"]
+        self.record = TypeAdapter(PySpyRecord).validate_python(self.facts) if self.facts else None
         self.children_left = truth["children_left"]
         names = ("pid", "role", "name", "start_ns", "end_ns")
         self.spans = pa.table(dict(zip(names, map(list, zip(*truth["spans"], strict=True)), strict=True)))
 
     def samples(self):
-        return read_stacks(self.folder / "stacks.trace.json.gz", self.facts, process_roles(self.spans))
+        return read_stacks(self.folder / "stacks.trace.json.gz", self.record, process_roles(self.spans))
 
     def report(self):
-        return explain(self.samples(), self.spans, self.facts)
+        return explain(self.samples(), self.spans, self.record)
 
 
 def run(folder, *, workers=1, wrapper=(), **more):

@@ -8,19 +8,23 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.analysis.probes.torch_profile import torch_profile
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.profilers.torch_profiler import TorchProfiler
-from harness.probes.profilers.torch_session import describe, export, pack
+from harness.probes.profilers.torch_session import TorchProfilerSettings, describe, export, pack
+from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.kineto import read_profile
 from harness.traces.names import STEP
 from harness.traces.profiles import header, read_profiles
@@ -29,9 +33,13 @@ from trainer import telemetry
 ALIGNED_NS = 50_000
 
 
-def settings(**changes: object) -> dict[str, object]:
-    base = {"wait": 1, "warmup": 1, "active": 2, "repeat": 1, "workers": True}
-    return base | dict.fromkeys(("shapes", "memory", "stack", "flops"), False) | changes
+def settings(**changes: Any) -> TorchProfilerSettings:
+    return replace(TorchProfilerSettings(wait=1, warmup=1, active=2), **changes)
+
+
+def recorded(probe: TorchProfiler) -> TorchProfilerRecord:
+    """What the probe reports, as it is read back from probes.json."""
+    return TypeAdapter(TorchProfilerRecord).validate_json(json.dumps(probe.facts(), allow_nan=False), strict=True)
 
 
 def stepper(first: int = 20) -> Callable[[], int]:
@@ -67,15 +75,15 @@ def test_the_window_holds_the_declared_steps_and_nothing_else(tmp_path: Path, re
     before_ns = monotonic_ns()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.run(stepper(), recorder)
-    facts = probe.facts()
-    ((start_ns, end_ns, first, last),) = facts["windows"]
+        probe.run_window(stepper(), recorder)
+    facts = recorded(probe)
+    ((start_ns, end_ns, first, last),) = facts.windows
     assert (first, last) == (23, 25)
     assert before_ns < start_ns < end_ns < monotonic_ns()
     assert probe.problems == []
-    assert facts["workers"] == []
+    assert facts.workers == ()
     assert [path.name for path in tmp_path.iterdir()] == ["torch_profile.json.gz"]
-    (table,), problems = read_profiles(tmp_path, facts)
+    (table,), problems = read_profiles(tmp_path, facts.realtime_minus_monotonic_ns)
     assert problems == []
     found = names(table)
     assert found.count("aten::mm") == 3
@@ -90,8 +98,8 @@ def test_the_window_holds_the_declared_steps_and_nothing_else(tmp_path: Path, re
 
 def test_what_was_profiled_lies_in_its_steps_on_our_clock(tmp_path: Path, recorder: StepRecorder) -> None:
     probe = TorchProfiler(settings(active=4), tmp_path)
-    probe.run(stepper(), recorder)
-    (table,), _ = read_profiles(tmp_path, probe.facts())
+    probe.run_window(stepper(), recorder)
+    (table,), _ = read_profiles(tmp_path, recorded(probe).realtime_minus_monotonic_ns)
     rows = table.to_pylist()
     marks = sorted(
         (row["start_ns"], row["start_ns"] + row["duration_ns"]) for row in rows if row["name"] == "phase: forward"
@@ -127,14 +135,14 @@ def test_each_window_has_its_file(tmp_path: Path) -> None:
     probe = TorchProfiler(settings(repeat=3), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.run(stepper(0))
-    facts = probe.facts()
-    assert [window[2:] for window in facts["windows"]] == [[2, 3], [6, 7], [10, 11]]
+        probe.run_window(stepper(0))
+    facts = recorded(probe)
+    assert [window[2:] for window in facts.windows] == [(2, 3), (6, 7), (10, 11)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "torch_profile.2.json.gz", "torch_profile.3.json.gz", "torch_profile.json.gz",
     ]  # fmt: skip
-    tables, _ = read_profiles(tmp_path, facts)
-    for table, (start_ns, end_ns, _, _) in zip(tables, facts["windows"], strict=True):
+    tables, _ = read_profiles(tmp_path, facts.realtime_minus_monotonic_ns)
+    for table, (start_ns, end_ns, _, _) in zip(tables, facts.windows, strict=True):
         mm = [row["start_ns"] for row in table.to_pylist() if row["name"] == "aten::mm"]
         assert len(mm) == 2
         assert all(start_ns - ALIGNED_NS < at < end_ns + ALIGNED_NS for at in mm)
@@ -144,34 +152,33 @@ def test_no_warmup_and_no_wait(tmp_path: Path) -> None:
     probe = TorchProfiler(settings(wait=0, warmup=0, active=1, repeat=2), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.run(stepper(5))
-    assert [window[2:] for window in probe.facts()["windows"]] == [[5, 5], [6, 6]]
-    tables, _ = read_profiles(tmp_path, probe.facts())
+        probe.run_window(stepper(5))
+    assert [window[2:] for window in recorded(probe).windows] == [(5, 5), (6, 6)]
+    tables, _ = read_profiles(tmp_path, recorded(probe).realtime_minus_monotonic_ns)
     assert [names(table).count("aten::mm") for table in tables] == [1, 1]
-    report = torch_profile("text", tables, probe.facts())
+    report = torch_profile("text", tables, recorded(probe))
     assert report is not None
     assert (report.steps, report.problems) == (2, ())
 
 
 def test_what_was_asked_for_is_recorded(tmp_path: Path) -> None:
     probe = TorchProfiler(settings(shapes=True, memory=True, stack=True, flops=True), tmp_path)
-    probe.run(stepper())
-    facts = probe.facts()
-    (table,), _ = read_profiles(tmp_path, facts)
+    probe.run_window(stepper())
+    facts = recorded(probe)
+    (table,), _ = read_profiles(tmp_path, facts.realtime_minus_monotonic_ns)
     rows = table.to_pylist()
     assert {row["input_shapes"] for row in rows if row["name"] == "aten::mm"} == {"[[8, 32], [32, 32]]"}
     assert any(row["bytes"] == 8 * 32 * 4 for row in rows if row["name"] == "[memory]")
     assert any(row["category"] == "python_function" and "next_step" in row["name"] for row in rows)
-    assert facts["flops"]["aten::mm"] == 2 * (2 * 8 * 32 * 32)
-    json.dumps(facts, allow_nan=False)
+    assert facts.flops["aten::mm"] == 2 * (2 * 8 * 32 * 32)
 
 
 def test_a_second_try_leaves_nothing_of_the_first(tmp_path: Path) -> None:
     for name in ("torch_profile.2.json.gz", "torch_profile.loader-3.json.gz"):
         (tmp_path / name).write_bytes(b"old")
     probe = TorchProfiler(settings(), tmp_path)
-    probe.run(stepper())
-    assert probe.facts()["workers"] == []
+    probe.run_window(stepper())
+    assert recorded(probe).workers == ()
     assert [path.name for path in tmp_path.iterdir()] == ["torch_profile.json.gz"]
 
 
@@ -179,10 +186,10 @@ def test_recording_to_know_its_cost_leaves_no_file(tmp_path: Path) -> None:
     probe = TorchProfiler(settings(), tmp_path)
     next_step = stepper()
     for _ in range(2):
-        probe.begin()
+        probe.begin_repetition()
         next_step()
-        probe.end()
-    probe.end()
+        probe.end_repetition()
+    probe.end_repetition()
     assert probe.problems == []
     assert list(tmp_path.iterdir()) == []
 
@@ -209,7 +216,7 @@ def test_a_profile_that_is_too_large_is_cut_between_two_events(tmp_path: Path) -
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     probe = TorchProfiler(settings(), tmp_path)
     (tmp_path / "torch_profile.json.gz").mkdir()  # where the file should go
-    probe.run(stepper())
+    probe.run_window(stepper())
     (problem,) = probe.problems
     assert "window 1 could not be written" in problem
 
@@ -224,7 +231,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 probe, next_step = TorchProfiler(settings(repeat=2), Path(sys.argv[1])), stepper()
 next_step()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-probe.run(next_step)
+probe.run_window(next_step)
 print("said", json.dumps(probe.problems))
 """
 

@@ -16,17 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from harness.probes.profilers.torch_profiler import TorchProfiler, attach_in_worker
-from harness.probes.profilers.torch_session import make_profiler
-from harness.probes.profilers.torch_worker import OVER
+from harness.probes.profilers.torch_profiler import TorchProfiler
+from harness.probes.profilers.torch_session import TorchProfilerSettings, make_profiler
+from harness.probes.profilers.torch_worker import OVER, profile_worker
 from harness.traces.profiles import CUT, file_name, files, header, read_profiles
 from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import Prepared, prepare
 
-SETTINGS = {"wait": 1, "warmup": 1, "active": 2, "repeat": 1, "workers": True} | dict.fromkeys(
-    ("shapes", "memory", "stack", "flops"), False
-)
+SETTINGS = TorchProfilerSettings(wait=1, warmup=1, active=2)
 ALIGNED_NS = 50_000
 
 
@@ -64,12 +62,12 @@ def test_every_worker_leaves_its_profile(data: dict[str, object], tmp_path: Path
     config, prepared = configured(data, workers=2, start_method=start_method)
     probe = TorchProfiler(SETTINGS, tmp_path)
     before_ns = monotonic_ns()
-    with open_batches(config, prepared, 0, partial(attach_in_worker, SETTINGS, tmp_path)) as batches:
+    with open_batches(config, prepared, 0, partial(profile_worker, SETTINGS, tmp_path)) as batches:
         traces = [batch.trace for batch in islice(batches, 12)]
     after_ns = monotonic_ns()
     assert probe.problems == []
-    assert probe.facts()["workers"] == ["loader-0", "loader-1"]
-    tables, problems = read_profiles(tmp_path, {})
+    assert probe.facts()["workers"] == ("loader-0", "loader-1")
+    tables, problems = read_profiles(tmp_path)
     assert problems == []
     for worker, table in enumerate(tables):
         mine = [trace for trace in traces if trace is not None and trace.role == f"loader-{worker}"]
@@ -97,23 +95,23 @@ def test_every_worker_leaves_its_profile(data: dict[str, object], tmp_path: Path
 def test_a_worker_records_until_the_windows_are_over(data: dict[str, object], tmp_path: Path) -> None:
     config, prepared = configured(data, workers=1, prefetch=1)
     probe = TorchProfiler(SETTINGS, tmp_path)
-    with open_batches(config, prepared, 0, partial(attach_in_worker, SETTINGS, tmp_path)) as batches:
+    with open_batches(config, prepared, 0, partial(profile_worker, SETTINGS, tmp_path)) as batches:
         numbers = iter(range(100))
 
         def next_step() -> int:
             next(batches)
             return next(numbers)
 
-        probe.run(next_step)
+        probe.run_window(next_step)
         over_ns = monotonic_ns()
         assert (tmp_path / OVER).exists()
         assert len(list(islice(batches, 8))) == 8
         # The worker has built batches since, so it has noticed and written; it goes on without the profiler.
         assert (tmp_path / file_name("loader-0")).exists()
     facts = probe.facts()
-    assert facts["workers"] == ["loader-0"]
+    assert facts["workers"] == ("loader-0",)
     assert not (tmp_path / OVER).exists()
-    (_, worker), _ = read_profiles(tmp_path, facts)
+    (_, worker), _ = read_profiles(tmp_path, facts["realtime_minus_monotonic_ns"])
     packs = [row["start_ns"] for row in worker.to_pylist() if row["name"] == "stage: pack"]
     assert sum(at < over_ns for at in packs) >= 2
     batches_after = {at for at in packs if at > over_ns}
@@ -123,13 +121,13 @@ def test_a_worker_records_until_the_windows_are_over(data: dict[str, object], tm
 def test_a_worker_that_has_many_events_stops_early_and_says_so(data: dict[str, object], tmp_path: Path) -> None:
     config, prepared = configured(data, workers=1)
     probe = TorchProfiler(SETTINGS, tmp_path)
-    hook = partial(attach_in_worker, SETTINGS, tmp_path, most_events=1)
+    hook = partial(profile_worker, SETTINGS, tmp_path, most_events=1)
     with open_batches(config, prepared, 0, hook) as batches:
         assert len(list(islice(batches, 9))) == 9
     assert "its first 2 batches only" in header(tmp_path / file_name("loader-0"))[CUT]
     (problem,) = probe.problems
     assert "loader-0 is not whole" in problem
-    (table,), _ = read_profiles(tmp_path, {})
+    (table,), _ = read_profiles(tmp_path)
     assert 1 <= names(table).count("stage: pack") <= 6
 
 
@@ -147,12 +145,12 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from harness.probes.profilers.torch_worker import attach_in_worker
+from harness.probes.profilers.torch_worker import profile_worker
 from tests.harness.probes.profilers.test_torch_worker import SETTINGS
 from trainer import telemetry
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-attach_in_worker(SETTINGS, Path(sys.argv[1]), 3)
+profile_worker(SETTINGS, Path(sys.argv[1]), 3)
 with telemetry.span("tokenize"):
     torch.ones(3) + 1
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from time import monotonic_ns
 
 from hypothesis import given
@@ -17,9 +18,10 @@ from harness.probes.sampler.host import HostCollector
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.sampling import LATE_NS, Deadlines, Sampling
 from harness.probes.sampler.series import SampleSeries
+from harness.probes.sampler.settings import SamplerSettings
 from trainer.inject import spend
 
-HOST = {"host": True, "nvml": False, "rate_hz": 50}
+HOST = SamplerSettings(host=True, nvml=False, rate_hz=50)
 TURN_METRICS = ("own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores", "resident_bytes")
 
 
@@ -28,9 +30,9 @@ def roles() -> dict[int, str]:
 
 
 def turn(sampler: Sampler, milliseconds: float) -> None:
-    sampler.start()
+    sampler.begin_steps()
     spend(milliseconds, "busy")
-    sampler.stop()
+    sampler.end_repetition()
     sampler.wait()
 
 
@@ -135,12 +137,12 @@ def test_a_last_reading_that_comes_late_is_none_of_the_turn() -> None:
 def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> None:
     sampler = Sampler(HOST, roles)
     turn(sampler, 50)
-    sampler.start()
+    sampler.begin_steps()
     os.kill(sampler.pid, signal.SIGKILL)
     os.waitid(os.P_PID, sampler.pid, os.WEXITED | os.WNOWAIT)
     for _ in range(3):
-        sampler.stop()
-        sampler.start()
+        sampler.end_repetition()
+        sampler.begin_steps()
     sampler.close()
     sampler.close()
     assert len(sampler.problems) == 1
@@ -160,7 +162,7 @@ def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
 
 
 def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
-    sampler = Sampler({**HOST, "rate_hz": 0}, roles)
+    sampler = Sampler(replace(HOST, rate_hz=0), roles)
     turn(sampler, 0)
     sampler.close()
     assert len(sampler.problems) == 1
@@ -169,12 +171,12 @@ def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
 
 def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_turn() -> None:
     """Who stops the run's processes before :meth:`Sampler.wait` finds the sampler with its reading still to do."""
-    sampler = Sampler({**HOST, "rate_hz": 1}, roles)
+    sampler = Sampler(replace(HOST, rate_hz=1), roles)
     turn(sampler, 20)
-    sampler.start()
+    sampler.begin_steps()
     os.kill(sampler.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, sampler.pid, os.WSTOPPED | os.WNOWAIT)
-    sampler.stop()
+    sampler.end_repetition()
     os.kill(sampler.pid, signal.SIGCONT)
     sampler.wait()
     sampler.close()
@@ -185,9 +187,9 @@ def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_turn() -> 
 def test_it_ends_with_the_run() -> None:
     """Killed without a word, as a stopped run is."""
     code = (
-        "import os, sys; from harness.probes.sampler.sampler import Sampler\n"
-        "sampler = Sampler({'host': True, 'nvml': False, 'rate_hz': 10}, lambda: {os.getpid(): 'main'})\n"
-        "sampler.start(); print(sampler.pid, flush=True); sys.stdin.readline()"
+        "import os, sys; from harness.probes.sampler.sampler import Sampler, SamplerSettings\n"
+        "sampler = Sampler(SamplerSettings(host=True, nvml=False), lambda: {os.getpid(): 'main'})\n"
+        "sampler.begin_steps(); print(sampler.pid, flush=True); sys.stdin.readline()"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     sampler = os.pidfd_open(int(run.stdout.readline()))

@@ -1,30 +1,29 @@
-"""harness run, harness report: studies and their verdicts."""
+"""harness run: runs a scenario as a study and prints its verdicts."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from harness.commands import exit_codes
+from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan
+from harness.commands.report import print_verdicts
 from trainer.errors import InputError
 
-if TYPE_CHECKING:
-    from harness.scenario.plan import Plan
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-EXIT_CODES = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
-
-
-def load_plan(arguments: argparse.Namespace) -> Plan:
-    """The plan of the scenario that ``arguments`` name, with their overrides."""
-    from harness.scenario.load import load_scenario
-    from harness.scenario.plan import make_plan
-
-    scenario = load_scenario(
-        arguments.scenario, arguments.set, repeats=arguments.repeats, interleave=arguments.interleave
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario and what overrides it, or the study to complete."""
+    parser.epilog = PATHS_NOTE
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
+    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
+    parser.add_argument("--resume", metavar="STUDY", help="run what the study in this folder still lacks")
+    add_overrides(parser)
+    parser.add_argument("--repeats", type=int, metavar="N", help="blocks, each with every arm once")
+    parser.add_argument(
+        "--interleave", choices=("auto", "slices", "runs"), help="interleave repetitions, or one run after the other"
     )
-    return make_plan(scenario, arguments.scenario, arguments.arm)
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -36,7 +35,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return _finish(*resume_study(Path(arguments.resume), command))
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
-    plan = load_plan(arguments)
+    plan = load_plan(arguments, arguments.repeats, arguments.interleave)
     if arguments.plan:
         from harness.scenario.plan import describe
 
@@ -47,12 +46,6 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     return _finish(*run_study(plan, Path(arguments.out), command, arguments.scenario))
 
 
-def report(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Rebuild the report of a study from its tables; print the verdicts."""
-    _print_verdicts(Path(arguments.study))
-    return 0
-
-
 def _check_resume(arguments: argparse.Namespace) -> None:
     given = {
         "SCENARIO": arguments.scenario,
@@ -61,7 +54,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
         "--arm": arguments.arm,
         "--repeats": arguments.repeats,
         "--interleave": arguments.interleave,
-        "--out": arguments.out != arguments.default_out,
+        "--out": arguments.out != DEFAULT_OUT,
     }
     for name, value in given.items():
         if value:
@@ -70,7 +63,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 def _finish(folder: Path, status: str) -> int:
     try:
-        _print_verdicts(folder)
+        print_verdicts(folder)
     except (OSError, KeyboardInterrupt):
         print(f"the runs are kept; rebuild the report with: harness report {folder}", file=sys.stderr)
         raise
@@ -80,13 +73,4 @@ def _finish(folder: Path, status: str) -> int:
         print(
             f"harness: some runs failed, see {folder}; repeat them with: harness run --resume {folder}", file=sys.stderr
         )
-    return EXIT_CODES[status]
-
-
-def _print_verdicts(folder: Path) -> None:
-    from harness.report.build import build_report
-    from harness.study.store import StudyFolder
-
-    for sentence in build_report(folder):
-        print(sentence)
-    print(f"summary: {StudyFolder(folder).summary_md}")
+    return exit_codes.OF_STUDY[status]

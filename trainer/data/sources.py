@@ -1,6 +1,6 @@
-"""Readers: rows of a parquet column by index, through scalars (as the founding study) or Arrow's buffers (zero-copy).
+"""Reads rows of parquet columns by index, through scalars (as in the founding study) or Arrow's buffers (zero-copy).
 
-A reader opens its files in the process that reads, on first use: a loader worker inherits nothing but their names.
+A source opens its files on first use, in the process that reads: a loader worker inherits only their names.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Index = Sequence[int]
 
 
 class _Columns:
-    """The named columns of several parquet files as one table, opened on first use."""
+    """Gives the named columns of several parquet files as one table, opened on first use."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
 
     def open(self) -> Any:
-        """The pyarrow Table: decoded once, on this thread alone, so that reading costs no hidden core."""
+        """Return the pyarrow Table. It is decoded once, on this thread alone, so that reading uses no hidden core."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -45,8 +45,8 @@ class _Columns:
         return table
 
 
-class ScalarTextReader:
-    """Text through one Arrow scalar per row."""
+class ScalarTextSource:
+    """Reads text through one Arrow scalar per row."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column, self._table = _Columns(files, [column], rows), column, None
@@ -57,8 +57,8 @@ class ScalarTextReader:
         return [table.column(self._column)[int(index)].as_py() for index in indices]
 
 
-class ZeroCopyTextReader:
-    """Text decoded straight from the column's value buffer."""
+class ZeroCopyTextSource:
+    """Reads text straight from the column's value buffer."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column
@@ -75,27 +75,27 @@ class ZeroCopyTextReader:
         return texts
 
 
-class ScalarTokenReader:
-    """Token lists (or input ids and mask) through one Arrow scalar per row and column, as Python lists."""
+class ScalarTokenSource:
+    """Reads token lists (or input ids and mask) through one Arrow scalar per row and column, as Python lists."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._columns, self._names, self._table = _Columns(files, columns, rows), tuple(columns), None
 
     def read(self, indices: Index) -> list[tuple[list[int], ...]]:
-        """For each row a tuple with the list of each column."""
+        """Return for each row a tuple with one list per column."""
         table = self._table = self._columns.open() if self._table is None else self._table
         return [tuple(table.column(name)[int(index)].as_py() for name in self._names) for index in indices]
 
 
-class ZeroCopyTokenReader:
-    """The same rows as numpy views (int32, int8) of Arrow's buffers: no Python int is ever made."""
+class ZeroCopyTokenSource:
+    """Reads the same rows as numpy views (int32, int8) of Arrow's buffers, without a Python int."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._columns, self._names = _Columns(files, columns, rows), tuple(columns)
         self._chunks: list[_Chunked] | None = None
 
     def read(self, indices: Index) -> list[tuple[NDArray[Any], ...]]:
-        """For each row a tuple with the read-only view of each column."""
+        """Return for each row a tuple with one read-only view per column."""
         if self._chunks is None:
             table = self._columns.open()
             self._chunks = [_chunked(table, name) for name in self._names]
@@ -110,7 +110,7 @@ class ZeroCopyTokenReader:
 
 
 class _Chunked:
-    """A chunked column: for each chunk its offsets and values, and the first row of each chunk."""
+    """Finds a row in a chunked column: offsets and values of each chunk, and its first row."""
 
     def __init__(self, parts: list[tuple[Any, Any]], lengths: list[int]) -> None:
         import numpy as np
@@ -120,7 +120,7 @@ class _Chunked:
         self._starts = self._ends - lengths
 
     def locate(self, index: int) -> tuple[tuple[Any, Any], int]:
-        """((offsets, values) of the chunk that holds row ``index``, the row's place in it)."""
+        """Return (offsets, values) of the chunk that holds row ``index``, and the row's place in the chunk."""
         chunk = int(self._ends.searchsorted(index, side="right"))
         return self._parts[chunk], int(index - self._starts[chunk])
 
@@ -146,19 +146,19 @@ def _text_part(chunk: Any) -> tuple[NDArray[Any], memoryview]:
 
 
 def _list_part(chunk: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    # .offsets counts from .values, whatever slice the chunk is.
+    # .offsets counts from .values, also for a sliced chunk.
     return chunk.offsets.to_numpy(zero_copy_only=True), chunk.values.to_numpy(zero_copy_only=True)
 
 
-def text_reader(
+def text_source(
     config: DataConfig, files: Sequence[str], column: str, rows: int
-) -> ScalarTextReader | ZeroCopyTextReader:
-    """The text reader that ``config.access`` asks for."""
-    return (ScalarTextReader if config.access == "scalar" else ZeroCopyTextReader)(files, column, rows)
+) -> ScalarTextSource | ZeroCopyTextSource:
+    """Choose the text source that ``config.access`` asks for."""
+    return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
-def token_reader(config: DataConfig, folder: str, rows: int) -> ScalarTokenReader | ZeroCopyTokenReader:
-    """The reader of a pretokenized folder that ``config.access`` asks for."""
+def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | ZeroCopyTokenSource:
+    """Choose the source of a pretokenized folder that ``config.access`` asks for."""
     columns = ("tokens",) if config.path == "tokens-stream" else ("input_ids", "attention_mask")
-    reader = ScalarTokenReader if config.access == "scalar" else ZeroCopyTokenReader
+    reader = ScalarTokenSource if config.access == "scalar" else ZeroCopyTokenSource
     return reader([str(Path(folder) / "data.parquet")], columns, rows)

@@ -1,0 +1,93 @@
+"""Adds and interprets the arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.regression.gate import Limits
+    from harness.scenario.plan import Plan
+
+DEFAULT_OUT = "results"
+PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
+
+
+def add_study(parser: argparse.ArgumentParser) -> None:
+    """STUDY: a study's folder."""
+    parser.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """--set and --arm: what of a scenario is run, and with which values."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set a dotted key of base (data.batch_size=2) or of the scenario (seed=1; base.seed is the trainer's); "
+        "VALUE is YAML; arms and matrix still override it; may be repeated",
+    )
+    add_arm(parser)
+
+
+def add_arm(parser: argparse.ArgumentParser) -> None:
+    """--arm: which arms."""
+    parser.add_argument(
+        "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern); may be repeated"
+    )
+
+
+def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
+    """--within and its like of memory and startup: what counts as no change. ``within`` is the default of the step."""
+    parser.add_argument(
+        "--within",
+        default=within,
+        metavar="SHARE",
+        help="a change of the step that counts as none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-within", default="5%", metavar="SHARE", help="the same of peak memory, or off (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--startup-within", default="20%", metavar="SHARE", help="the same of startup, or off (default: %(default)s)"
+    )
+
+
+def add_undecided(parser: argparse.ArgumentParser) -> None:
+    """--undecided-exit."""
+    parser.add_argument(
+        "--undecided-exit", default="4", metavar="N", help="exit code where nothing could be decided (default: 4)"
+    )
+
+
+def add_comparing(parser: argparse.ArgumentParser) -> None:
+    """What every comparison of two kept studies takes."""
+    add_limits(parser, within="5%")
+    add_undecided(parser)
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="KEY",
+        help="decide although this differs (a key that a refusal names); may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def load_plan(arguments: argparse.Namespace, repeats: int | None = None, interleave: str | None = None) -> Plan:
+    """The plan of the scenario that ``arguments`` name, with their overrides."""
+    from harness.scenario.load import load_scenario
+    from harness.scenario.plan import make_plan
+
+    scenario = load_scenario(arguments.scenario, arguments.set, repeats=repeats, interleave=interleave)
+    return make_plan(scenario, arguments.scenario, arguments.arm)
+
+
+def limits_of(arguments: argparse.Namespace) -> Limits:
+    """What counts as the same, from the options; InputError where one is not a share."""
+    from harness.regression.gate import Limits
+    from harness.regression.quantities import read_limit, read_share
+
+    return Limits(
+        read_share(arguments.within, "--within"),
+        read_limit(arguments.memory_within, "--memory-within"),
+        read_limit(arguments.startup_within, "--startup-within"),
+    )

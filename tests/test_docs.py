@@ -1,0 +1,104 @@
+"""Every file of this repository that the documents name exists: links, paths in backticks and code blocks, modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "harness" / "README.md",
+        ROOT / "trainer" / "data" / "README.md",
+        ROOT / "results" / "reference" / "README.md",
+    ]
+)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_FROM_ROOT = re.compile(r"(?<![\w./-])(?:harness|trainer|tests|docs|scenarios|profiles|\.ci)/[\w./-]*")
+_MODULE = re.compile(r"(?<![\w./-])(?:harness|trainer|tests)(?:\.[a-z_]+)+")
+_PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+_SUFFIXES = (".py", ".md", ".toml", ".txt")
+# What the harness writes, and names that stand for another's choice.
+_NOT_OURS = {"summary.md", "log.txt", "NAME.py"}
+
+
+def missing(text: str, folder: Path) -> set[str]:
+    """The names in ``text``, a document in ``folder``, of files that this repository does not have."""
+    return set(_missing_links(text, folder)) | set(_missing_paths(text, folder)) | set(_missing_modules(text))
+
+
+def _missing_links(text: str, folder: Path) -> Iterator[str]:
+    for target in _LINK.findall(text):
+        path = target.partition("#")[0]
+        if path and "://" not in path and not (folder / path).exists():
+            yield target
+
+
+def _missing_paths(text: str, folder: Path) -> Iterator[str]:
+    """Paths from the root wherever they stand; in backticks also paths from the document's folder or from harness/."""
+    bases = (ROOT, folder, ROOT / "harness")
+    for path in _FROM_ROOT.findall(text):
+        if "NAME" not in path and not (ROOT / path.rstrip(".")).exists():
+            yield path
+    for code in _CODE.findall(text):
+        if not _PATH.fullmatch(code) or code in _NOT_OURS or "NAME" in code:
+            continue
+        first, slash, _ = code.partition("/")
+        ours = code.endswith(_SUFFIXES) or bool(slash and any((base / first).is_dir() for base in bases))
+        if ours and not any((base / code).exists() for base in bases):
+            yield code
+
+
+def _missing_modules(text: str) -> Iterator[str]:
+    """Dotted names that lead to no module, nor to something that its file names."""
+    for name in _MODULE.findall(text):
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            path = ROOT.joinpath(*parts[:length])
+            file = path.with_suffix(".py")
+            if file.is_file() and all(part in file.read_text() for part in parts[length:]):
+                break
+            if path.is_dir() and length == len(parts):
+                break
+        else:
+            yield name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_document_names_exists(document: Path) -> None:
+    assert missing(document.read_text(), document.parent) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gone](docs/gone.md)",
+        "`harness/gone.py`",
+        "`analysis/gone.py`",
+        "`gone.py`",
+        "`results/gone`",
+        "```\nscenario ──> harness/gone.py (checks)\n```",
+        "`harness.analysis.gone`",
+        "`harness.analysis.study.gone_function`",
+    ],
+)
+def test_what_is_not_there_is_found(text: str) -> None:
+    assert len(missing(text, ROOT)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[there](docs/architecture.md#x) and [elsewhere](https://example.org/gone.md)",
+        "`analysis/study.py`, `harness/probes/`, `tokens/s`, `harness run scenarios/quickstart.yaml`",
+        "`runs/<arm>/<block>/*.parquet`, `python -m tests.known_truth`, `harness.analysis.study.analyse`",
+    ],
+)
+def test_what_is_there_or_is_no_file_of_ours_passes(text: str) -> None:
+    assert missing(text, ROOT) == set()
