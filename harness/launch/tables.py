@@ -23,7 +23,7 @@ def steps_table(recorder: StepRecorder | BareRecorder, asynchronous: bool = Fals
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
-        "turn": [row.turn for row in steps],
+        "turn": [row.repetition for row in steps],
         "warmup": [row.warmup for row in steps],
         "start_ns": [row.start_ns for row in steps],
         "wall_ns": [row.wall_ns for row in steps],
