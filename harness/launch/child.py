@@ -130,7 +130,7 @@ class Run:
         assert self.tables is not None
         if self.run_queue is not None:
             self.run_queue.find_threads()
-        self.recorder.turn = turn
+        self.recorder.repetition = turn
         # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
         # device that has nothing queued.
         self.probe_set.begin_repetition()

@@ -97,7 +97,7 @@ def step_columns(rows: Rows) -> Columns:
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
-        "turn": [row.turn for row in steps],
+        "turn": [row.repetition for row in steps],
         "warmup": [row.warmup for row in steps],
         "start_ns": [row.start_ns for row in steps],
         "wall_ns": [row.wall_ns for row in steps],
@@ -119,7 +119,7 @@ def bare_columns(recorder: BareRecorder) -> Columns:
     rows = recorder.rows().steps
     return {
         "step": [row.step for row in rows],
-        "turn": [row.turn for row in rows],
+        "turn": [row.repetition for row in rows],
         "warmup": [row.warmup for row in rows],
         "start_ns": [row.start_ns for row in rows],
         "wall_ns": [row.wall_ns for row in rows],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What a probe is told to do. Every field is plain JSON, as it travels from the launcher to the run."""
+    """What a probe is to record. Every field is plain JSON, as it travels from the launcher to the run."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:

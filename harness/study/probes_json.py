@@ -5,6 +5,7 @@ Times are CLOCK_MONOTONIC in nanoseconds. Reading leaves out keys that no record
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +14,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -77,8 +77,7 @@ class ProbesRecord:
     missed_samples: dict[str, Count] = field(default_factory=dict)  # by source: host, nvml
     taken_samples: dict[str, Count] = field(default_factory=dict)
     torch_profiler: TorchProfilerRecord | None = None
-    # It is written as {} where py-spy failed.
-    py_spy: Annotated[PySpyRecord | None, BeforeValidator(lambda entry: entry or None)] = None
+    py_spy: PySpyRecord | None = None
     failed: tuple[str, ...] = ()  # names of probes
 
 
@@ -90,8 +89,11 @@ def _adapter() -> TypeAdapter[ProbesRecord]:
 def read_facts(path: Path) -> ProbesRecord:
     """The probes.json at ``path``; InputError, one line, where it is none."""
     try:
-        return _adapter().validate_json(path.read_text(), strict=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
+        content = json.loads(path.read_text())
+        if isinstance(content, dict) and content.get("py_spy") == {}:  # as it is written where py-spy failed
+            content["py_spy"] = None
+        return _adapter().validate_json(json.dumps(content), strict=True)  # only of JSON may a tuple be an array
     except ValidationError as error:
         raise InputError(f"{path}: not what a run's probes report: {first_fault(error)}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error

@@ -1,4 +1,4 @@
-"""When each step began and ended, and nothing else: what the ledger's own cost is measured against."""
+"""Records when each step begins and ends and nothing else: the ledger's own cost is measured against that."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel
 
 
 class BareRecorder:
-    """Implements ``trainer.telemetry.Recorder`` with one clock read a step; see ``probes.steps.StepRecorder``."""
+    """Implements ``trainer.telemetry.Recorder`` with one clock read a step; see :class:`StepRecorder`."""
 
     def __init__(self) -> None:
-        self.turn = 0
+        self.repetition = 0
         self.warmup = True
         self.steps: list[StepRow] = []
         self.counts: list[tuple[int, int, int]] = []  # of each step: tokens, trained tokens, samples
@@ -23,7 +23,7 @@ class BareRecorder:
     def step(self, index: int) -> None:
         now = monotonic_ns()
         self._close(now)
-        self._open = (index, self.turn, self.warmup, now)
+        self._open = (index, self.repetition, self.warmup, now)
 
     def pause(self) -> None:
         """Close the open step: the loop stands still until the next :meth:`step`."""
@@ -31,8 +31,8 @@ class BareRecorder:
 
     def _close(self, now: int) -> None:
         if self._open is not None:
-            index, turn, warmup, start = self._open
-            self.steps.append(StepRow(index, turn, warmup, start, now - start, (), None))
+            index, repetition, warmup, start = self._open
+            self.steps.append(StepRow(index, repetition, warmup, start, now - start, (), None))
             self.counts.append((self._counted[0], self._counted[1], self._counted[2]))
         self._open, self._counted = None, [0, 0, 0]
 

@@ -1,10 +1,10 @@
-"""Rows of the step ledger, made from what its recorder noted: one per step, phase and batch.
+"""Makes the rows of the step ledger from its recorder's events: one row per step, phase and batch.
 
 An event is a tuple that begins with its kind, times in CLOCK_MONOTONIC nanoseconds:
 
     ENTER, name, time, CPU time of the thread or None for the one read last
     EXIT, name, time, CPU time
-    STEP, time, run-queue reading, number, turn, warmup         a step begins, and the one before ends
+    STEP, time, run-queue reading, number, repetition, warmup   a step begins, and the one before ends
     PAUSE, time, run-queue reading                              the loop stands still until the next STEP
     RECEIVED, trace, tokens, trained tokens, samples            the batch of the last fetch
     TAKEN, number                                               the stages since the last one were batch NUMBER, inline
@@ -37,7 +37,7 @@ class PhaseSpan(NamedTuple):
 
 
 class Received(NamedTuple):
-    """One batch as the main thread got it: the wait for it and what its loader told."""
+    """One batch as the main thread got it: how long it waited for it, and the trace from the batch's loader."""
 
     step_row: int  # index into Rows.steps of the same portion
     batch: int  # order of receipt, from 0
@@ -50,10 +50,10 @@ class Received(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One step. ``phases_ns`` in the order of results.PHASES, summing to ``wall_ns`` exactly."""
+    """One step. ``phases_ns`` in the order of ``study.store.PHASES``, summing to ``wall_ns`` exactly."""
 
     step: int
-    turn: int
+    repetition: int
     warmup: bool
     start_ns: int
     wall_ns: int
@@ -88,12 +88,12 @@ class _Step(NamedTuple):
     start_ns: int
     reading: SchedstatReading
     number: int
-    turn: int
+    repetition: int
     warmup: bool
 
 
 class RowMaker:
-    """Makes rows of events, in as many portions as it is given. A span whose beginning was not noted is left out."""
+    """Makes rows of events, in as many portions as it is given. A span whose beginning was not recorded is left out."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -143,9 +143,9 @@ class RowMaker:
         if name == "fetch":
             self._last_fetch = (span.start_ns, now)
 
-    def _begin(self, now: int, reading: SchedstatReading, number: int, turn: int, warmup: bool) -> None:
+    def _begin(self, now: int, reading: SchedstatReading, number: int, repetition: int, warmup: bool) -> None:
         self._end(now, reading)
-        self._step = _Step(now, reading, number, turn, warmup)
+        self._step = _Step(now, reading, number, repetition, warmup)
 
     def _end(self, now: int, reading: SchedstatReading) -> None:
         step, spent = self._step, self._spent_ns
@@ -157,7 +157,8 @@ class RowMaker:
         delay = most_delayed_ns(step.reading, reading)
         self.rows.steps.append(
             StepRow(
-                step.number, step.turn, step.warmup, step.start_ns, wall, tuple(spent.get(name, 0) for name in PHASES),
+                step.number, step.repetition, step.warmup, step.start_ns, wall,
+                tuple(spent.get(name, 0) for name in PHASES),
                 None if delay is None else min(delay, wall),
             )
         )  # fmt: skip

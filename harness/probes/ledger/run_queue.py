@@ -1,8 +1,7 @@
-"""Run-queue delay: how long threads were runnable but had no core (Linux schedstat).
+"""Reads run-queue delay: how long threads were runnable but had no core (Linux schedstat).
 
 The kernel keeps it per thread in ``/proc/self/task/TID/schedstat``, second field, nanoseconds
-(Documentation/scheduler/sched-stats.rst). SchedstatReading it is a
-system call per thread.
+(Documentation/scheduler/sched-stats.rst). Reading it is a system call per thread.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class RunQueue:
 
     @property
     def available(self) -> bool:
-        """Whether this kernel tells (schedstat is a build option)."""
+        """Whether this kernel has it (schedstat is a build option)."""
         return bool(self._descriptors)
 
     def find_threads(self) -> None:
@@ -48,7 +47,7 @@ class RunQueue:
                 self._descriptors.append(descriptor)
 
     def read(self) -> SchedstatReading:
-        """What the kernel says of each thread now, as it says it: reading is cheap, understanding it can wait."""
+        """The kernel's line of each thread, not parsed: that can wait until the run is over."""
         try:
             return tuple([os.pread(descriptor, 96, 0) for descriptor in self._descriptors])
         except OSError:

@@ -1,4 +1,4 @@
-"""The recorder inside a loader worker: stage spans, sent to the main process beside each batch."""
+"""Records stages inside a loader worker; each batch carries its spans to the main process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StageRecorder:
         self._starts.append((now, self._cpu_ns))
 
     def exit(self, name: str) -> None:
-        self._cpu_ns = cpu_now = thread_time_ns()  # before the clock: see probes.steps
+        self._cpu_ns = cpu_now = thread_time_ns()  # before the clock: see probes.ledger.steps
         self._read_ns = now = monotonic_ns()
         start, cpu = self._starts.pop()
         self._spans.append((name, start, now, cpu_now - cpu))

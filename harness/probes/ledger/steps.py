@@ -1,8 +1,8 @@
-"""The step ledger's collector: phases of the main thread, stages of every batch, one row per step.
+"""Records the step ledger in the main process: phases of the main thread, stages of every batch, one row per step.
 
-Always on, so it must cost next to nothing: on a busy machine its code and its data are out of the caches each time, and
-what counts is how little of both it touches. It reads clocks and counters and appends them to one list, as they come;
-``probes.rows`` makes rows of them when the run is over.
+It is always on, so it must cost next to nothing. On a busy machine its code and data have left the caches each time, so
+it touches little of both: it reads clocks and counters and appends them to one list, as they come.
+``probes.ledger.rows`` makes rows of them when the run is over.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NEAR_NS = 20_000
 class StepRecorder:
     """Implements ``trainer.telemetry.Recorder`` in the trainer's main process.
 
-    ``turn`` and ``warmup`` are set by whoever drives the loop; they are stamped on each step as it begins.
+    The driver of the loop sets ``repetition`` and ``warmup``; each step gets their values as it begins.
     """
 
     def __init__(self, run_queue: RunQueue | None = None) -> None:
-        self.turn = 0
+        self.repetition = 0
         self.warmup = True
         self.losses: dict[int, float] = {}
         self.kernels: list[Kernel] = []
@@ -36,7 +36,7 @@ class StepRecorder:
         self._run_queue = run_queue
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
-        self._events: list[tuple[Any, ...]] = []  # see probes.rows
+        self._events: list[tuple[Any, ...]] = []  # see probes.ledger.rows
         self._maker = RowMaker()
         self._inline_batches = 0
         self._read_ns = 0  # when the CPU time was read last
@@ -80,7 +80,7 @@ class StepRecorder:
     def step(self, index: int) -> None:
         now = monotonic_ns()
         reading = self._run_queue.read() if self._run_queue is not None else ()
-        self._events.append((STEP, now, reading, index, self.turn, self.warmup))
+        self._events.append((STEP, now, reading, index, self.repetition, self.warmup))
 
     def pause(self) -> None:
         """Close the open step: the loop stands still until the next :meth:`step`."""

@@ -1,8 +1,8 @@
-"""NVIDIA's counters through nvidia-ml-py, in the sampling process: power, energy, clocks, utilisation, throttling.
+"""Reads NVIDIA's counters in the sampling process: power, energy, clocks, utilisation, throttling (nvidia-ml-py).
 
-Sources are "nvml:N", N being CUDA's number of the device. A metric that a card lacks is said once, with the reason, and
-not asked for again; a card that is lost is said once, and the others go on. What counts up (energy) is sampled as what
-it grew by since the reading before, all else as it stands.
+Sources are "nvml:N", where N is CUDA's number of the device. A metric that a card lacks is reported once, with the
+reason, and not read again. A card that is lost is reported once; the others are still read. A counter (energy) is
+sampled as what it grew by since the last reading, everything else as it stands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW_NS = 1_000_000_000
 def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
     """The collector of the visible cards, None where there are none; and what went wrong, one line each.
 
-    "auto" says nothing where there is no driver; true does.
+    Where there is no driver, "auto" reports nothing and true reports that.
     """
     there = has_nvidia_driver()
     try:
@@ -90,13 +90,13 @@ class _CardReader:
         self._lost = ""
         self._answers = 0
         self._slow_due_ns = 0
-        self._missing: dict[str, list[str]] = {}  # metrics by the reason that there are none, until said
+        self._missing: dict[str, list[str]] = {}  # metrics by the reason that there are none, until reported
         self._readers, lacking = make_readers(nvml, card)
         for words, reason in lacking:
             self._lacks(words, reason)
 
     def begin(self, pids: set[int]) -> None:
-        """A turn begins: counters start to count."""
+        """A repetition begins: counters start to count."""
         for reader in list(self._readers):
             self._attempt(reader, partial(reader.begin, pids))
 
@@ -114,13 +114,13 @@ class _CardReader:
         return answered
 
     def end(self) -> None:
-        """Say what never had an answer."""
+        """Report the metrics that never had a sample."""
         for reader in self._readers:
             if reason := reader.silent():
                 self._lacks(reader.words, reason)
 
     def take_problems(self) -> list[str]:
-        """What has not been said yet: one line per reason."""
+        """What has not been reported yet: one line per reason."""
         label = f"{self._card.source} ({self._card.name})"
         lines = [f"{label}: no {', '.join(words)}: {reason}" for reason, words in self._missing.items()]
         if self._lost:
@@ -136,7 +136,7 @@ class _CardReader:
             self._lacks(words, reason)
 
     def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
-        """Whether ``action``, of ``reader``, worked; a reader that never will is given up."""
+        """Whether ``action``, of ``reader``, worked. A reader that never will work is dropped."""
         if reader not in self._readers:
             return False
         try:

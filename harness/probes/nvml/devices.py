@@ -1,4 +1,4 @@
-"""Which cards a run may use: CUDA_VISIBLE_DEVICES as CUDA reads it, in terms of NVML."""
+"""Finds the cards that a run may use: reads CUDA_VISIBLE_DEVICES as CUDA does, and opens these devices in NVML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
 
 
 def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
-    """The visible cards, and one line for each that cannot be had. ``nvml``: pynvml, initialised."""
+    """The visible cards, and one line for each that cannot be read. ``nvml``: pynvml, initialised."""
     cards: list[Card] = []
     problems: list[str] = []
     handles: list[Any] = []

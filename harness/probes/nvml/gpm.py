@@ -1,8 +1,8 @@
 """GPM, the performance counters of Hopper and newer cards: how busy SMs, tensor cores, DRAM and links really were.
 
-A reading is the difference of two snapshots. The card refreshes them every 100 ms, so that closer ones say nothing
-(nvmlGpmMetricsGet in the NVML reference): a snapshot is taken when more than that has passed. The first of a turn is
-its baseline, so that what other runs did in between does not count; a turn shorter than that has no reading.
+A reading is the difference of two snapshots. The card refreshes its counters every 100 ms, so two snapshots must be
+further apart than that (nvmlGpmMetricsGet in the NVML reference). The first snapshot of a repetition is its baseline:
+what other runs did before does not count. A repetition shorter than 100 ms has no reading.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REFRESH_NS = 105_000_000  # 100 ms, and some for the late
 MIB = 2**20
 
 Metric = tuple[str, str, str, int, str]
-# What is asked for: NVML_GPM_METRIC_ name, metric, unit, factor, and its name for people.
+# NVML_GPM_METRIC_ name, metric, unit, factor, and its name in messages.
 METRICS: tuple[Metric, ...] = (
     ("SM_UTIL", "sm_active_percent", "%", 1, "SM activity"),
     ("SM_OCCUPANCY", "sm_occupancy_percent", "%", 1, "SM occupancy"),
@@ -44,7 +44,7 @@ def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
 
 
 class GpmReader(Reader):
-    """Means since the snapshot before, of all METRICS that the card has."""
+    """Means since the last snapshot, of all METRICS that the card has."""
 
     def __init__(self, nvml: Any, card: Card) -> None:
         super().__init__("SM, tensor and DRAM activity, link traffic (GPM)")
@@ -80,8 +80,8 @@ class GpmReader(Reader):
         if self._answered or not self._snapped:
             return ""
         return (
-            "no two readings of a turn were 100 ms apart, as the card takes to refresh them; "
-            "where turns are short, raise slice_steps"
+            "no two readings of a repetition were 100 ms apart, as the card takes to refresh them; "
+            "where repetitions are short, raise slice_steps"
         )
 
     def _snapshot(self, into: Any) -> None:

@@ -1,7 +1,7 @@
-"""The metrics of one card, one reader each: what it calls, in which units it answers, how often it is worth asking.
+"""The readers of one card's metrics: which NVML calls each makes, in which units it answers, how often it reads.
 
 A call costs some tens of microseconds, the list of processes more. PCIe throughput without GPM is a count over 20 ms
-for which the call blocks, so that it is asked for once a second, one direction at a time, and never after a turn.
+for which the call blocks, so that it is read once a second, one direction at a time, and never after a repetition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: the sum over the card's li
 
 
 class Gauges(Reader):
-    """What one call tells, as it stands."""
+    """What one call returns, as it stands."""
 
     def __init__(self, words: str, call: Callable[[], Iterable[Sample]]) -> None:
         super().__init__(words)
@@ -31,7 +31,7 @@ class Gauges(Reader):
 
 
 class Energy(Reader):
-    """Energy since the reading before, in joules, from the card's own counter (millijoules since the driver loaded)."""
+    """Energy since the last reading, in joules, from the card's own counter (millijoules since the driver loaded)."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         super().__init__("energy")
@@ -50,7 +50,7 @@ class Energy(Reader):
 
 
 class PcieThroughput(Reader):
-    """Of cards without GPM: KB/s over the 20 ms that the call blocks, sent and received in turns."""
+    """Of cards without GPM: KB/s over the 20 ms that the call blocks, sent and received alternately."""
 
     rate = "slow, inside"
 
@@ -101,7 +101,7 @@ class Processes(Reader):
         super().__init__("other processes on the card")
         self._nvml, self._handle = nvml, handle
         self._own: set[int] = set()
-        self._said = False
+        self._reported = False
 
     def begin(self, pids: set[int]) -> None:
         self._own = pids | {os.getpid()}
@@ -112,8 +112,8 @@ class Processes(Reader):
         # A container sees the card's list in the numbers of the host: its own processes are then not among them.
         foreign = [pid for pid in others if not Path(f"/proc/{pid}").exists()]
         if foreign and not self._own & listed.keys():
-            if not self._said:
-                self._said = True
+            if not self._reported:
+                self._reported = True
                 self._lacking = [(self.words, "NVML numbers processes as the host does, not as this container")]
             return []
         memory = sum(listed[pid] or 0 for pid in others)
@@ -130,7 +130,7 @@ class Processes(Reader):
 def is_sibling(pid: int, own: set[int]) -> bool:
     """Whether ``pid`` is another arm of the study whose run's processes are ``own``.
 
-    Stopped while it has no turn, it computes nothing, but keeps its memory on the card.
+    Suspended between its repetitions, it computes nothing, but keeps its memory on the card.
     """
     study = _study(pid)
     return study is not None and study in {_study(one) for one in own} - own
@@ -162,7 +162,7 @@ def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, s
     """A reader for each metric, and (words, reason) of what is known to be missing. ``nvml``: pynvml."""
     handle, inside = card.handle, card.slice if card.slice is not None else card.handle
     readers: list[Reader] = [
-        Energy(nvml, handle),  # first: it is what the turn's ends matter most for
+        Energy(nvml, handle),  # first: its error depends most on when a repetition begins and ends
         Gauges("power", lambda: [("power_w", nvml.nvmlDeviceGetPowerUsage(handle) / 1000, "W")]),
         Gauges("utilisation", lambda: _utilisation(nvml, inside)),
         Gauges("SM clock", lambda: _clock(nvml, handle, "sm_clock_mhz", nvml.NVML_CLOCK_SM)),

@@ -1,4 +1,4 @@
-"""What every metric of a card has in common: when it is asked for, and what it is called where it is not to be had."""
+"""The base of all readers of a card: how often each is read, and how it reports metrics that the card lacks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
 
 
 def reason_of(nvml: Any, error: Any) -> str:
-    """Why there is no such metric, in words."""
+    """Why there is no such metric, as text."""
     return NO_FUNCTION if is_one_of(nvml, error, ("FUNCTION_NOT_FOUND",)) else str(error)
 
 
 class Reader:
-    """Asks for metrics that belong together. ``words`` name them for people.
+    """Reads metrics that belong together. ``words`` name them in messages.
 
-    ``rate``: "fast" at every deadline, "slow" about once a second, "slow, inside" likewise but never after a turn.
+    ``rate``: "fast" at every deadline, "slow" about once a second, "slow, inside" likewise, but never
+    after a repetition.
     """
 
     rate: Literal["fast", "slow", "slow, inside"] = "fast"
@@ -45,17 +46,17 @@ class Reader:
         self._lacking: list[tuple[str, str]] = []
 
     def begin(self, pids: set[int]) -> None:
-        """A turn begins; ``pids``: the run's own processes. May raise NVMLError."""
+        """A repetition begins; ``pids``: the run's own processes. May raise NVMLError."""
 
     def read(self) -> Iterable[Sample]:
-        """Samples as they stand, or since the reading before. May raise NVMLError."""
+        """Samples as they stand, or since the last reading. May raise NVMLError."""
         raise NotImplementedError
 
     def silent(self) -> str:
-        """Why it never had an answer though nothing failed; "" where it had one."""
+        """Why it never got a sample although no call failed; "" where it got one."""
         return ""
 
     def take_lacking(self) -> list[tuple[str, str]]:
-        """Parts of it that turned out not to be there: (words, reason), each once."""
+        """Metrics of it that the card turned out to lack: (words, reason), each once."""
         lacking, self._lacking = self._lacking, []
         return lacking

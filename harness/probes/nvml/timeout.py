@@ -1,4 +1,4 @@
-"""NVML with a limit to waiting: a driver in trouble, as when a card fell off the bus, may not answer for minutes."""
+"""Opens and reads NVML with a timeout: a driver in trouble may not answer for minutes, as when a card is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_with_timeout(
 
 
 class TimedNvml:
-    """The collector, called in a thread. Once the driver hangs, methods raise TimeoutError; none may be called then."""
+    """The collector, called in a thread. Where the driver hangs, a method raises TimeoutError; call no more then."""
 
     source = NvmlCollector.source
 

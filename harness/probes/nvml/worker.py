@@ -11,17 +11,17 @@ Result = TypeVar("Result")
 
 
 class Worker:
-    """One thread that makes one call after the other. It ends with the process."""
+    """One thread that runs one call after the other. It ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def call(self, action: Callable[[], Result], limit_s: int) -> Result:
-        """What ``action`` returns or raises; TimeoutError where it takes longer than ``limit_s``: then call no more."""
+    def call(self, action: Callable[[], Result], timeout_s: int) -> Result:
+        """Return or raise what ``action`` returns or raises. After a TimeoutError the thread hangs: call no more."""
         self._calls.put(action)
-        for _ in range(limit_s):  # not in one go: a time in which this process was stopped must not count in full
+        for _ in range(timeout_s):  # not in one go: time while this process was suspended must not count
             try:
                 result, error = self._results.get(timeout=1)
             except Empty:
@@ -30,7 +30,7 @@ class Worker:
                 raise error
             returned: Result = result
             return returned
-        raise TimeoutError(f"no answer within {limit_s} s")
+        raise TimeoutError(f"no answer within {timeout_s} s")
 
     def _work(self) -> None:
         while True:

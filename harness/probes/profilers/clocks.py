@@ -1,4 +1,4 @@
-"""How far the realtime clock is ahead of CLOCK_MONOTONIC: what another program's stamps are aligned by."""
+"""Measures how far the realtime clock is ahead of CLOCK_MONOTONIC, to align another program's timestamps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRIES = 32  # a read takes under 0.1 us; the tightest of some was not interrupte
 def realtime_minus_monotonic() -> tuple[int, int]:
     """(nanoseconds that CLOCK_REALTIME is ahead, and by how many that can be off).
 
-    Both clocks tick at the same rate on Linux, so the figure holds until somebody sets the clock.
+    Both clocks tick at the same rate on Linux, so the figure holds until the clock is set.
     """
     best_width, best = None, 0
     for _ in range(TRIES):

@@ -1,8 +1,8 @@
-"""py-spy on this process and its children: a window of sampled stacks with clock marks, and one for a flame graph.
+"""Samples the stacks of this process and its children with py-spy: a window with clock marks, one for a flame graph.
 
-py-spy (github.com/benfred/py-spy) reads the stacks from outside, and stops a process for each reading: what runs under
-it is not measured. It runs twice, as it writes one format at a time: first chrometrace, which alone keeps times, then
-the flame graph, of threads that run only.
+py-spy (github.com/benfred/py-spy) reads the stacks from outside and suspends a process for each reading, so what runs
+under it is not measured. It writes one format at a time, so it runs twice: first for chrometrace, the only format that
+keeps times, then for the flame graph, which has only threads that run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PySpySettings(ProbeSettings):
 class PySpy(Probe):
     """Samples this process and its children. ``folder`` is the run's own, for the files.
 
-    What goes wrong is one line in ``problems``, with the fix; the run goes on without its stacks.
+    What goes wrong is one line in ``problems``, with the fix; the run continues without its stacks.
     """
 
     settings_type = PySpySettings
@@ -223,6 +223,6 @@ def _import_roots() -> list[str]:
 
 
 def _renamed(svg: str, title: str, roles: dict[int, str]) -> str:
-    """The flame graph with processes named by what they are for, not by command lines that they share."""
+    """The flame graph with processes named by their roles, not by the command lines that they share."""
     named = _PROCESS.sub(lambda match: f"{roles.get(int(match[1]), 'process')} {match[1]}", svg)
     return _TITLE.sub(lambda match: match[1] + title, named, count=1)

@@ -1,4 +1,4 @@
-"""The py-spy program as a child process: start it on this very process, wait until it samples, end it."""
+"""Runs the py-spy program as a child: starts it on this very process, waits until it samples, ends it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ END_S = 60.0  # from SIGINT until its file is written
 _REFUSED = re.compile(
     r"permission denied|operation not permitted|EPERM|failed to get process executable", re.IGNORECASE
 )
-# What else it says of a process that it may not stop: with --subprocesses not why. Only of this very process is that a
-# refusal; a child may have ended meanwhile.
+# What else it prints of a process that it may not suspend; with --subprocesses without the reason. Of this very process
+# that is a refusal; a child may have ended meanwhile.
 _NOT_STOPPED = "failed to suspend process"
 _STARTED = b"Sampling process"
 _TOTALS = re.compile(r"Samples: (\d+) Errors: (\d+)")
-# Linux kills the program with this process, even one that was stopped (SIGSTOP) meanwhile. It stays so across execv.
+# Linux kills the program with this process, even a suspended one (SIGSTOP). It stays so across execv.
 _DIE_WITH_PARENT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -51,7 +51,7 @@ while True:
 """
 
 
-class SpyFailed(Exception):  # noqa: N818 - an outcome, said once in the report
+class SpyFailed(Exception):  # noqa: N818 - an outcome, reported once
     """py-spy did not do its work; the message is one line, with the fix where there is one."""
 
 
@@ -69,7 +69,7 @@ class SpyRecording:
         command = [binary, "record", "--pid", str(os.getpid()), "--subprocesses", "--hideprogress", *options]
         self.output = output
         self.samples = self.errors = 0
-        self._told = b""
+        self._printed = b""
         allow_tracing()
         self._metronome = Metronome() if metronome else None
         self.metronome_pids = self._metronome.pids if self._metronome is not None else []
@@ -93,7 +93,7 @@ class SpyRecording:
         self.ready_ns = monotonic_ns()
 
     def check(self) -> None:
-        """Raise SpyFailed where this very process cannot be sampled: py-spy goes on as long as a child of it can."""
+        """Raise SpyFailed where this very process cannot be sampled: py-spy continues while it can sample a child."""
         if (reason := self._unsampled()) is not None:
             raise SpyFailed(_explain(reason))
 
@@ -104,12 +104,12 @@ class SpyRecording:
             try:
                 rest, _ = self._process.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:
-                raise SpyFailed(f"py-spy: killed, as it had not ended {END_S:.0f} s after it was told to") from None
-            self._told += rest
+                raise SpyFailed(f"py-spy: killed, as it had not ended {END_S:.0f} s after SIGINT") from None
+            self._printed += rest
             if self._process.returncode != 0 or not self.output.exists():
                 raise self._failure()
             self.check()
-            totals = _TOTALS.search(self._told.decode(errors="replace"))
+            totals = _TOTALS.search(self._printed.decode(errors="replace"))
             if totals is not None:
                 self.samples, self.errors = int(totals[1]), int(totals[2])
         finally:
@@ -118,7 +118,7 @@ class SpyRecording:
     def _wait_until_ready(self) -> None:
         assert self._process.stdout is not None
         deadline_ns = monotonic_ns() + int(READY_S * 1e9)
-        while _STARTED not in self._told:
+        while _STARTED not in self._printed:
             left_s = (deadline_ns - monotonic_ns()) / 1e9
             if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
                 raise SpyFailed(f"py-spy: not sampling {READY_S:.0f} s after its start")
@@ -126,18 +126,20 @@ class SpyRecording:
             if not piece:
                 self._process.wait()
                 raise self._failure()
-            self._told += piece
+            self._printed += piece
 
     def _failure(self) -> SpyFailed:
         if self._process.returncode < 0:
             return SpyFailed(f"py-spy: ended by signal {-self._process.returncode}")
         log = self._read_log()
-        said = [line for line in log.splitlines() if line.strip()] or self._told.decode(errors="replace").split("\n")
-        errors = [line for line in said if line.startswith("Error:")] + [log] * bool(_REFUSED.search(log))
-        return SpyFailed(_explain(self._unsampled() or (errors or said)[-1].removeprefix("Error:").strip()))
+        lines = [line for line in log.splitlines() if line.strip()] or self._printed.decode(errors="replace").split(
+            "\n"
+        )
+        errors = [line for line in lines if line.startswith("Error:")] + [log] * bool(_REFUSED.search(log))
+        return SpyFailed(_explain(self._unsampled() or (errors or lines)[-1].removeprefix("Error:").strip()))
 
     def _unsampled(self) -> str | None:
-        """Why py-spy does not sample this process; None where it does, or has not said yet."""
+        """Why py-spy does not sample this process; None where it does, or has not reported it yet."""
         found = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
         return None if found is None else found[1].strip()
 
@@ -164,11 +166,11 @@ def _explain(reason: str) -> str:
 class Metronome:
     """Makes every sample of py-spy show in its trace, at no cost but two processes that sleep.
 
-    The format chrometrace holds changes, not samples: while no thread changes its stack, samples leave no event, and
-    how often a long call was met cannot be told. But py-spy 0.4 compares a stack with the last one of the same
-    *pthread id*, and a process and its fork have that in common: met in turn, each differs from the other (at its
-    root, where --subprocesses names the process), so each sample of the two leaves events. Where a later py-spy tells
-    processes apart, samples without a change are missing again, and nothing else.
+    The format chrometrace holds changes, not samples: while no thread changes its stack, samples leave no event, so
+    nobody can count how often a long call was sampled. But py-spy 0.4 compares a stack with the last one of the same
+    *pthread id*, and a process and its fork share that id. Sampled one after the other, each differs from the other (at
+    its root, where --subprocesses names the process), so each sample of the two leaves events. Where a later py-spy
+    distinguishes processes, samples without a change are missing again, and nothing else.
     """
 
     def __init__(self) -> None:
@@ -178,8 +180,8 @@ class Metronome:
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        told = self._process.stdout.readline()
-        self.pids = [self._process.pid, *map(int, told.split())]
+        fork = self._process.stdout.readline()
+        self.pids = [self._process.pid, *map(int, fork.split())]
 
     def close(self) -> None:
         """End both: the kernel kills the fork with its parent."""

@@ -1,7 +1,7 @@
-"""torch.profiler for a window of steps, in the main process and in its loader workers.
+"""Runs torch.profiler for a window of steps, in the main process and in its loader workers.
 
-A run that is profiled measures nothing else: the profiler slows what it records. Outside its window it is not even
-attached. Everything goes to files in the run's folder (``harness.traces.profiles`` names them and reads them).
+The profiler slows what it records, so a profiled run measures nothing else. Outside its window the profiler is not
+attached. It writes files into the run's folder (``harness.traces.profiles`` names them and reads them).
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ class TorchProfiler(Probe):
         try:
             cut = export(profiler, self._folder / file_name("main", number))
         except OSError as error:
-            self._say(f"torch_profiler: window {number} could not be written ({error.strerror or error})")
+            self._add_problem(f"torch_profiler: window {number} could not be written ({error.strerror or error})")
             return
         if cut:
-            self._say(
+            self._add_problem(
                 f"torch_profiler: window {number} is cut after {MOST_BYTES / 1e6:.0f} MB of text and in no table of "
                 "operators; profile fewer steps (probes.torch_profiler.active)"
             )
@@ -149,20 +149,24 @@ class TorchProfiler(Probe):
                     cut = header(path).get(CUT)
                 except InputError as error:
                     cut = str(error)
-                self._say(f"torch_profiler: the profile of {role} is not whole: {cut}" if cut else None)
+                self._add_problem(f"torch_profiler: the profile of {role} is not whole: {cut}" if cut else None)
         for leftover in sorted(self._folder.glob(".torch_profile.*.tmp")):
             leftover.unlink()
             role = leftover.name.split(".")[2]
-            if role.startswith("loader-"):  # what the main process could not write has been said
-                self._say(f"torch_profiler: {role} was ended before its profile was written")
+            if role.startswith("loader-"):  # what the main process could not write is reported already
+                self._add_problem(f"torch_profiler: {role} was ended before its profile was written")
         for mark in sorted(self._folder.glob(_FAILURES)):
             mark.unlink()
             role = mark.name.split(".")[2]
-            self._say(f"torch_profiler: the profile of {role} could not be written; the run's log says why")
+            self._add_problem(
+                f"torch_profiler: the profile of {role} could not be written; the run's log has the reason"
+            )
         offsets = [offset for offset, _ in self._offsets]
         if offsets and max(offsets) - min(offsets) > _CLOCK_SET_NS:
             off_us = (max(offsets) - min(offsets)) / 1e3
-            self._say(f"torch_profiler: the realtime clock was set meanwhile: times are off by up to {off_us:.0f} us")
+            self._add_problem(
+                f"torch_profiler: the realtime clock was set meanwhile: times are off by up to {off_us:.0f} us"
+            )
         return self._problems
 
     def facts(self) -> dict[str, Any]:
@@ -180,6 +184,6 @@ class TorchProfiler(Probe):
     def report(self) -> ProbeReport:
         return ProbeReport(tuple(self.problems), self.facts())
 
-    def _say(self, problem: str | None) -> None:
+    def _add_problem(self, problem: str | None) -> None:
         if problem is not None and problem not in self._problems:
             self._problems.append(problem)

@@ -1,4 +1,4 @@
-"""One session of torch.profiler: made from our settings, described in its own header, and written to a file."""
+"""Makes a torch.profiler from our settings, puts our own facts into its trace's header, writes the trace to a file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def export(profiler: profile, path: Path) -> bool:
     text, packed = (path.with_name(f".{path.name}.{os.getpid()}.{part}.tmp") for part in ("text", "gz"))
     try:
         profiler.export_chrome_trace(str(text))
-        if not _is_whole(text):  # torch says nothing where it could not write
+        if not _is_whole(text):  # torch raises nothing where it could not write
             raise OSError(errno.EIO, "torch could not write all of it: is the disk full, or the size of files limited?")
         cut = pack(text, packed, MOST_BYTES)
         packed.replace(path)

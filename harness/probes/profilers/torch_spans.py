@@ -1,4 +1,4 @@
-"""Our phases and stages as marks in a profile of torch.profiler, while one is recorded."""
+"""Marks our phases and stages in a profile of torch.profiler while one is recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STAGES = frozenset(STAGES)
 
 
 class TorchSpans:
-    """A recorder around another: every span is a ``record_function`` besides (12 us each, so only in a window).
+    """A recorder around another one. It also marks every span by ``record_function`` (12 us each, so only in a window).
 
     ``on_batch`` is called after each batch that this process built, between spans.
     """

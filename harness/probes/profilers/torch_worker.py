@@ -1,4 +1,4 @@
-"""torch.profiler inside a loader worker, which a profiler in the main process never shows."""
+"""Runs torch.profiler inside a loader worker, which a profiler in the main process never shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OVER = ".torch_profile.over"  # lies in the folder once the main process's last window is over
 FAILED = ".failed"  # ends the name of an empty file: instead of a worker's profile, which could not be written
-# A worker must have written its profile 5 s after it was told to end: then the DataLoader kills it.
+# The DataLoader kills a worker 5 s after the order to end: by then it must have written its profile.
 WORKER_EVENTS = 50_000
 WORKER_BATCHES = 2_000
 _FIRST_OF_ALL = 100  # exit priority above that of the worker's queues
@@ -33,7 +33,7 @@ class WorkerProfile:
 
         role = f"loader-{worker_id}"
         self._folder, self._path = folder, folder / file_name(role)
-        # No Python frames: each batch has thousands. py-spy tells of those.
+        # No Python frames: each batch has thousands. py-spy shows those.
         self._settings = replace(settings, stack=False)
         self._recorder = StageRecorder(role)
         self._offset = realtime_minus_monotonic()[0]
@@ -55,7 +55,7 @@ class WorkerProfile:
         if (self._folder / OVER).exists():
             self._end()
         elif self._batches == 1:
-            # The first batch tells how many events one has, and with that how many can be kept.
+            # The events of the first batch decide how many batches can be kept.
             self._profiler.stop()
             events = len(self._profiler.events() or ())  # type: ignore[no-untyped-call]
             self._most_batches = min(WORKER_BATCHES, 1 + max(1, self._most_events // max(1, events)))
@@ -81,7 +81,7 @@ class WorkerProfile:
 def profile_worker(
     settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS
 ) -> None:
-    """Profile this loader worker, stages included: takes the place of its recorder, so call it before any batch.
+    """Profile this loader worker, stages included. Call it before any batch: it replaces the worker's recorder.
 
     The profile goes to ``folder`` once a ``TorchProfiler`` there has had its windows, or when the worker ends.
     """

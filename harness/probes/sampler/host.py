@@ -1,6 +1,6 @@
-"""Host readings of one run: what its processes used and waited for, what others took, what limits held it back.
+"""Reads the host's side of one run: what its processes used and waited for, what others used, which limits applied.
 
-Counters are sampled as what they grew by since the reading before, and ``interval_s`` (source "host") says how long
+Counters are sampled as what they grew by since the last reading, and ``interval_s`` (source "host") says how long
 that was: over any set of samples, their sum / the sum of ``interval_s`` is the mean rate. Sources: "host" for the
 machine, "host:ROLE" for a process.
 """
@@ -17,7 +17,7 @@ from harness.probes.sampler.host_system import SystemCounters
 from harness.probes.sampler.series import SampleSeries
 
 # Between two full readings, in nanoseconds: at least this, and so long that they take no more than this share of the
-# time, since a run with hundreds of threads makes them dear; and the same of memory shares, read between turns only.
+# time, since a run with hundreds of threads makes them costly. Memory shares likewise, read between repetitions only.
 FULL_NS = 1_000_000_000
 FULL_SHARE = 0.002
 PSS_NS = 5_000_000_000
@@ -38,18 +38,18 @@ Counters = dict[tuple[str, str, str], float]  # by source, metric and unit
 
 
 class RepetitionLoad:
-    """Sums turns, and tells whenever they come to enough: a single short turn says nothing."""
+    """Adds up the CPU time of repetitions until they are long enough for a rate: a single short one is not."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
-        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, and CPU by this run, by everyone, stolen
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, and CPU by this run, by all processes, stolen
 
     def begin(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> None:
-        """``own_s``: CPU of the run's processes so far; ``machine``: of everyone, and stolen; None where unknown."""
+        """``own_s``: CPU of the run's processes so far; ``machine``: of all, and stolen; None where unknown."""
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """(metric, cores) where this turn and those not told of yet make up at least LEAST_S; else nothing."""
+        """(metric, cores) where this repetition and those not yet reported last at least LEAST_S; else nothing."""
         if machine is None or self._before is None:
             return []
         now = (now_ns / 1e9, own_s, *machine)
@@ -69,7 +69,7 @@ class RepetitionLoad:
 
 
 class HostCollector:
-    """Every deadline the CPU of each process; at a turn's ends, and about once a second between them, all the rest."""
+    """Reads the CPU of each process at every deadline; all the rest about once a second, and when a repetition ends."""
 
     source = "host"
 
@@ -86,7 +86,7 @@ class HostCollector:
         self._pss_due_ns = 0
         self._own_cpu: dict[int, float] = {}  # by process: the last that was seen, of ended ones too
         self._resident_bytes = 0.0  # of the main process, at the last reading
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def begin(self, pids: dict[int, str]) -> None:
         self._find({os.getpid(): OWN} | pids)
@@ -113,7 +113,7 @@ class HostCollector:
         return True
 
     def end(self) -> None:
-        """All has been said at the end of each turn."""
+        """Nothing is left: all is reported at the end of each repetition."""
 
     def _read_all(self, now: int, cpu: tuple[float, float] | None) -> None:
         self._add(now, "host", "interval_s", (now - self._counted_ns) / 1e9, "s")
@@ -127,7 +127,7 @@ class HostCollector:
         self._full_due_ns = now + max(FULL_NS, round((monotonic_ns() - now) / FULL_SHARE))
 
     def _end(self, now: int, cpu: tuple[float, float] | None) -> None:
-        """What is read after the turn only: whose CPU it was, and memory shares, which are dear."""
+        """What is read after the repetition only: how CPU time was shared, and memory shares, which are costly."""
         for metric, cores in self._load.end(now, sum(self._own_cpu.values()), cpu):
             self._add(now, "host", metric, cores, "cores")
             if metric == "own_cpu_cores":
@@ -139,7 +139,7 @@ class HostCollector:
                     self._add(now, f"host:{role}", "pss_bytes", pss, "bytes")
             self._pss_due_ns = start_ns + max(PSS_NS, round((monotonic_ns() - start_ns) / PSS_SHARE))
         for process in self._processes.values():
-            self._tell(process)
+            self._report_missing(process)
 
     def _find(self, pids: dict[int, str]) -> None:
         """Open what is new, close what is gone."""
@@ -169,7 +169,7 @@ class HostCollector:
             found["host", "others_cpu_s", "s"] = cpu[0] - sum(self._own_cpu.values())
             found["host", "stolen_cpu_s", "s"] = cpu[1]
         for pid, role, process in self._alive():
-            if role == OWN:  # of itself it tells its cost, no more
+            if role == OWN:  # of itself it samples its cost, no more
                 found[f"host:{role}", "cpu_s", "s"] = self._own_cpu[pid]
                 continue
             try:
@@ -187,10 +187,10 @@ class HostCollector:
     def _alive(self) -> list[tuple[int, str, ProcessCounters]]:
         return [(pid, role, process) for (pid, role), process in self._processes.items()]
 
-    def _tell(self, process: ProcessCounters) -> None:
+    def _report_missing(self, process: ProcessCounters) -> None:
         for what, why in process.missing.items():
-            if what not in self._told:
-                self._told.add(what)
+            if what not in self._reported:
+                self._reported.add(what)
                 self.problems.append(f"host: no {what} ({why})")
 
     def _add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:

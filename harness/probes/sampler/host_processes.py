@@ -1,7 +1,7 @@
-"""Counters of one process of the run, from the outside (/proc; proc(5)): CPU, waiting for a core, memory, disk.
+"""Reads the counters of one process of the run from outside (/proc; proc(5)): CPU, run-queue delay, memory, disk.
 
-A reading costs 20 to 30 microseconds and 20 more for each thread, so that it is taken about once a second; the CPU time
-by itself costs one microsecond and is precise to the nanosecond (a process's own CPU-time clock).
+A reading costs 20 to 30 microseconds and 20 more for each thread, so it is taken about once a second. The CPU time
+alone costs one microsecond and is precise to the nanosecond (a process's own CPU-time clock).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-MOST_THREADS = 64  # of one process; with more, what is told of its threads is a lower bound
+MOST_THREADS = 64  # of one process; with more, the sums over its threads are lower bounds
 _STATUS_BYTES = 8192
 _CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3) of a process: its complement in the upper bits, this in the lower
 
@@ -55,14 +55,14 @@ class ProcessCounters:
         return counters, float(fields[21]) * _PAGE_BYTES
 
     def pss_bytes(self) -> float | None:
-        """Its share of memory, shared pages divided by those who share; None where the kernel does not tell.
+        """Its share of memory: shared pages are divided by the processes that share them; None where unknown.
 
         Walks all its page tables: milliseconds where it has gigabytes.
         """
         try:
             with open(f"/proc/{self.pid}/smaps_rollup", "rb") as file:
                 text = file.read()
-        except ProcessLookupError:  # it has ended, and nobody has waited for it yet
+        except ProcessLookupError:  # it has ended, and its parent has not waited for it yet
             return None
         except OSError as error:
             if Path(f"/proc/{self.pid}").exists():
@@ -81,7 +81,7 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add what its threads did since the last call; False where the kernel does not tell."""
+        """Add what its threads did since the last call; False where the kernel does not count it."""
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MOST_THREADS
@@ -89,7 +89,7 @@ class ProcessCounters:
             if tid not in self._threads:
                 try:
                     self._threads[tid] = _Thread(self.pid, tid, from_birth=not self._too_many)
-                except (OSError, ValueError):  # it has just ended, or this kernel does not tell
+                except (OSError, ValueError):  # it has just ended, or this kernel does not count it
                     if tid == self.pid:
                         self.missing["run-queue delay and context switches"] = "/proc/PID/task/TID/schedstat, status"
                         return False
@@ -115,7 +115,7 @@ class ProcessCounters:
 
 
 class _Thread:
-    """``from_birth``: whether all it did until now is news."""
+    """``from_birth``: whether what it did before this call counts, as it is new since the last reading."""
 
     def __init__(self, pid: int, tid: int, *, from_birth: bool) -> None:
         self._schedstat = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

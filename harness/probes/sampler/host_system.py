@@ -1,4 +1,4 @@
-"""Counters of the whole machine and of the run's control groups: CPU, memory, pressure, limits and throttling."""
+"""Reads counters of the whole machine and of the run's control groups: CPU, memory, pressure, limits, throttling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Inside the sampling process: waits for orders, keeps absolute deadlines, asks its collectors, answers.
+"""Runs the sampling process: waits for orders, reads its collectors at absolute deadlines, answers.
 
-Deadlines are ``start + k x period``: a late reading makes the next one no later. A deadline that passed while nobody
-could read counts as missed, for every collector.
+Deadlines are ``start + k x period``, so a late reading makes the next one no later. A deadline without a reading of its
+own counts as missed, for every collector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.probes.sampler.series import SampleSeries
 from harness.probes.sampler.settings import SamplerSettings
 from trainer.errors import in_words
 
-LATE_NS = 1_000_000_000  # after a turn: its last reading would be of other work
+LATE_NS = 1_000_000_000  # after a repetition: its last reading would be of other work
 
 
 class Collector(Protocol):
@@ -31,17 +31,17 @@ class Collector(Protocol):
     problems: list[str]
 
     def begin(self, pids: dict[int, str]) -> None:
-        """A turn begins: what counters stand at. ``pids``: the run's processes and their roles."""
+        """A repetition begins: take the baseline of counters. ``pids``: the run's processes and their roles."""
 
     def read(self, *, last: bool) -> bool:
-        """A deadline, or the ``last`` reading of a turn; whether there was anything to read."""
+        """Read at a deadline, or for the ``last`` time in a repetition; whether there was anything to read."""
 
     def end(self) -> None:
-        """No reading follows: say what was never to be had."""
+        """No reading follows: report what could never be read."""
 
 
 class Deadlines:
-    """Absolute deadlines of one turn, in nanoseconds of CLOCK_MONOTONIC."""
+    """Absolute deadlines of one repetition, in nanoseconds of CLOCK_MONOTONIC."""
 
     def __init__(self, start_ns: int, period_ns: int) -> None:
         self._start_ns = start_ns
@@ -53,7 +53,7 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Serve all deadlines up to ``now_ns`` with one reading; how many of them went without one of their own."""
+        """Serve all deadlines up to ``now_ns`` with one reading; how many of them got none of their own."""
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -84,11 +84,11 @@ class Sampling:
         self._deadlines: Deadlines | None = None
         self._lines: list[bytes] = []
         self._rest = b""
-        self._woken_ns = 0  # when this process was last let go on (SIGCONT)
+        self._woken_ns = 0  # when this process was last resumed (SIGCONT)
         signal.signal(signal.SIGCONT, self._wake)
 
     def run(self) -> None:
-        """Serve orders until told to close; EOFError where the other side is gone."""
+        """Serve orders until the order to close; EOFError where the other side is gone."""
         self._answer("ready")
         while True:
             order = self._next_order()
@@ -114,7 +114,7 @@ class Sampling:
         if self._deadlines is None:
             return
         if self._woken_ns > t_ns or monotonic_ns() - t_ns > LATE_NS:
-            # Stopped before it could read, or held up: what others did meanwhile must not count as this run's.
+            # Suspended before it could read, or late: what others did meanwhile must not count as this run's.
             self._count(1)
         else:
             self._read(last=True)
@@ -137,10 +137,10 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """What ``action``, of ``collector``, returns; where it fails, the others go on without that collector."""
+        """Return what ``action``, of ``collector``, returns; drop the collector where that fails."""
         try:
             return bool(action())
-        except Exception as error:  # a file or a library that nobody foresaw
+        except Exception as error:  # of a file or a library, whatever it is
             self._collectors.remove(collector)
             self._given_up.append(collector.source)
             self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; no samples from then on"]
@@ -181,7 +181,7 @@ class Sampling:
 
 
 def main(settings: SamplerSettings, parent: int) -> int:
-    """Sample for process ``parent``, which gives its orders on standard input; the exit status."""
+    """Sample for process ``parent``, which sends its orders on standard input; the exit status."""
     from harness.machine.lifetime import die_with_parent
 
     die_with_parent(parent)

@@ -1,4 +1,4 @@
-"""Samples on their way from the sampling process to the samples table: packed by series, 16 bytes each."""
+"""Packs samples by series, 16 bytes each, in the sampling process, and unpacks them in the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SampleSeries:
 
 
 class ClosableSeries(SampleSeries):
-    """Passes samples on to ``into`` until it is shut: who answers late, when nobody waits any more, adds nothing."""
+    """Passes samples on to ``into`` until it is shut: a call that returns after its timeout adds nothing."""
 
     def __init__(self, into: SampleSeries) -> None:
         super().__init__()

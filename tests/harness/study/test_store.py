@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from harness.study.probes_json import ProbesRecord
+from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.store import STEP_COLUMNS, RunRecord, StudyFolder, StudyRecord, write_json, write_table
 from trainer.errors import InputError
 
@@ -103,6 +104,23 @@ def test_what_probes_told_is_refused_where_it_is_damaged_and_its_run_still_count
     assert "probes.json" in problem
     assert "\n" not in problem
     assert second.probes == ProbesRecord(problems=("said",), failed=("py_spy",))
+
+
+def test_what_probes_reported_comes_back_and_what_a_later_version_added_is_left_out(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    reported = ProbesRecord(
+        problems=("py-spy: late",),
+        missed_samples={"host": 1},
+        taken_samples={"host": 9},
+        torch_profiler=TorchProfilerRecord(
+            windows=((5, 9, 2, 3),), realtime_minus_monotonic_ns=(-7, 8), clock_error_ns=3, flops={"aten::mm": 2.0}
+        ),
+        py_spy=PySpyRecord(rate_hz=100, marks=((1, 2),), window=(5, 9), metronome=(7, 8), roots=("/src",), gil=True),
+        failed=("other",),
+    )
+    content = asdict(reported)
+    folder.write_probes("a", 0, {**content, "later": 1, "py_spy": {**content["py_spy"], "later": {}}})
+    assert next(folder.runs()).probes == reported
 
 
 def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:

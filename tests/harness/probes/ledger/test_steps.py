@@ -299,7 +299,7 @@ class Clock:
 def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     recorder = StepRecorder(clock)  # type: ignore[arg-type]  # read() is all that it asks of a run queue
-    recorder.turn, recorder.warmup = 4, True
+    recorder.repetition, recorder.warmup = 4, True
     for number, delay_ns in ((7, 0), (8, 30_000), (9, 10_000_000)):
         recorder.step(number)
         recorder.enter("fetch")

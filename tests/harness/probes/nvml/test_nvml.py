@@ -84,12 +84,12 @@ def stub(driver, monkeypatch):
     return use
 
 
-def sample(nvml: object = "auto", turns: int = 1, host: bool = False, turn_ms: float = 250) -> Sampler:
+def sample(nvml: object = "auto", repetitions: int = 1, host: bool = False, repetition_ms: float = 250) -> Sampler:
     settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=2)
     sampler = Sampler(settings, lambda: {os.getpid(): "main"})
-    for _ in range(turns):
+    for _ in range(repetitions):
         sampler.begin_steps()
-        spend(turn_ms, "busy")
+        spend(repetition_ms, "busy")
         sampler.end_repetition()
         sampler.wait()
     sampler.close()
@@ -119,11 +119,11 @@ def test_every_metric_of_a_card_with_gpm(stub) -> None:
     assert sampler.taken["nvml"] > 1
 
 
-def test_what_the_card_used_between_turns_is_not_the_run_s(stub) -> None:
+def test_what_the_card_used_between_repetitions_is_not_the_run_s(stub) -> None:
     stub()
-    sampler = sample(turns=3)
+    sampler = sample(repetitions=3)
     energy = by_metric(sampler)["energy_j"]
-    assert sum(energy) == len(energy) == sampler.taken["nvml"]  # the first call of each turn counts for nothing
+    assert sum(energy) == len(energy) == sampler.taken["nvml"]  # the first call of each repetition counts for nothing
 
 
 def test_a_card_without_gpm_says_so_and_tells_its_traffic_otherwise(stub) -> None:
@@ -133,14 +133,14 @@ def test_a_card_without_gpm_says_so_and_tells_its_traffic_otherwise(stub) -> Non
     assert sampler.problems == [
         "nvml:0 (Stub A): no SM, tensor and DRAM activity, C2C traffic: this card has no GPM (Hopper and newer have)"
     ]
-    assert found["pcie_tx_bytes_per_s"][0] == 1e6  # once a second, in turns with what it received
+    assert found["pcie_tx_bytes_per_s"][0] == 1e6  # once a second, alternately with what it received
     sent, received = found["nvlink_tx_bytes_per_s"], found["nvlink_rx_bytes_per_s"]
     assert statistics.median(sent) == pytest.approx(2**30, rel=0.5)
     assert received == pytest.approx([2 * value for value in sent])
     assert "sm_active_percent" not in found
 
 
-def test_what_needs_permission_is_said_once_and_the_rest_goes_on(stub) -> None:
+def test_what_needs_permission_is_reported_once_and_the_rest_goes_on(stub) -> None:
     stub("no_permission")
     sampler = sample()
     found = by_metric(sampler)
@@ -152,9 +152,9 @@ def test_what_needs_permission_is_said_once_and_the_rest_goes_on(stub) -> None:
     assert "energy_j" not in found
 
 
-def test_a_card_that_disappears_is_said_once_and_host_sampling_goes_on(stub) -> None:
+def test_a_card_that_disappears_is_reported_once_and_host_sampling_goes_on(stub) -> None:
     stub("lost", visible="0")
-    sampler = sample(turns=2, host=True)
+    sampler = sample(repetitions=2, host=True)
     assert "nvml:0 (Stub A): lost after 3 samples: GPU is lost" in sampler.problems
     assert sum("lost" in problem for problem in sampler.problems) == 1
     assert by_metric(sampler)["energy_j"] == [1.0, 1.0, 1.0]
@@ -165,7 +165,7 @@ def test_a_card_that_disappears_is_said_once_and_host_sampling_goes_on(stub) -> 
 
 def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
     stub("hangs")
-    sampler = sample(turns=2, host=True)
+    sampler = sample(repetitions=2, host=True)
     (problem,) = (problem for problem in sampler.problems if "no answer" in problem)
     assert problem == "nvml: the driver gave no answer within 2 s; no samples from then on"
     assert by_metric(sampler)["power_w"] == [300.0, 300.0]
@@ -182,7 +182,7 @@ def test_a_driver_that_hangs_at_once_leaves_the_host_s_samples(stub) -> None:
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
-def test_what_the_bindings_cannot_read_is_said_and_the_host_goes_on(stub) -> None:
+def test_what_the_bindings_cannot_read_is_reported_and_the_host_goes_on(stub) -> None:
     stub("odd_name")
     sampler = sample(host=True)
     (problem,) = sampler.problems
@@ -190,17 +190,19 @@ def test_what_the_bindings_cannot_read_is_said_and_the_host_goes_on(stub) -> Non
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
-def test_turns_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
+def test_repetitions_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
     stub()
-    sampler = sample(turns=3, turn_ms=40)
-    reason = "no two readings of a turn were 100 ms apart, as the card takes to refresh them; where turns are short, "
-    reason += "raise slice_steps"
+    sampler = sample(repetitions=3, repetition_ms=5)
+    reason = (
+        "no two readings of a repetition were 100 ms apart, as the card takes to refresh them; "
+        "where repetitions are short, raise slice_steps"
+    )
     assert f"nvml:0 (Stub A): no SM, tensor and DRAM activity, link traffic (GPM): {reason}" in sampler.problems
     assert "sm_active_percent" not in by_metric(sampler)
-    assert sum(reason in problem for problem in sample(turns=2).problems) == 0
+    assert sum(reason in problem for problem in sample(repetitions=2).problems) == 0
 
 
-def test_where_the_reasons_for_throttling_are_not_told_no_share_of_it_is(stub) -> None:
+def test_where_the_reasons_for_throttling_are_not_reported_no_share_of_it_is(stub) -> None:
     stub("no_reasons")
     sampler = sample()
     samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
@@ -258,7 +260,7 @@ def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> N
 
 
 def test_the_other_arms_of_a_study_are_no_strangers_on_the_card() -> None:
-    """Arms that wait for their turn keep their memory on the card. They are children of the same template, or of
+    """Suspended arms keep their memory on the card. They are children of the same fork server, or of
     another one of the same study."""
     parent = ["sh", "-c", "sleep 60 & echo $!; wait"]
     template = [*parent, "harness.launch.fork_server"]

@@ -169,7 +169,7 @@ def test_workers_that_were_spawned_are_sampled_too(tmp_path):
 
 
 @slow
-def test_without_permission_the_fix_is_told_and_the_run_goes_on(tmp_path):
+def test_without_permission_the_fix_is_reported_and_the_run_goes_on(tmp_path):
     """The kernel itself refuses: the program gives up being traceable, and the capability where it has it."""
     wrapper = ["setpriv", "--bounding-set=-sys_ptrace"] if os.geteuid() == 0 else []
     if wrapper and shutil.which("setpriv") is None:
@@ -183,8 +183,8 @@ def test_without_permission_the_fix_is_told_and_the_run_goes_on(tmp_path):
 
 
 @slow
-def test_where_a_sandbox_forbids_ptrace_the_fix_is_told(tmp_path):
-    """py-spy is only told that it may not stop the process, and with --subprocesses not why."""
+def test_where_a_sandbox_forbids_ptrace_the_fix_is_reported(tmp_path):
+    """py-spy only learns that it may not suspend the process, and with --subprocesses not why."""
     sandbox = [sys.executable, str(WITHOUT_PTRACE)]
     if subprocess.run([*sandbox, "true"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
         pytest.skip("needs seccomp filters, on x86-64 or ARM64")
@@ -197,7 +197,7 @@ def test_where_a_sandbox_forbids_ptrace_the_fix_is_told(tmp_path):
 
 
 @slow
-def test_without_the_program_the_fix_is_told(tmp_path):
+def test_without_the_program_the_fix_is_reported(tmp_path):
     ran = run(tmp_path, workers=0, trouble="no program")
     assert ran.problems == ["py-spy: no such program beside this Python or on PATH; fix: pip install 'py-spy>=0.4'"]
 

@@ -213,7 +213,7 @@ def test_a_profile_that_is_too_large_is_cut_between_two_events(tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     probe = TorchProfiler(settings(), tmp_path)
     (tmp_path / "torch_profile.json.gz").mkdir()  # where the file should go
     probe.run_window(stepper())

@@ -131,7 +131,7 @@ def test_a_worker_that_has_many_events_stops_early_and_says_so(data: dict[str, o
     assert 1 <= names(table).count("stage: pack") <= 6
 
 
-def test_a_worker_that_was_killed_while_writing_is_told(tmp_path: Path) -> None:
+def test_a_worker_that_was_killed_while_writing_is_reported(tmp_path: Path) -> None:
     probe = TorchProfiler(SETTINGS, tmp_path)
     (tmp_path / f".{file_name('loader-1')}.4711.text.tmp").write_bytes(b"{")
     (problem,) = probe.problems
@@ -157,10 +157,12 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 """
 
 
-def test_a_worker_whose_profile_could_not_be_written_is_told(tmp_path: Path) -> None:
+def test_a_worker_whose_profile_could_not_be_written_is_reported(tmp_path: Path) -> None:
     """Here: no file may be larger than 1000 bytes when it ends."""
     probe = TorchProfiler(SETTINGS, tmp_path)
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
     assert "torch_profile.loader-3.json.gz could not be written" in done.stdout
-    assert probe.problems == ["torch_profiler: the profile of loader-3 could not be written; the run's log says why"]
+    assert probe.problems == [
+        "torch_profiler: the profile of loader-3 could not be written; the run's log has the reason"
+    ]
     assert list(tmp_path.iterdir()) == []

@@ -108,8 +108,8 @@ def test_reads_from_disk_are_those_that_the_process_counts_itself(tmp_path) -> N
     assert sum(sampled(series)["host:loader-0", "disk_read_bytes"]) == truth
 
 
-def test_counters_of_readings_add_up_to_those_of_the_turn() -> None:
-    """Growth since the reading before, however many readings there are: their sum is the growth over the turn."""
+def test_counters_of_readings_add_up_to_those_of_the_repetition() -> None:
+    """Growth since the reading before, however many readings there are: their sum is the growth over the repetition."""
     series = SampleSeries()
     collector = HostCollector(series)
     started = time.process_time()
@@ -153,22 +153,22 @@ def test_a_process_s_clock_and_its_clock_ticks_agree() -> None:
     counters.close()
 
 
-turns = st.lists(st.tuples(*[st.floats(0.001, 2.0)] * 4), min_size=1, max_size=30)
+repetitions = st.lists(st.tuples(*[st.floats(0.001, 2.0)] * 4), min_size=1, max_size=30)
 
 
-@given(turns)
-def test_turns_add_up_to_readings_of_at_least_half_a_second(steps) -> None:
-    """What is told covers whole turns in order, each once, and only the last ones can be missing."""
+@given(repetitions)
+def test_repetitions_add_up_to_readings_of_at_least_half_a_second(steps) -> None:
+    """What is reported covers whole repetitions in order, each once, and only the last ones can be missing."""
     load = RepetitionLoad()
-    told, now_s, own, busy, stolen = [], 100.0, 0.0, 0.0, 0.0
+    reported, now_s, own, busy, stolen = [], 100.0, 0.0, 0.0, 0.0
     for elapsed_s, used, others, taken in steps:
-        now_s += 1000.0  # between turns everybody works, and none of it counts
+        now_s += 1000.0  # between repetitions everybody works, and none of it counts
         own, busy, stolen = own + 5, busy + 50, stolen + 5
         load.begin(round(now_s * 1e9), own, (busy, stolen))
         now_s, own, busy, stolen = now_s + elapsed_s, own + used, busy + used + others, stolen + taken
-        told.append(dict(load.end(round(now_s * 1e9), own, (busy, stolen))))
+        reported.append(dict(load.end(round(now_s * 1e9), own, (busy, stolen))))
     pending = [0.0, 0.0, 0.0, 0.0]
-    for step, cores in zip(steps, told, strict=True):
+    for step, cores in zip(steps, reported, strict=True):
         pending = [total + part for total, part in zip(pending, step, strict=True)]
         assert bool(cores) == (pending[0] >= LEAST_S) or pending[0] == pytest.approx(LEAST_S, rel=1e-6)
         if cores:
@@ -178,7 +178,7 @@ def test_turns_add_up_to_readings_of_at_least_half_a_second(steps) -> None:
             pending = [0.0, 0.0, 0.0, 0.0]
 
 
-def test_turns_that_the_machine_does_not_account_for_tell_nothing() -> None:
+def test_repetitions_that_the_machine_does_not_account_for_tell_nothing() -> None:
     load = RepetitionLoad()
     load.begin(0, 0.0, None)
     assert load.end(10**9, 1.0, (1.0, 0.0)) == []

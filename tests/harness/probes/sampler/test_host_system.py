@@ -118,7 +118,7 @@ def test_a_count_that_is_cut_short_is_none(tmp_path, content) -> None:
     assert SystemCounters(tmp_path).cpu() is None
 
 
-def test_throttling_during_a_turn_is_sampled_as_what_it_grew_by(tmp_path) -> None:
+def test_throttling_during_a_repetition_is_sampled_as_what_it_grew_by(tmp_path) -> None:
     version_2(tmp_path)
     series = SampleSeries()
     collector = HostCollector(series, tmp_path)

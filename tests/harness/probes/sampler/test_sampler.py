@@ -22,14 +22,14 @@ from harness.probes.sampler.settings import SamplerSettings
 from trainer.inject import spend
 
 HOST = SamplerSettings(host=True, nvml=False, rate_hz=50)
-TURN_METRICS = ("own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores", "resident_bytes")
+REPETITION_METRICS = ("own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores", "resident_bytes")
 
 
 def roles() -> dict[int, str]:
     return {os.getpid(): "main"}
 
 
-def turn(sampler: Sampler, milliseconds: float) -> None:
+def repetition(sampler: Sampler, milliseconds: float) -> None:
     sampler.begin_steps()
     spend(milliseconds, "busy")
     sampler.end_repetition()
@@ -41,10 +41,10 @@ def values(sampler: Sampler, source: str, metric: str) -> list[float]:
     return [value for at, name, value in rows if (at, name) == (source, metric)]
 
 
-def test_turns_are_sampled_and_what_lies_between_is_not() -> None:
+def test_repetitions_are_sampled_and_what_lies_between_is_not() -> None:
     sampler = Sampler(HOST, roles)
     for _ in range(3):
-        turn(sampler, 100)
+        repetition(sampler, 100)
         spend(100, "busy")
     sampler.close()
     assert sampler.problems == []
@@ -56,21 +56,21 @@ def test_turns_are_sampled_and_what_lies_between_is_not() -> None:
     assert sampler.pid is None
 
 
-def test_whose_cpu_it_was_is_told_once_half_a_second_of_turns_has_come_together() -> None:
+def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come_together() -> None:
     sampler = Sampler(HOST, roles)
     for _ in range(10):
-        turn(sampler, 62)
+        repetition(sampler, 62)
     sampler.close()
-    found = {metric: values(sampler, "host", metric) for metric in TURN_METRICS}
+    found = {metric: values(sampler, "host", metric) for metric in REPETITION_METRICS}
     assert {len(readings) for readings in found.values()} == {len(found["own_cpu_cores"])}
     assert 1 <= len(found["own_cpu_cores"]) < 10
     assert 0.2 < found["own_cpu_cores"][0] < 1.2
     assert found["resident_bytes"][0] > 1e6
 
 
-def test_a_turn_too_short_to_say_whose_cpu_it_was_says_nothing_of_it() -> None:
+def test_a_repetition_too_short_to_say_whose_cpu_it_was_reports_none() -> None:
     sampler = Sampler(HOST, roles)
-    turn(sampler, 0)
+    repetition(sampler, 0)
     sampler.close()
     assert values(sampler, "host", "own_cpu_cores") == []
     assert len(values(sampler, "host", "interval_s")) == 1
@@ -120,14 +120,14 @@ def orders(*given: dict[str, object]) -> dict[str, object]:
 
 
 def test_a_collector_that_fails_is_given_up_and_the_others_go_on() -> None:
-    turn = [{"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}]
-    last = orders(*turn, *turn, *turn, {"do": "close"})
+    repetition = [{"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}]
+    last = orders(*repetition, *repetition, *repetition, {"do": "close"})
     assert last["problems"] == ["odd: said before", "odd: ValueError: not a number; no samples from then on"]
     assert last["taken"] == {"odd": 1, "host": 3}
     assert last["missed"] == {"odd": 2, "host": 0}
 
 
-def test_a_last_reading_that_comes_late_is_none_of_the_turn() -> None:
+def test_a_last_reading_that_comes_late_is_none_of_the_repetition() -> None:
     late = {"do": "stop", "t_ns": monotonic_ns() - 2 * LATE_NS}
     last = orders({"do": "start", "pids": {}}, late, {"do": "close"})
     assert last["taken"] == {"odd": 0, "host": 0}
@@ -136,7 +136,7 @@ def test_a_last_reading_that_comes_late_is_none_of_the_turn() -> None:
 
 def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> None:
     sampler = Sampler(HOST, roles)
-    turn(sampler, 50)
+    repetition(sampler, 50)
     sampler.begin_steps()
     os.kill(sampler.pid, signal.SIGKILL)
     os.waitid(os.P_PID, sampler.pid, os.WEXITED | os.WNOWAIT)
@@ -154,7 +154,7 @@ def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> 
 def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     sampler = Sampler(HOST, roles)
-    turn(sampler, 0)
+    repetition(sampler, 0)
     sampler.close()
     assert len(sampler.problems) == 1
     assert "could not start" in sampler.problems[0]
@@ -163,16 +163,16 @@ def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
 
 def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
     sampler = Sampler(replace(HOST, rate_hz=0), roles)
-    turn(sampler, 0)
+    repetition(sampler, 0)
     sampler.close()
     assert len(sampler.problems) == 1
     assert "ended with status 1" in sampler.problems[0]
 
 
-def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_turn() -> None:
+def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_repetition() -> None:
     """Who stops the run's processes before :meth:`Sampler.wait` finds the sampler with its reading still to do."""
     sampler = Sampler(replace(HOST, rate_hz=1), roles)
-    turn(sampler, 20)
+    repetition(sampler, 20)
     sampler.begin_steps()
     os.kill(sampler.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, sampler.pid, os.WSTOPPED | os.WNOWAIT)

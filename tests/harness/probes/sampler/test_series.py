@@ -1,4 +1,4 @@
-"""Samples on their way: what was added comes out, and nothing from who answers when nobody waits any more."""
+"""Samples on their way: what was added comes out, and nothing from a call that returns after its timeout."""
 
 from __future__ import annotations
 
