@@ -1,4 +1,4 @@
-"""Makes the messages of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
+"""Wording of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
         keys = f"; allowed: {', '.join(section.model_fields)}" if section else ""
         text = f"must be a mapping of keys; got {shown(given)}{keys}"
     else:
-        text = error["msg"].replace("Input should be", "must be")
-        text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
-        text += f"; got {shown(given)}"
+        said = error["msg"].replace("Input should be", "must be")
+        said = said.replace("a valid integer", "an integer").replace("a valid ", "a ")
+        text = f"{said}; got {shown(given)}"
     if isinstance(given, bool) and kind != "bool_type":
         text += " (YAML reads yes, no, on, off as true, false; quote text)"
     return text
