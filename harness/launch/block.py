@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
+from harness.study.records import JsonObject
 from trainer.config import PRESETS, TrainerConfig
 
 
@@ -93,12 +93,12 @@ def _modules(processes: list[RunProcess]) -> list[str]:
     return modules
 
 
-def _computes(config: dict[str, Any]) -> bool:
+def _computes(config: JsonObject) -> bool:
     """Whether the run builds a torch model: no control without compute, no device on paper."""
     return bool(config["compute"]["work"] == "model" and isinstance(config["compute"]["device"], str))
 
 
-def _family(model: dict[str, Any]) -> str:
+def _family(model: JsonObject) -> str:
     return str(model["family"] or PRESETS[model["preset"]]["family"])
 
 

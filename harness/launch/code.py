@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 from harness.launch.protocol import PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.git import describe_checkout, git
+from harness.study.records import CodeRecord, JsonObject
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 
@@ -48,13 +49,8 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 
 @dataclass(frozen=True)
-class Code:
-    """``folder`` holds harness/ and trainer/; ``python`` runs them. ``label``: a commit, with +changes, or a name."""
-
-    folder: str
-    python: str
-    label: str
-    protocol: int = 1  # see launch.protocol; studies recorded before it existed do not say
+class Code(CodeRecord):
+    """A state of the code that runs can be started from."""
 
     @property
     def paths(self) -> Paths:
@@ -97,12 +93,12 @@ def find_code(where: str, repository: Path) -> Code:
 class Examined:
     """What a code runs in, its defaults, and for each configuration the errors that its schema has with it."""
 
-    environment: dict[str, Any]
-    defaults: dict[str, Any]
+    environment: JsonObject
+    defaults: JsonObject
     errors: list[list[Any]]
 
 
-def examine(code: Code, configs: list[dict[str, Any]]) -> Examined:
+def examine(code: Code, configs: Sequence[JsonObject]) -> Examined:
     """What ``code`` says of itself and of ``configs``.
 
     Raises InputError where it cannot even be imported, or where another installation answers in its place.
@@ -124,7 +120,7 @@ def examine(code: Code, configs: list[dict[str, Any]]) -> Examined:
     return Examined({**found["environment"], "git_commit": code.label}, found["defaults"], found["errors"])
 
 
-def fit_config(code: Code, config: dict[str, Any], defaults: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
+def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
     """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``.
 
     Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
@@ -239,5 +235,5 @@ def _pins(folder: Path) -> str:
 
 def _value(nested: Any, location: list[Any]) -> Any:
     for key in location:
-        nested = nested.get(key) if isinstance(nested, dict) else None
+        nested = nested.get(key) if isinstance(nested, Mapping) else None
     return nested

@@ -13,7 +13,9 @@ from harness.analysis.confounds import USEFUL, confounds
 from harness.analysis.ledger import RunLedger, measure
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
-from harness.study.store import PHASES, STAGES, RunData, RunRecord, StudyRecord
+from harness.study.contract import PHASES, STAGES
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.store import RunData
 
 # How confounds begin that make the two sides do different work.
 OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")
@@ -139,9 +141,7 @@ def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> 
         ledger, its_rounds = measure(run), rounds(run)
         if ledger is not None and its_rounds is not None:
             by_arm.setdefault(run.record.arm, {})[run.record.block] = _Run(ledger, its_rounds)
-    return [
-        _comparison(study, pair["baseline"], pair["candidate"], by_arm, records, limits) for pair in study.comparisons
-    ]
+    return [_comparison(study, pair.baseline, pair.candidate, by_arm, records, limits) for pair in study.comparisons]
 
 
 def _comparison(
@@ -152,14 +152,13 @@ def _comparison(
     records: Mapping[str, Sequence[RunRecord]],
     limits: Limits,
 ) -> StateComparison:
-    arms = {arm["name"]: arm for arm in study.arms}
-    twin = next((arm["name"] for arm in study.arms if arm.get("control") == "a-a" and arm.get("of") == baseline), "")
+    arms = {arm.name: arm for arm in study.arms}
+    twin = next((arm.name for arm in study.arms if arm.control == "a-a" and arm.of == baseline), "")
     sides = _Sides(*(by_arm.get(name, {}) for name in (baseline, candidate, twin)))
     shared = sorted(set(sides.baseline) & set(sides.candidate))
-    ours_is, theirs_is = (
-        str((arms.get(name, {}).get("code") or {}).get("label") or name) for name in (baseline, candidate)
-    )
-    name = str(arms.get(baseline, {}).get("contest") or f"{candidate} against {baseline}")
+    first, second = (arms.get(name, ArmRecord(name)) for name in (baseline, candidate))
+    ours_is, theirs_is = (arm.name if arm.code is None else arm.code.label for arm in (first, second))
+    name = first.contest or f"{candidate} against {baseline}"
     names = (baseline, candidate)
     if not shared:
         return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
@@ -170,7 +169,7 @@ def _comparison(
     )
     ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
     differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
-    differing += arms.get(candidate, {}).get("other_defaults") or []
+    differing += second.other_defaults
     tokens = [_tokens_per_step(ledger) for ledger in ledgers]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
         reason = f"steps of {tokens[0]:,.0f} and of {tokens[1]:,.0f} tokens: their times cannot be compared"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
+from harness.launch.study import arm_record
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import flatten, merge
-from harness.scenario.plan import CONTROLS, Arm, Plan, PlannedComparison, make_plan
+from harness.scenario.plan import CONTROLS, Arm, Plan, make_plan
+from harness.study.records import ArmRecord, ComparisonRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -70,6 +72,11 @@ def alone(scenario: Scenario, source: str, arm: str, control: str | None = None)
     return ComparisonPlan(plan, {one.name: two[0].name for one in two})
 
 
+def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
+    """What study.json says of every arm, its comparison among it."""
+    return {arm.name: replace(arm_record(arm), contest=asked.names[arm.name]) for arm in asked.plan.arms}
+
+
 def with_control(name: str, control: str | None) -> str:
     """The arm's name under a control. InputError for one that is no variant of an arm."""
     if control is not None and control not in ALLOWED_CONTROLS:
@@ -100,5 +107,5 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
             sides.append(orders[place])
         random.Random(f"{scenario.seed}/{block}").shuffle(sides)
         order.append(tuple(name for three in sides for name in three))
-    comparisons = tuple(PlannedComparison(three[0].name, three[2].name) for three in threes)
+    comparisons = tuple(ComparisonRecord(three[0].name, three[2].name) for three in threes)
     return Plan(scenario, tuple(arms), comparisons, tuple(order))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.launch.code import examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
 from harness.regression.decision import FIRST_LOOK, is_look
 from harness.regression.gate import Limits, StateComparison, comparisons, nothing
-from harness.regression.plan import BASE, HEAD, ComparisonPlan
+from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.scenario.overrides import flatten
 from harness.scenario.plan import Arm
-from harness.study.store import StudyFolder, StudyRecord
+from harness.study.records import ArmRecord, JsonObject, StudyRecord
+from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -34,14 +34,15 @@ class Found:
 
 def run_comparisons(
     asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
-    arms: Mapping[str, Mapping[str, Any]] | None = None,
+    arms: Mapping[str, ArmRecord] | None = None,
 ) -> Found:  # fmt: skip
-    """Run ``asked`` into a study under ``out``. ``arms``: of :class:`Sequential`. Evidence is written whatever happens.
+    """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
 
     A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``.
     """
     begun_s = time.monotonic()
-    folders = sorted({arm["code"]["folder"] for arm in (arms or {}).values()})
+    arms = records_of(asked) if arms is None else arms
+    folders = sorted({arm.code.folder for arm in arms.values() if arm.code is not None})
     states = {folder: fingerprint(Path(folder)) for folder in folders}
     last = (0, 0.0)  # blocks, seconds
 
@@ -60,8 +61,7 @@ def run_comparisons(
         found = comparisons(record, list(folder.runs()), limits)
         return all(one.settled for one in found if one.missing is None)
 
-    said = {name: {"contest": comparison, **(arms or {}).get(name, {})} for name, comparison in asked.names.items()}
-    outcome = run_study(asked.plan, out, command, source, Sequential(enough, said))
+    outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms))
     folder = StudyFolder(outcome.folder)
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
     changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
@@ -73,8 +73,8 @@ def run_comparisons(
 
 def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path
-) -> tuple[ComparisonPlan, dict[str, dict[str, Any]]]:
-    """What every arm's side runs: (the comparisons with ``code`` declared, what study.json says besides).
+) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
+    """What every arm's side runs: (the comparisons with ``code`` declared, the arms' records).
 
     Raises InputError where a side is no state of this project or cannot run the scenario.
     """
@@ -86,26 +86,33 @@ def with_codes(
     sides = [BASE if _is_base(arm) else HEAD for arm in asked.plan.arms]
     examined = {side: examine(code, configs) for side, code in codes.items()}
     other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
-    said: dict[str, dict[str, Any]] = {}
-    declared = []
+    declared, records = [], {}
     for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
         one = examined[side]
         config = fit_config(codes[side], configs[place], defaults, one.errors[place])
-        said[arm.name] = {"code": asdict(codes[side]), "environment": one.environment, "config": config}
-        if other:
-            said[arm.name]["other_defaults"] = other
         declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
-    return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), said
+        records[arm.name] = ArmRecord(
+            arm.name,
+            arm.control,
+            arm.of,
+            declared[-1].declared,
+            config,
+            contest=asked.names[arm.name],
+            code=codes[side],
+            environment=one.environment,
+            other_defaults=other,
+        )
+    return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
 
 
-def _other_defaults(base: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
     """Defaults that the two states do not share, which no run would show: both are given one configuration."""
     ours, theirs = flatten(base), flatten(head)
-    return [
+    return tuple(
         f"default: {key} is {ours[key]!r} at base and {theirs[key]!r} at head; both ran one configuration"
         for key in sorted(set(ours) & set(theirs))
         if ours[key] != theirs[key]
-    ]
+    )
 
 
 def _is_base(arm: Arm) -> bool:

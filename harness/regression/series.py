@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import useful_fraction
@@ -13,7 +12,9 @@ from harness.analysis.ledger import mean_over, measure
 from harness.analysis.probes.device_health import device_health
 from harness.regression.rounds import STEP, rounds, typical_log
 from harness.scenario.overrides import flatten
-from harness.study.store import PHASES, STAGES, RunData, StudyRecord
+from harness.study.contract import PHASES, STAGES
+from harness.study.records import JsonObject, StudyRecord
+from harness.study.store import RunData
 from trainer.errors import InputError
 
 DIGITS = 6  # of milliseconds, that is nanoseconds
@@ -41,16 +42,16 @@ class BlockSeries:
     twin_logs: list[float] = field(default_factory=list)
     peak_memory_bytes: list[int] = field(default_factory=list)
     startup_ms: list[float] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)  # dotted keys; the first block's
-    environment: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)  # dotted keys; the first block's
+    environment: JsonObject = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     useful_fraction: float | None = None
     sm_clock_mhz: float | None = None
     other_cpu_cores: float | None = None
     failed_runs: int = 0
     interleave: str = "runs"
     arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
-    probes: dict[str, Any] = field(default_factory=dict)  # dotted keys
+    probes: JsonObject = field(default_factory=dict)  # dotted keys
     started: str = "together"  # or one by one, where startup is what is judged
 
     @property
@@ -120,5 +121,5 @@ def _series(
         interleave=first.interleave,
         arms=len(study.arms) or None,
         probes=flatten(study.scenario_text.get("probes") or {}),
-        started="one by one" if any(one.get("contest") for one in study.arms) else "together",
+        started="one by one" if any(one.contest is not None for one in study.arms) else "together",
     )

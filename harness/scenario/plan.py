@@ -15,7 +15,8 @@ from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Control, Dosed, ProbesConfig, Scenario
 from harness.scenario.overrides import Nested, expand, flatten, lookup, merge
 from harness.scenario.yaml import MAX_ARMS, dotted
-from harness.study.store import ALONE, BARE, LEDGER, PROFILED
+from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
+from harness.study.records import ComparisonRecord, JsonObject
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -43,16 +44,8 @@ class Arm:
     name: str
     control: str | None
     of: str | None  # the arm that this control belongs to
-    declared: dict[str, Any]
+    declared: JsonObject
     config: TrainerConfig
-
-
-@dataclass(frozen=True)
-class PlannedComparison:
-    """Names of two arms (no controls)."""
-
-    baseline: str
-    candidate: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ class Plan:
 
     scenario: Scenario
     arms: tuple[Arm, ...]
-    comparisons: tuple[PlannedComparison, ...]
+    comparisons: tuple[ComparisonRecord, ...]
     blocks: tuple[tuple[str, ...], ...]
 
 
@@ -90,16 +83,16 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
     )
 
 
-def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[PlannedComparison]:
+def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[ComparisonRecord]:
     before = list(scenario.arms)
     pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare or ()]
     if scenario.compare is None:
         pairs = [(before[0], other) for other in before[1:]]
     suffixes = dict.fromkeys(one.point.suffix for one in plain)
-    found: dict[PlannedComparison, None] = {}
+    found: dict[ComparisonRecord, None] = {}
     for baseline, candidate in pairs:
         for suffix in suffixes if baseline in scenario.arms else ("",):
-            found[PlannedComparison(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
+            found[ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
     yield from found
 
 

@@ -16,7 +16,9 @@ from harness.regression.gate import Limits, StateComparison, nothing
 from harness.regression.quantities import read_limit, read_seconds, read_share
 from harness.regression.rounds import STEP, rounds
 from harness.regression.series import series_of
-from harness.study.store import PHASES, StudyFolder
+from harness.study.contract import PHASES
+from harness.study.records import ArmRecord
+from harness.study.store import StudyFolder
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class Subject:
         asked: ComparisonPlan,
         limits: Limits,
         budget_s: float,
-        arms: Mapping[str, Mapping[str, Any]] | None = None,
+        arms: Mapping[str, ArmRecord] | None = None,
     ) -> StateComparison:
         from harness.regression import report as regression
         from harness.regression.report import sentence
@@ -126,19 +128,19 @@ class Subject:
         from harness.launch.study import Sequential, run_study
         from harness.regression import baselines
         from harness.regression import report as regression
-        from harness.regression.plan import alone
+        from harness.regression.plan import alone, records_of
 
         folder = Path(self.config.getoption("--harness-baselines"))
         begun_s = time.monotonic()
         asked = alone(scenario, str(self.path), self.arm, self.control)
-        said = {name: {"contest": comparison} for name, comparison in asked.names.items()}
         outcome = run_study(
             asked.plan,
             Path(self.config.getoption("--harness-out")),
             ["pytest", self.test],
             str(self.path),
             Sequential(
-                lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1), said
+                lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1),
+                records_of(asked),
             ),
         )
         if outcome.status == "interrupted":

@@ -42,7 +42,7 @@ class Window:
 
 def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
     """The first finished run of every arm, and after each the run that its probes disturbed."""
-    order = {arm["name"]: place for place, arm in enumerate(study.arms)}
+    order = {arm.name: place for place, arm in enumerate(study.arms)}
     chosen: dict[tuple[str, bool], RunData] = {}
     for run in sorted(runs, key=lambda run: run.record.block):
         record = run.record

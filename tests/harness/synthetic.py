@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis.exposure import attribute
+from harness.study.records import ArmRecord, ComparisonRecord
 from harness.study.store import (
     PHASES,
     SAMPLE_COLUMNS,
@@ -112,10 +113,8 @@ def build(
         scenario_text={"name": "synthetic", "probes": {"timeline_steps": 3}},
         interleave=interleave,
         blocks=blocks,
-        arms=[
-            {"name": a.name, "control": a.control, "of": a.of, "declared": a.declared, "config": a.config} for a in arms
-        ],
-        comparisons=[{"baseline": baseline, "candidate": candidate} for baseline, candidate in comparisons],
+        arms=[ArmRecord(a.name, a.control, a.of, a.declared, a.config) for a in arms],
+        comparisons=[ComparisonRecord(baseline, candidate) for baseline, candidate in comparisons],
         environment=dict(ENVIRONMENT),
     )
     return study, runs

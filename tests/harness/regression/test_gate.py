@@ -1,6 +1,8 @@
-"""Contests with a known change: the step, its parts, memory and startup."""
+"""Comparisons of two states with a known change: the step, its parts, memory and startup."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -106,9 +108,10 @@ def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
 
 def test_defaults_that_differ_between_states_are_said() -> None:
     record, runs = study(0.0)
-    record.arms[2]["other_defaults"] = ["default: data.workers is 0 at base and 2 at head; both ran one configuration"]
+    line = "default: data.workers is 0 at base and 2 at head; both ran one configuration"
+    record.arms[2] = replace(record.arms[2], other_defaults=(line,))
     (found,) = comparisons(record, runs, Limits())
-    assert found.confounds == record.arms[2]["other_defaults"]
+    assert found.confounds == [line]
 
 
 def test_sides_that_do_different_work_are_never_called_the_same() -> None:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import pytest
 
 from harness.scenario.model import Scenario
-from harness.scenario.plan import Plan, PlannedComparison, describe, make_plan
+from harness.scenario.plan import Plan, describe, make_plan
+from harness.study.records import ComparisonRecord
 from trainer.errors import InputError
 
 
@@ -153,7 +154,7 @@ class TestDose:
 def test_the_first_arm_is_the_default_baseline_at_every_point() -> None:
     made = plan(arms={"a": None, "b": None, "c": None}, matrix={"seed": [1, 2]})
     assert made.comparisons == tuple(
-        PlannedComparison(f"a@seed={seed}", f"{other}@seed={seed}") for other in "bc" for seed in (1, 2)
+        ComparisonRecord(f"a@seed={seed}", f"{other}@seed={seed}") for other in "bc" for seed in (1, 2)
     )
 
 
@@ -167,9 +168,9 @@ def test_declared_comparisons_and_exact_names() -> None:
         ],
     )
     assert made.comparisons == (
-        PlannedComparison("tokens@seed=1", "text@seed=1"),
-        PlannedComparison("tokens@seed=2", "text@seed=2"),
-        PlannedComparison("text@seed=1", "text@seed=2"),
+        ComparisonRecord("tokens@seed=1", "text@seed=1"),
+        ComparisonRecord("tokens@seed=2", "text@seed=2"),
+        ComparisonRecord("text@seed=1", "text@seed=2"),
     )
 
 

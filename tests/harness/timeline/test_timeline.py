@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.study.records import ArmRecord
 from harness.timeline import Sources, run_timeline, timeline
 from harness.timeline.chrome import microseconds
 from harness.timeline.model import Slice, nested
@@ -142,7 +143,7 @@ def profiled(study, runs):
     )
     seen = stacks((spied[0] + 1000, 10_000_000, 1000, 1000, "main", ["main (a.py:1)", "step (a.py:2)"]))
     sources = Sources(table, seen, {"torch_profiler": {"windows": [window]}, "py_spy": {"window": spied}})
-    study.arms.append({"name": "worker+profiled", "control": "profiled", "of": "worker"})
+    study.arms.append(ArmRecord("worker+profiled", "profiled", "worker"))
     return replace(run, record=control), sources
 
 
