@@ -1,4 +1,4 @@
-"""Two sides of one question as a plan: the baseline, its twin and the candidate, and nothing else, for many blocks."""
+"""Plans a regression check: baseline, its A/A control and candidate, for as many blocks as a budget may last."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 from harness.launch.study import arm_record
+from harness.regression.thresholds import MOST_BLOCKS_PLANNED
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Scenario
@@ -17,14 +18,13 @@ from harness.study.records import ArmRecord, ComparisonRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
-MOST_BLOCKS = 200  # no budget of time lasts for more
 BASE, HEAD = "base", "head"
 ALLOWED_CONTROLS = ("data-only", "ideal-data")
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """``plan`` holds three arms a contest; ``names`` says of each arm which contest it belongs to."""
+    """``plan`` holds three arms a comparison; ``names``: the comparison that each arm belongs to."""
 
     plan: Plan
     names: Mapping[str, str]
@@ -63,7 +63,7 @@ def between_arms(
 
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
-    """``arm`` and its twin, for the scenario's own number of blocks: what a baseline is made of, or checked with."""
+    """``arm`` and its A/A control for the scenario's own number of blocks: to make or to check a baseline."""
     asked = between_arms(scenario, source, arm, arm, control)
     two = asked.plan.arms[:2]
     names = {one.name for one in two}
@@ -98,7 +98,7 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
     """Blocks shuffle comparisons; the sides of one stay neighbours in time, in each of their six orders in turn."""
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
-    for block in range(MOST_BLOCKS):
+    for block in range(MOST_BLOCKS_PLANNED):
         every_order, place = divmod(block, 6)
         sides = []
         for number, three in enumerate(threes):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from harness.launch.code import examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
-from harness.regression.decision import FIRST_LOOK, is_look
-from harness.regression.gate import Limits, StateComparison, comparisons, nothing
+from harness.regression.decision import is_look
+from harness.regression.gate import Limits, Missing, StateComparison, comparisons, nothing
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
+from harness.regression.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten
 from harness.scenario.plan import Arm
 from harness.study.records import ArmRecord, JsonObject, StudyRecord
@@ -19,11 +20,9 @@ from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
-HOPELESS = 2  # blocks in which a side failed each time
-
 
 @dataclass(frozen=True)
-class Found:
+class RegressionResult:
     """``status``: of the study (done, failed, interrupted); ``spent_s``: seconds of the budget."""
 
     folder: Path
@@ -35,7 +34,7 @@ class Found:
 def run_comparisons(
     asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
     arms: Mapping[str, ArmRecord] | None = None,
-) -> Found:  # fmt: skip
+) -> RegressionResult:  # fmt: skip
     """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
 
     A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``.
@@ -53,7 +52,7 @@ def run_comparisons(
         block_s, last = spent_s - last[1], (blocks, spent_s)
         if spent_s + (block_s if blocks > 1 else 0.0) > budget_s:
             return True
-        if blocks == HOPELESS:  # a side that never finished will not: no budget helps
+        if blocks == HOPELESS_AFTER:  # a side that never finished will not: no budget helps
             found = comparisons(record, list(folder.runs()), limits)
             return all(comparison.missing is not None for comparison in found)
         if not is_look(blocks):
@@ -66,15 +65,15 @@ def run_comparisons(
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
     changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
     if changed:
-        reason = f"{' and '.join(changed)}: changed while it was measured"
-        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, reason, c.blocks) for c in decided]
-    return Found(outcome.folder, outcome.status, decided, last[1])
+        missing = Missing("code changed", tuple(changed))
+        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
+    return RegressionResult(outcome.folder, outcome.status, decided, last[1])
 
 
 def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path
 ) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """What every arm's side runs: (the comparisons with ``code`` declared, the arms' records).
+    """Finds both states of the code and fits every arm to its side: (the comparisons, the arms' records).
 
     Raises InputError where a side is no state of this project or cannot run the scenario.
     """
@@ -117,14 +116,3 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
 
 def _is_base(arm: Arm) -> bool:
     return arm.name.removesuffix("+a-a").endswith(f"@{BASE}")
-
-
-def blocks_note(found: Found, budget_s: float) -> str | None:
-    """What to say where the budget was too short for a first look; None where it was not."""
-    blocks = max((comparison.blocks for comparison in found.comparisons), default=0)
-    if found.status != "done" or blocks >= FIRST_LOOK or not blocks:
-        return None
-    return (
-        f"the budget of {budget_s:.0f} s was spent after {blocks} of the {FIRST_LOOK} blocks that a first look takes "
-        f"({found.spent_s / blocks:.0f} s each): allow at least {found.spent_s / blocks * FIRST_LOOK:.0f} s"
-    )

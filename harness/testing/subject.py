@@ -12,10 +12,11 @@ import pytest
 
 from harness.analysis.statistics import MIN_BLOCKS
 from harness.regression.across import compare_series
-from harness.regression.gate import Limits, StateComparison, nothing
+from harness.regression.gate import Limits, Missing, StateComparison, nothing
 from harness.regression.quantities import read_limit, read_seconds, read_share
 from harness.regression.rounds import STEP, rounds
 from harness.regression.series import series_of
+from harness.regression.thresholds import APART, BESIDE
 from harness.study.contract import PHASES
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from harness.scenario.model import Scenario
 
 BASELINE = "baseline"
-BESIDE, APART = "1%", "5%"  # what counts as the same where both take turns, and in studies of different times
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Subject:
         try:
             comparison = compare_series(baselines.find(folder, series).series, series, limits).comparison
         except baselines.NoBaselineError as error:
-            comparison = nothing(name, BASELINE, name, limits.step, str(error))
+            comparison = nothing(name, BASELINE, name, limits.step, Missing("no baseline", (str(error),)))
         regression.write(study, [comparison], alternated=False)
         return self._end(comparison, study, name)
 
