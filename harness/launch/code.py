@@ -1,4 +1,4 @@
-"""The code that a run executes, where it is not this one: a commit checked out in the cache, or another folder.
+"""Finds another state of the code for runs to execute: a commit checked out in the cache, or another folder.
 
 A commit gets a git worktree under ``<cache>/code/<commit>``, made once. Both sides of a comparison share this Python
 where they ask for the same packages; a side that asks for others gets an environment of its own under
@@ -99,7 +99,7 @@ class Examined:
 
 
 def examine(code: Code, configs: Sequence[JsonObject]) -> Examined:
-    """What ``code`` says of itself and of ``configs``.
+    """Asks ``code``, run by its own Python, for its environment, its defaults and its errors with ``configs``.
 
     Raises InputError where it cannot even be imported, or where another installation answers in its place.
     """
@@ -140,7 +140,7 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the code in ``folder``: whether a file of it was changed meanwhile."""
+    """A hash of the code in ``folder``: another one means that a file was changed."""
     digest = hashlib.sha256()
     for package in ("harness", "trainer", "profiles"):
         for path in sorted((folder / package).rglob("*")):
@@ -172,14 +172,14 @@ def _worktree(commit: str, repository: Path) -> Path:
         git(repository, "worktree", "prune")  # of one whose folder was deleted
         git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     except subprocess.SubprocessError as error:
-        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-        raise InputError(f"{commit[:12]}: git worktree: {told}") from error
+        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise InputError(f"{commit[:12]}: git worktree: {reason}") from error
     return folder
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Meanwhile no other process makes anything in ``folder``."""
+    """Hold the lock of ``folder``: no other process makes anything in it meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -212,8 +212,8 @@ def _environment(folder: Path, home: Path, wanted: list[str]) -> Path:
         ):
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PIP_S)
     except subprocess.SubprocessError as error:
-        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise InputError(f"{folder}: its packages cannot be installed ({told[-1]})") from error
+        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise InputError(f"{folder}: its packages cannot be installed ({reason})") from error
     (home / ".complete").touch()
     return python
 

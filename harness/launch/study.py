@@ -1,4 +1,4 @@
-"""One study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
+"""Runs a study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
     configs = {arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms}
     slice_steps = int(record.scenario_text["slice_steps"])
     profiled = {arm.name for arm in record.arms if arm.control == PROFILED}
-    turns = {
+    repetitions = {
         name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
         for name, config in configs.items()
     }
@@ -137,10 +137,10 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
             environment = record_environment()  # now, not when the study was begun: a resumed one may find another
             total = len(todo) if enough is None else None
-            with Progress(total, sum(turns[name].total_steps for name in todo)) as progress:
+            with Progress(total, sum(repetitions[name].total_steps for name in todo)) as progress:
                 for block, names in enumerate(missing):
                     if names:
-                        _run_block(folder, record, block, names, turns, environment, progress)
+                        _run_block(folder, record, block, names, repetitions, environment, progress)
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break
@@ -170,7 +170,7 @@ def _run_block(
     record: StudyRecord,
     block: int,
     names: list[str],
-    turns: dict[str, Repetitions],
+    repetitions: dict[str, Repetitions],
     environment: JsonObject,
     progress: Progress,
 ) -> None:
@@ -199,9 +199,9 @@ def _run_block(
         )
         for position, name in enumerate(names)
     ]
-    # Startup is judged where sides are: then one after the other.
-    contested = any(arm.contest is not None for arm in arms.values())
-    run_block(processes, turns, record.interleave, progress, 1 if contested else os.cpu_count() or 1)
+    # A regression check compares startups: then runs start one after the other.
+    compared = any(arm.contest is not None for arm in arms.values())
+    run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
 
 
 def _is_done(folder: StudyFolder, name: str, block: int) -> bool:

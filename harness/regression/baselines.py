@@ -1,4 +1,4 @@
-"""Baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
+"""Keeps baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
 
 ``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores, CPU
 quota, governor and turbo, NVIDIA driver and memory, the device, Python's version and those of the packages that do the

@@ -3,9 +3,9 @@
 A check that looks at a 95 % interval after each block, and stops at the first that pleases, is wrong far more often
 than one time in twenty. So there are set looks, each with half as many blocks again as the one before, and the i-th
 look spends alpha / (i (i + 1)) of the error allowed. These shares sum to alpha however many looks there will be, and by
-the union bound no assumption is made about how looks depend on one another (Bonferroni with unequal shares). Group-sequential designs
-(Pocock; O'Brien and Fleming) need about half the blocks at late looks, for normal increments and a last look fixed
-beforehand: here neither is known, as a budget of time ends when it ends.
+the union bound no assumption is made about how looks depend on one another (Bonferroni with unequal shares).
+Group-sequential designs (Pocock; O'Brien and Fleming) need about half the blocks at late looks, for normal increments
+and a last look fixed beforehand: here neither is known, as a budget of time ends when it ends.
 
 All values are logarithms of candidate time / baseline time, one a block: above 0 the candidate takes longer.
 """

@@ -1,6 +1,6 @@
-"""probes.json: what the probes of one run told besides their tables, and whether a file read back can be one.
+"""Reads and validates probes.json: what the probes of one run reported besides their tables.
 
-Times are CLOCK_MONOTONIC in nanoseconds. Only what the analysis and the report take is declared; the rest is kept.
+Times are CLOCK_MONOTONIC in nanoseconds. Only what the analysis and the report use is declared; the rest is kept.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Probes(_Facts):
     missed_samples: dict[str, Count] = {}  # by source: host, nvml
     taken_samples: dict[str, Count] = {}
     torch_profiler: _TorchProfiler | None = None
-    py_spy: Annotated[_PySpy | None, BeforeValidator(lambda told: told or None)] = None  # {}: it failed
+    py_spy: Annotated[_PySpy | None, BeforeValidator(lambda reported: reported or None)] = None  # {}: it failed
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -66,6 +66,6 @@ def read_facts(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     except ValidationError as error:
-        raise InputError(f"{path}: not what a run's probes tell: {first_fault(error)}") from error
+        raise InputError(f"{path}: not what a run's probes report: {first_fault(error)}") from error
     content: dict[str, Any] = json.loads(text)
     return content

@@ -1,4 +1,4 @@
-"""What a regression test judges: an arm of a scenario, against another arm, another state of the code or a baseline."""
+"""Judges an arm of a scenario in a test: against another arm, another state of the code or a kept baseline."""
 
 from __future__ import annotations
 
@@ -167,20 +167,20 @@ class Subject:
         """Leave the evidence to pytest-benchmark, then pass or fail."""
         from harness.regression.report import sentence
 
-        words = f"{sentence(comparison)}; evidence: {folder.path}"
+        message = f"{sentence(comparison)}; evidence: {folder.path}"
         self._tell_benchmark(comparison, folder, arm)
         if comparison.verdict == "slower":
-            pytest.fail(words, pytrace=False)
+            pytest.fail(message, pytrace=False)
         if comparison.verdict == "undecided":
-            self._undecided(words)
+            self._undecided(message)
         return comparison
 
-    def _undecided(self, words: str) -> None:
+    def _undecided(self, message: str) -> None:
         chosen = self.config.getini("harness_undecided")
         if chosen == "fail":
-            pytest.fail(words, pytrace=False)
+            pytest.fail(message, pytrace=False)
         if chosen == "skip":
-            pytest.skip(words)
+            pytest.skip(message)
 
     def _tell_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> None:
         """The arm's rounds as pytest-benchmark's, in seconds per step: its tables, compare and histograms show them."""
