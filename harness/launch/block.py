@@ -17,7 +17,7 @@ from trainer.config import PRESETS, TrainerConfig
 
 @dataclass(frozen=True)
 class Repetitions:
-    """How a run's measured steps are cut: ``count`` repetitions of ``warmup`` unmeasured and ``steps`` measured ones."""
+    """How a run's measured steps are cut: ``count`` repetitions of ``warmup`` and ``steps`` measured ones."""
 
     count: int
     warmup: int
@@ -75,7 +75,8 @@ class _ForkServers:
         self._started: dict[tuple[Code, bool] | None, ForkServer] = {}
 
     def of(self, process: RunProcess) -> ForkServer:
-        # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A control.
+        # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A
+        # control.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
         if key not in self._started:
             self._started[key] = ForkServer(self._modules, process.code)

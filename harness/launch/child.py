@@ -127,8 +127,8 @@ class Run:
         if self.run_queue is not None:
             self.run_queue.find_threads()
         self.recorder.turn = repetition
-        # The first steps of a repetition live on batches prefetched while this run was suspended, on cold caches, and on
-        # a device that has nothing queued.
+        # The first steps of a repetition live on batches prefetched while this run was suspended, on cold caches, and
+        # on a device that has nothing queued.
         self.attached.begin()
         self._take(steps, warmup, warmup=True)
         self.attached.start()

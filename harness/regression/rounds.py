@@ -2,8 +2,8 @@
 
 A round is one repetition of both sides, side by side in time and over the same documents. A block's value is the median
 over its rounds of the logarithm of candidate time / baseline time: a pause that hits one round moves it by next to
-nothing, and a burst of long documents hits both sides alike. Rounds of one pair of processes share its luck, so they are not
-counted as repetitions: only blocks are.
+nothing, and a burst of long documents hits both sides alike. Rounds of one pair of processes share its luck, so only
+blocks count as independent values.
 """
 
 from __future__ import annotations
