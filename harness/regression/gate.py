@@ -167,7 +167,7 @@ def nothing(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _FinishedRun:
     """What is read from a finished run."""
 
     ledger: RunLedger
@@ -178,20 +178,20 @@ class _Run:
 class _Sides:
     """The finished runs of one comparison: by side, then by block."""
 
-    baseline: Mapping[int, _Run]
-    candidate: Mapping[int, _Run]
-    control: Mapping[int, _Run]  # the baseline's A/A control
+    baseline: Mapping[int, _FinishedRun]
+    candidate: Mapping[int, _FinishedRun]
+    control: Mapping[int, _FinishedRun]  # the baseline's A/A control
 
 
 def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> list[StateComparison]:
     """Every comparison of ``study``, decided from the blocks that ``runs`` have."""
-    by_arm: dict[str, dict[int, _Run]] = {}
+    by_arm: dict[str, dict[int, _FinishedRun]] = {}
     records: dict[str, list[RunRecord]] = {}
     for run in runs:
         records.setdefault(run.record.arm, []).append(run.record)
         ledger, its_rounds = measure(run), rounds(run)
         if ledger is not None and its_rounds is not None:
-            by_arm.setdefault(run.record.arm, {})[run.record.block] = _Run(ledger, its_rounds)
+            by_arm.setdefault(run.record.arm, {})[run.record.block] = _FinishedRun(ledger, its_rounds)
     return [_comparison(study, pair.baseline, pair.candidate, by_arm, records, limits) for pair in study.comparisons]
 
 
@@ -199,7 +199,7 @@ def _comparison(
     study: StudyRecord,
     baseline: str,
     candidate: str,
-    by_arm: Mapping[str, Mapping[int, _Run]],
+    by_arm: Mapping[str, Mapping[int, _FinishedRun]],
     records: Mapping[str, Sequence[RunRecord]],
     limits: Limits,
 ) -> StateComparison:
