@@ -57,8 +57,8 @@ class Gain:
 class NotComparable:
     """Why two rows cannot be compared.
 
-    ``row`` and ``doubt``: what is wrong with one of them. ``tokens``: how many the steps of both hold. Neither: the rows
-    give no figure in common.
+    ``row`` and ``doubt``: what is wrong with one of them. ``tokens``: of one step, of both, where they differ. Neither:
+    the rows give no figure in common.
     """
 
     row: str | None = None
