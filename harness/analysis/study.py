@@ -29,6 +29,7 @@ from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
 from harness.analysis.whatif import whatifs
 from harness.report.sentences import ASK_FOR, sentence
 from harness.report.words import count
+from harness.study.records import ArmRecord
 from harness.study.store import PHASES, PROFILED, RunData, RunRecord, StudyRecord
 
 
@@ -43,14 +44,14 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
     declared = _arms(study, records)
     # An arm is looked into in a run of its own, which has nothing to say of how fast it is.
-    arms = [_arm(arm, ledgers.get(arm["name"], {})) for arm in declared if arm.get("control") != PROFILED]
+    arms = [_arm(arm, ledgers.get(arm.name, {})) for arm in declared if arm.control != PROFILED]
     for arm in arms:
         if arm.control and arm.of:
             own, whole = ledgers.get(arm.name, {}), ledgers.get(arm.of, {})
             arm.against_arm = speed(whole, own, steps_per_s)
-    by_name: dict[str, Blocks] = {arm["name"]: ledgers.get(arm["name"], {}) for arm in declared}
+    by_name: dict[str, Blocks] = {arm.name: ledgers.get(arm.name, {}) for arm in declared}
     controls = Controls(
-        {(arm["control"], arm["of"]): ledgers.get(arm["name"], {}) for arm in declared if arm.get("control")}
+        {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     )
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
     finished: dict[str, list[RunData]] = {}
@@ -61,7 +62,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         explain_arm(arm, finished, by_name.get(arm.name, {}), controls)
     comparisons = []
     for pair in study.comparisons:
-        names = (pair["baseline"], pair["candidate"])
+        names = (pair.baseline, pair.candidate)
         comparison = compare(*names, by_name, controls)
         if comparison.missing is not None:
             comparison.missing += _failures(names, records)
@@ -80,7 +81,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         comparisons=comparisons,
         problems=_problems(study, declared, records, ledgers, blocks),
         emulated=any(bool(record.facts.get("emulated")) for record in everyone),
-        environment=study.environment or next((r.environment for r in everyone if r.environment), {}),
+        environment=dict(study.environment or next((r.environment for r in everyone if r.environment), {})),
         probe_costs=probe_costs(declared, ledgers, runs),
         probe_problems=_probe_problems(runs),
     )
@@ -98,25 +99,23 @@ def _probe_problems(runs: Sequence[RunData]) -> list[str]:
     ]
 
 
-def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
+def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:
     """The study's arms in its order, each followed by its controls; arms known only from their runs come last."""
-    arms = [dict(arm) for arm in study.arms]
-    known = {arm["name"] for arm in arms}
+    arms = list(study.arms)
+    known = {arm.name for arm in arms}
     for name, group in records.items():
         if name not in known:
             first = group[0]
-            arms.append({"name": name, "control": first.control, "of": first.of, "declared": first.declared})
-    plain = [arm for arm in arms if not arm.get("control")]
+            arms.append(ArmRecord(name, first.control, first.of, first.declared))
+    plain = [arm for arm in arms if not arm.control]
     ordered = []
     for arm in plain:
-        ordered += [arm, *(one for one in arms if one.get("control") and one.get("of") == arm["name"])]
+        ordered += [arm, *(one for one in arms if one.control and one.of == arm.name)]
     return ordered + [arm for arm in arms if arm not in ordered]
 
 
-def _arm(arm: Mapping[str, Any], blocks: Blocks) -> ArmReport:
-    report = ArmReport(
-        arm["name"], arm.get("control"), arm.get("of"), dict(arm.get("declared") or {}), blocks=len(blocks)
-    )
+def _arm(arm: ArmRecord, blocks: Blocks) -> ArmReport:
+    report = ArmReport(arm.name, arm.control, arm.of, dict(arm.declared), blocks=len(blocks))
     runs = list(blocks.values())
     if not runs:
         report.mfu_reason = "no finished run"
@@ -192,13 +191,13 @@ def _ending(record: RunRecord) -> str:
 
 def _problems(
     study: StudyRecord,
-    arms: Sequence[Mapping[str, Any]],
+    arms: Sequence[ArmRecord],
     records: Mapping[str, Sequence[RunRecord]],
     ledgers: Mapping[str, Blocks],
     blocks: int,
 ) -> list[str]:
     found = []
-    profiled = {arm["name"] for arm in arms if arm.get("control") == PROFILED}
+    profiled = {arm.name for arm in arms if arm.control == PROFILED}
     looked_into = [record for name in profiled for record in records.get(name, ())]
     planned = (len(arms) - len(profiled)) * blocks + len(profiled)
     finished = sum(len(group) for group in ledgers.values()) + sum(r.status == "done" for r in looked_into)

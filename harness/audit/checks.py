@@ -1,4 +1,4 @@
-"""One row against itself: what its figures say of one another under a setting (formula, sequence, devices, peak)."""
+"""Checks one row against itself: do its figures agree under a setting (formula, sequence, devices, peak)?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A published results table checked against itself (design, section 2.5): rows, readings, ceilings, inferences.
+"""Checks a published results table against itself (design, section 2.5): rows, readings, ceilings, inferences.
 
 Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py).
 """
@@ -22,7 +22,7 @@ from harness.audit.checks import (
     witnesses,
 )
 from harness.audit.figures import Interval
-from harness.audit.fits import evidence, fits_by_kind, traffic
+from harness.audit.fits import clues, fits_by_kind, traffic
 from harness.audit.flops import Convention, conventions
 from harness.audit.gains import gains, unexplained
 from harness.audit.readings import search
@@ -51,10 +51,14 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         setting = setting_of(row, table.declared, palm)
         audited.append(_row(row, setting, found[row.name], readings[row.name], excluded[row.name], formulas))
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
-    compared = gains(table, {row.name: row.incomparable for row in audited})
+    compared = [
+        replace(gain, sentence=words.gain_sentence(gain, table, reason))
+        for gain, reason in gains(table, {row.name: row.incomparable for row in audited})
+    ]
     fitted = fits_by_kind(table, palm, doubtful)
-    clues = evidence(table, palm, readings, fitted)
-    supported = {one.row: one.reading for one in clues if one.supports}
+    evidence = [words.clue_evidence(clue) for clue in clues(table, palm, readings, fitted)]
+    supported = {one.row: one.reading for one in evidence if one.supports}
+    moved = traffic(table) if fitted else None
     return Audit(
         table.title,
         table.source,
@@ -66,8 +70,8 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         compared,
         words.unexplained_sentence(unexplained(compared), compared),
         fitted,
-        traffic(table) if fitted else None,
-        clues,
+        None if moved is None else replace(moved, assumption=words.traffic_assumption(table)),
+        evidence,
     )
 
 

@@ -1,4 +1,7 @@
-"""What two batch sizes tell: step time = fixed + per sample x batch size. An inference, and it says on what."""
+"""Fits step time = fixed + per sample x batch size to rows of several batch sizes: an inference from the table.
+
+Numbers only; harness.audit.words makes the sentences.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from harness.audit.checks import Setting, setting_of, step_s, tokens_per_step
 from harness.audit.flops import Convention
 from harness.audit.solve import FittedReading
-from harness.audit.table import AuditRow, Optimizer, Table
+from harness.audit.table import AuditRow, Table
 from trainer.devices.flops import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES, NORM_PASSES
 
@@ -96,7 +99,7 @@ def _step_ms(row: AuditRow, setting: Setting) -> float:
 
 
 def traffic(table: Table) -> Traffic | None:
-    """None where optimizer or model shape are not declared."""
+    """The assumption is still empty. None where optimizer or model shape are not declared."""
     optimizer, shape = table.declared.optimizer, table.declared.shape
     if optimizer is None or shape is None:
         return None
@@ -106,74 +109,70 @@ def traffic(table: Table) -> Traffic | None:
     count = parameters(shape)
     moved = float(passes) * count * optimizer.bytes_per_value
     bandwidth = optimizer.memory_bandwidth_bytes_per_s
-    return Traffic(passes, moved, None if bandwidth is None else moved / bandwidth * 1e3, _assumption(optimizer, count))
+    return Traffic(passes, moved, None if bandwidth is None else moved / bandwidth * 1e3, "")
 
 
-def _update_passes(optimizer: Optimizer) -> int:
-    return FUSED_ADAMW_PASSES if optimizer.fused else FOREACH_ADAMW_PASSES
+@dataclass(frozen=True)
+class FixedPart:
+    """The fixed part of a step that a row gives its kind, and the range of those of the other, sound kinds."""
+
+    fixed_ms: float
+    low_ms: float
+    high_ms: float
+    kinds: int  # others
+
+    @property
+    def odd(self) -> bool:
+        """Whether it is so far off that the row cannot be what it declares."""
+        return self.fixed_ms < ODD * self.low_ms or self.fixed_ms > self.high_ms / ODD
 
 
-def _assumption(optimizer: Optimizer, count: int) -> str:
-    update = _update_passes(optimizer)
-    name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
-    text = f"{name}: {update} reads or writes of a tensor as large as the parameters"
-    if norm := GRADIENT_PASSES[optimizer.gradient_norm]:
-        what = "norm" if optimizer.gradient_norm == "norm" else "norm and clipping"
-        text += f", {norm} more for the gradient {what}"
-    return f"{text}; {count / 1e9:.2f} billion parameters of {optimizer.bytes_per_value} bytes"
+@dataclass(frozen=True)
+class Clue:
+    """What speaks for a reading of ``row``: its fixed part, and rows whose steps then hold as many tokens."""
+
+    row: AuditRow
+    sequence: float
+    tokens: float | None
+    fixed: FixedPart | None
+    as_large: list[AuditRow]
 
 
-def evidence(
+def clues(
     table: Table, convention: Convention | None, readings: Mapping[str, Sequence[FittedReading]], fits: Sequence[Fit]
-) -> list[FitEvidence]:
-    """For every row that a longer or shorter sequence would explain: its fit, and rows whose steps are as large."""
+) -> list[Clue]:
+    """One for every row that a longer or shorter sequence would explain, where anything speaks of it."""
     found = []
     for row in table.rows:
         for reading in readings[row.name]:
-            if reading.kind == "sequence" and reading.changes == 1:
-                fixed, odd = _fit_evidence(row, fits)
-                parts = [fixed, _twin_evidence(table, row, reading, convention, readings)]
-                if said := " ".join(part for part in parts if part):
-                    found.append(FitEvidence(row.name, f"sequence length {reading.value:,.0f}", odd, said))
+            if reading.kind == "sequence" and reading.changes == 1 and reading.value is not None:
+                tokens = tokens_per_step(row, reading.setting)
+                as_large = _as_large(table, row, tokens, convention, readings)
+                clue = Clue(row, reading.value, tokens, _fixed_part(row, fits), as_large)
+                if clue.fixed is not None or clue.as_large:
+                    found.append(clue)
     return found
 
 
-def _fit_evidence(row: AuditRow, fits: Sequence[Fit]) -> tuple[str, bool]:
-    """What the fixed part of its kind says, and whether it is so odd that the row cannot be what it declares."""
+def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
     mine = next((fit for fit in fits if row.name in fit.rows), None)
     sound = [fit.fixed_ms for fit in fits if not fit.doubtful]
-    if mine is None or not sound:
-        return "", False
-    low, high = min(sound), max(sound)
-    span = f"{low:.1f} to {high:.1f}" if len(sound) > 1 else f"{low:.1f}"
-    text = (
-        f"Taken at its word, {row.name} gives its kind a fixed part of {mine.fixed_ms:.1f} ms a step, where the other "
-        f"kinds have {span} ms."
-    )
-    if mine.fixed_ms < ODD * low or mine.fixed_ms > high / ODD:
-        return f"{text} One optimizer cannot do both: its step is probably not what is declared.", True
-    return text, False
+    return None if mine is None or not sound else FixedPart(mine.fixed_ms, min(sound), max(sound), len(sound))
 
 
-def _twin_evidence(
+def _as_large(
     table: Table,
     row: AuditRow,
-    reading: FittedReading,
+    tokens: float | None,
     convention: Convention | None,
     readings: Mapping[str, Sequence[FittedReading]],
-) -> str:
-    tokens = tokens_per_step(row, reading.setting)
+) -> list[AuditRow]:
+    """Consistent rows of the same kind with as many tokens a step, where both give TFLOP/s."""
     if row.tflops is None or tokens is None:
-        return ""
-    said = []
-    for other in table.rows:
-        setting = setting_of(other, table.declared, convention)
-        if other.kind != row.kind or other is row or readings[other.name] or other.tflops is None:
-            continue
-        if tokens_per_step(other, setting) == tokens:
-            change = row.tflops.value / other.tflops.value - 1
-            said.append(
-                f"At {reading.value:,.0f} its step holds {tokens:,.0f} tokens, as many as that of {other.name}, and "
-                f"reaches {row.tflops.text} TFLOP/s against {other.tflops.text} ({change * 100:+.1f} %)."
-            )
-    return " ".join(said)
+        return []
+    others = (one for one in table.rows if one.kind == row.kind and one is not row and one.tflops is not None)
+    return [
+        other
+        for other in others
+        if not readings[other.name] and tokens_per_step(other, setting_of(other, table.declared, convention)) == tokens
+    ]

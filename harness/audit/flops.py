@@ -1,4 +1,4 @@
-"""The ways in which people count a transformer's training FLOPs per token: which weights, and how much attention."""
+"""Lists the ways in which people count a transformer's training FLOPs per token: which weights, how much attention."""
 
 from __future__ import annotations
 

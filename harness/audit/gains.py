@@ -1,17 +1,17 @@
-"""What a published gain can be: the ceiling from the isolated figures, and whether noise could have made it."""
+"""Judges published gains: the ceiling that the isolated figures allow, and whether noise could have made the gain.
+
+Numbers and kinds only; harness.audit.words makes the sentences.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from harness.audit.checks import setting_of, step_s, tokens_per_step
 from harness.audit.figures import AuditedFigure, Interval
 from harness.audit.table import AuditRow, Noise, Table
-from harness.report.words import percent, ratio
-
-COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
 
 GainVerdict = Literal[
     "not comparable",
@@ -53,8 +53,24 @@ class Gain:
     sentence: str
 
 
-def gains(table: Table, trusted: Mapping[str, str | None]) -> list[Gain]:
-    """One Gain per declared (else derived) pair. ``trusted``: row -> None, or why its tokens/s cannot be compared."""
+@dataclass(frozen=True)
+class NotComparable:
+    """Why two rows cannot be compared.
+
+    ``row`` and ``doubt``: what is wrong with one of them. ``tokens``: of one step, of both, where they differ. Neither:
+    the rows give no figure in common.
+    """
+
+    row: str | None = None
+    doubt: str | None = None
+    tokens: tuple[float, float] | None = None
+
+
+def gains(table: Table, trusted: Mapping[str, str | None]) -> list[tuple[Gain, NotComparable | None]]:
+    """One Gain per declared (else derived) pair, its sentence still empty, and why it cannot be judged, if so.
+
+    ``trusted``: row -> None, or why its tokens/s cannot be compared.
+    """
     rows = {row.name: row for row in table.rows}
     pairs = list(_derived(table)) if table.compare is None else table.compare
     return [_gain(table, rows[baseline], rows[candidate], trusted) for baseline, candidate in pairs]
@@ -71,7 +87,9 @@ def _derived(table: Table) -> Iterator[tuple[str, str]]:
         yield from ((baseline.name, row.name) for row in rows if row.data != baseline.data)
 
 
-def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, str | None]) -> Gain:
+def _gain(
+    table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, str | None]
+) -> tuple[Gain, NotComparable | None]:
     measured = _measured(baseline, candidate)
     step = step_s(baseline, setting_of(baseline, table.declared, None))
     old, new = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
@@ -106,7 +124,7 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
         unexplained,
         "",
     )
-    return replace(gain, sentence=_sentence(gain, table, reason))
+    return gain, reason
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
@@ -150,15 +168,15 @@ def _incomparable(
     candidate: AuditRow,
     trusted: Mapping[str, str | None],
     measured: AuditedFigure | None,
-) -> str | None:
+) -> NotComparable | None:
     for row in (baseline, candidate):
         if trusted.get(row.name) is not None:
-            return f"{row.name} {trusted[row.name]}"
+            return NotComparable(row.name, trusted[row.name])
     if measured is None:
-        return "the rows do not give the same figure"
+        return NotComparable()
     tokens = [tokens_per_step(row, setting_of(row, table.declared, None)) for row in (baseline, candidate)]
-    if None not in tokens and tokens[0] != tokens[1]:
-        return f"their steps hold {tokens[0]:,.0f} and {tokens[1]:,.0f} tokens"
+    if tokens[0] is not None and tokens[1] is not None and tokens[0] != tokens[1]:
+        return NotComparable(tokens=(tokens[0], tokens[1]))
     return None
 
 
@@ -177,61 +195,6 @@ def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
     if noise is None:
         return "undecidable"
     return "inside the noise" if abs(change) <= noise.high else "outside the noise"
-
-
-def _sentence(gain: Gain, table: Table, reason: str | None) -> str:
-    pair = f"{gain.candidate} against {gain.baseline}"
-    if gain.measured is None or reason is not None:
-        measured = "" if gain.measured is None else f" (as printed {change(gain)})"
-        return f"{pair}: not comparable{measured}: {reason}."
-    text = f"{pair}: {change(gain)}"
-    if gain.step_ms is None or gain.data_ms is None or gain.isolated is None:
-        return f"{text}; no ceiling, as isolated figures, batch size or step time are not given."
-    data = f"data takes {gain.data_ms:.2f} ms of a {gain.step_ms:.1f} ms step ({percent(gain.data_ms / gain.step_ms)})"
-    if gain.ceiling is None:
-        return f"{text}; no ceiling, as by itself {data}: most of it must run beside the step."
-    bound = (
-        f"in isolation {ratio(gain.isolated)} as fast, but {data}, so even fully exposed the candidate's could give "
-    )
-    bound += f"at most {_change(gain.ceiling)}"
-    if gain.ceiling_all is not None:
-        bound += f", and no data time at all {_change(gain.ceiling_all)}"
-    said = {
-        "loss with a faster data path": "a loss although the data path is faster: not the data path's doing",
-        "gain with a slower data path": "a gain although the data path is slower: not the data path's doing",
-        "above the ceiling": "outside the possible: something else changed, or noise",
-        "below the floor": "a larger loss than the slower data path can cause: something else changed, or noise",
-        "possible": "within what the data path can do",
-    }[gain.verdict]
-    return f"{text}, {said} ({bound}). {_noise_words(gain, table)}"
-
-
-def _noise_words(gain: Gain, table: Table) -> str:
-    if table.noise is not None:
-        return f"{(gain.noise or '').capitalize()} ({percent(table.noise.high)}, {table.noise.source})."
-    text = "Undecidable as a difference: single runs, no noise floor published"
-    if (typical := table.typical_noise) is not None:
-        span = (
-            percent(typical.high)
-            if typical.low == typical.high
-            else f"{percent(typical.low)} to {percent(typical.high)}"
-        )
-        text += f"; identical runs elsewhere differ by {span} ({typical.source})"
-    return f"{text}."
-
-
-def change(gain: Gain) -> str:
-    """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
-    if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
-        return "not given"
-    if gain.measured_high - gain.measured_low < COARSE:
-        return _change(gain.measured)
-    return f"{(gain.measured_low - 1) * 100:+.0f} to {(gain.measured_high - 1) * 100:+.0f} %"
-
-
-def _change(value: float) -> str:
-    """Two decimals, because ceilings of this size are the point."""
-    return f"{(value - 1) * 100:+.2f} %"
 
 
 def unexplained(found: Sequence[Gain]) -> Gain | None:

@@ -1,4 +1,4 @@
-"""A published results table in YAML (profiles/published/*.yaml): read, checked, and made plain data for the audit."""
+"""Reads and checks a published results table in YAML (profiles/published/*.yaml), as plain data for the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit as markdown that also reads in a terminal: conclusion, rows, ceilings and gains, inferences."""
+"""Writes an audit as markdown that also reads in a terminal: conclusion, rows, ceilings and gains, inferences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit in words: a few sentences for each row, and two lines for the whole table."""
+"""Makes the sentences of an audit: a few for each row, gain and inference, and two lines for the whole table."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from math import floor, log10
 
 from harness.audit.checks import AuditCheck, Setting
 from harness.audit.figures import Interval
-from harness.audit.gains import Gain, change
+from harness.audit.fits import GRADIENT_PASSES, Clue, FitEvidence
+from harness.audit.gains import Gain, NotComparable
 from harness.audit.result import Formula, RowAudit
 from harness.audit.solve import SAME, FittedReading
-from harness.report.words import count, listing, percent
+from harness.audit.table import Table
+from harness.report.words import count, listing, percent, ratio
+from trainer.devices.flops import parameters
+from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES
 
 NAMED_ROWS, NAMED_READINGS = 3, 2  # in the first line
+COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
 VERDICTS = {
     "not comparable": "not comparable",
     "no ceiling": "without isolated figures, so without a ceiling",
@@ -179,3 +184,104 @@ def unexplained_sentence(worst: Gain | None, found: Sequence[Gain]) -> str | Non
         and abs(gain.measured - 1) < worst.unexplained
     ]
     return f"{text}, and {listing(small)} cannot be told from them." if small else f"{text}."
+
+
+def gain_sentence(gain: Gain, table: Table, reason: NotComparable | None) -> str:
+    """What the gain is, what the data path can do, and what noise could have done."""
+    pair = f"{gain.candidate} against {gain.baseline}"
+    if gain.measured is None or reason is not None:
+        measured = "" if gain.measured is None else f" (as printed {change(gain)})"
+        return f"{pair}: not comparable{measured}: {_not_comparable(reason)}."
+    text = f"{pair}: {change(gain)}"
+    if gain.step_ms is None or gain.data_ms is None or gain.isolated is None:
+        return f"{text}; no ceiling, as isolated figures, batch size or step time are not given."
+    data = f"data takes {gain.data_ms:.2f} ms of a {gain.step_ms:.1f} ms step ({percent(gain.data_ms / gain.step_ms)})"
+    if gain.ceiling is None:
+        return f"{text}; no ceiling, as by itself {data}: most of it must run beside the step."
+    bound = (
+        f"in isolation {ratio(gain.isolated)} as fast, but {data}, so even fully exposed the candidate's could give "
+    )
+    bound += f"at most {_change(gain.ceiling)}"
+    if gain.ceiling_all is not None:
+        bound += f", and no data time at all {_change(gain.ceiling_all)}"
+    said = {
+        "loss with a faster data path": "a loss although the data path is faster: not the data path's doing",
+        "gain with a slower data path": "a gain although the data path is slower: not the data path's doing",
+        "above the ceiling": "outside the possible: something else changed, or noise",
+        "below the floor": "a larger loss than the slower data path can cause: something else changed, or noise",
+        "possible": "within what the data path can do",
+    }[gain.verdict]
+    return f"{text}, {said} ({bound}). {_noise_words(gain, table)}"
+
+
+def _not_comparable(reason: NotComparable | None) -> str:
+    if reason is not None and reason.row is not None:
+        return f"{reason.row} {reason.doubt}"
+    if reason is not None and reason.tokens is not None:
+        return f"their steps hold {reason.tokens[0]:,.0f} and {reason.tokens[1]:,.0f} tokens"
+    return "the rows do not give the same figure"
+
+
+def _noise_words(gain: Gain, table: Table) -> str:
+    if table.noise is not None:
+        return f"{(gain.noise or '').capitalize()} ({percent(table.noise.high)}, {table.noise.source})."
+    text = "Undecidable as a difference: single runs, no noise floor published"
+    if (typical := table.typical_noise) is not None:
+        span = (
+            percent(typical.high)
+            if typical.low == typical.high
+            else f"{percent(typical.low)} to {percent(typical.high)}"
+        )
+        text += f"; identical runs elsewhere differ by {span} ({typical.source})"
+    return f"{text}."
+
+
+def change(gain: Gain) -> str:
+    """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
+    if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
+        return "not given"
+    if gain.measured_high - gain.measured_low < COARSE:
+        return _change(gain.measured)
+    return f"{(gain.measured_low - 1) * 100:+.0f} to {(gain.measured_high - 1) * 100:+.0f} %"
+
+
+def _change(value: float) -> str:
+    """Two decimals, because ceilings of this size are the point."""
+    return f"{(value - 1) * 100:+.2f} %"
+
+
+def clue_evidence(clue: Clue) -> FitEvidence:
+    """What the fixed part of its kind and steps as large say about a row's reading."""
+    parts = []
+    if fixed := clue.fixed:
+        span = f"{fixed.low_ms:.1f} to {fixed.high_ms:.1f}" if fixed.kinds > 1 else f"{fixed.low_ms:.1f}"
+        parts.append(
+            f"Taken at its word, {clue.row.name} gives its kind a fixed part of {fixed.fixed_ms:.1f} ms a step, where "
+            f"the other kinds have {span} ms."
+        )
+        if fixed.odd:
+            parts.append("One optimizer cannot do both: its step is probably not what is declared.")
+    for other in clue.as_large:
+        assert clue.row.tflops is not None
+        assert other.tflops is not None
+        parts.append(
+            f"At {clue.sequence:,.0f} its step holds {clue.tokens:,.0f} tokens, as many as that of {other.name}, and "
+            f"reaches {clue.row.tflops.text} TFLOP/s against {other.tflops.text} "
+            f"({(clue.row.tflops.value / other.tflops.value - 1) * 100:+.1f} %)."
+        )
+    odd = clue.fixed is not None and clue.fixed.odd
+    return FitEvidence(clue.row.name, f"sequence length {clue.sequence:,.0f}", odd, " ".join(parts))
+
+
+def traffic_assumption(table: Table) -> str:
+    """What the memory traffic of the table's optimizer rests on."""
+    optimizer, shape = table.declared.optimizer, table.declared.shape
+    assert optimizer is not None
+    assert shape is not None
+    update = FUSED_ADAMW_PASSES if optimizer.fused else FOREACH_ADAMW_PASSES
+    name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
+    text = f"{name}: {update} reads or writes of a tensor as large as the parameters"
+    if norm := GRADIENT_PASSES[optimizer.gradient_norm]:
+        what = "norm" if optimizer.gradient_norm == "norm" else "norm and clipping"
+        text += f", {norm} more for the gradient {what}"
+    return f"{text}; {parameters(shape) / 1e9:.2f} billion parameters of {optimizer.bytes_per_value} bytes"

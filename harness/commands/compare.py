@@ -73,7 +73,8 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     from harness.regression.across import common_move
 
     comparisons = [one.comparison for one in found]
-    notes = [WARNING, *(note for note in (common_move(comparisons),) if note)]
+    move = common_move(comparisons)
+    notes = [WARNING, *([] if move is None else [regression.common_move_note(move)])]
     if as_json:
         print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
     else:

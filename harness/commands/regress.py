@@ -53,7 +53,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.regression import report as regression
     from harness.regression.plan import between_states
     from harness.regression.quantities import read_seconds
-    from harness.regression.run import blocks_note, run_comparisons, with_codes
+    from harness.regression.run import run_comparisons, with_codes
     from harness.scenario.load import load_scenario
     from harness.study.store import StudyFolder
 
@@ -71,7 +71,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
     found = run_comparisons(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
     comparisons = found.comparisons
-    notes = [note for note in (blocks_note(found, budget_s),) if note]
+    notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)
     for comparison in comparisons:
         print(regression.sentence(comparison))

@@ -1,4 +1,4 @@
-"""One block: every arm once, either taking turns while all stay alive (slices) or one after the other (runs)."""
+"""Runs one block: every arm once, in interleaved repetitions while all stay alive (slices) or one by one (runs)."""
 
 from __future__ import annotations
 
@@ -6,45 +6,49 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
+from harness.study.records import JsonObject
 from trainer.config import PRESETS, TrainerConfig
 
 
 @dataclass(frozen=True)
 class Repetitions:
-    """How a run's measured steps are cut: ``count`` turns of ``settle`` unmeasured and ``steps`` measured steps."""
+    """How a run's measured steps are cut: ``count`` repetitions of ``warmup`` and ``steps`` measured ones."""
 
     count: int
-    settle: int
+    warmup: int
     steps: int
 
     @property
     def total_steps(self) -> int:
-        return self.count * (self.settle + self.steps)
+        return self.count * (self.warmup + self.steps)
 
 
-NO_REPETITIONS = Repetitions(0, 0, 0)  # of a run that is there to be looked into
+NO_REPETITIONS = Repetitions(0, 0, 0)  # of a profiled run
 
 
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
-    """At least ``config.steps`` measured steps.
+    """Plans repetitions with at least ``config.steps`` measured steps in all.
 
-    A turn settles for as many steps as batches can wait ready-made (workers x prefetch: those were cheap, or their
-    builders were stopped half way) and one more for cold caches.
+    A repetition warms up for as many steps as batches can wait ready-made (workers x prefetch: those were cheap, or
+    their builders were stopped half way) and one more for cold caches.
     """
-    settle = config.data.workers * config.data.prefetch + 1
+    warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
-        return Repetitions(1, settle, config.steps)
-    return Repetitions(math.ceil(config.steps / slice_steps), settle, slice_steps)
+        return Repetitions(1, warmup, config.steps)
+    return Repetitions(math.ceil(config.steps / slice_steps), warmup, slice_steps)
 
 
 def run_block(
-    processes: list[RunProcess], turns: dict[str, Repetitions], interleave: str, progress: Progress, most_starting: int
+    processes: list[RunProcess],
+    planned: dict[str, Repetitions],
+    interleave: str,
+    progress: Progress,
+    most_starting: int,
 ) -> None:
     """Run ``processes`` in the order given. A run that fails is reported and left out, the others go on.
 
@@ -56,7 +60,7 @@ def run_block(
     for group in together:
         servers = _ForkServers(_modules(group))
         try:
-            _take_repetitions(group, servers, turns, progress, most_starting)
+            _take_repetitions(group, servers, planned, progress, most_starting)
         finally:
             for process in group:
                 process.kill()
@@ -71,7 +75,8 @@ class _ForkServers:
         self._started: dict[tuple[Code, bool] | None, ForkServer] = {}
 
     def of(self, process: RunProcess) -> ForkServer:
-        # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A twin.
+        # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A
+        # control.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
         if key not in self._started:
             self._started[key] = ForkServer(self._modules, process.code)
@@ -93,19 +98,19 @@ def _modules(processes: list[RunProcess]) -> list[str]:
     return modules
 
 
-def _computes(config: dict[str, Any]) -> bool:
+def _computes(config: JsonObject) -> bool:
     """Whether the run builds a torch model: no control without compute, no device on paper."""
     return bool(config["compute"]["work"] == "model" and isinstance(config["compute"]["device"], str))
 
 
-def _family(model: dict[str, Any]) -> str:
+def _family(model: JsonObject) -> str:
     return str(model["family"] or PRESETS[model["preset"]]["family"])
 
 
 def _take_repetitions(
     processes: list[RunProcess],
     servers: _ForkServers,
-    turns: dict[str, Repetitions],
+    planned: dict[str, Repetitions],
     progress: Progress,
     most_starting: int,
 ) -> None:
@@ -136,17 +141,17 @@ def _take_repetitions(
         process.resume()
         if not survives(process, process.profile):
             alive.remove(process)
-    for turn in range(max(turns[process.record.arm].count for process in processes)):
+    for repetition in range(max(planned[process.record.arm].count for process in processes)):
         # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
-        for process in list(alive if turn % 2 == 0 else reversed(alive)):
-            plan = turns[process.record.arm]
-            if turn >= plan.count:
+        for process in list(alive if repetition % 2 == 0 else reversed(alive)):
+            plan = planned[process.record.arm]
+            if repetition >= plan.count:
                 continue
-            progress.turn(process.record.arm, process.record.block, turn, plan.count)
+            progress.repetition(process.record.arm, process.record.block, repetition, plan.count)
             process.resume()
-            if survives(process, partial(process.turn, turn, plan.settle, plan.steps)):
+            if survives(process, partial(process.repeat, repetition, plan.warmup, plan.steps)):
                 process.suspend()
-                progress.stepped(plan.settle + plan.steps)
+                progress.stepped(plan.warmup + plan.steps)
             else:
                 alive.remove(process)
     for process in alive:

@@ -1,4 +1,4 @@
-"""Messages between the launcher and a run: JSON objects, one a line, over a connected socket."""
+"""Sends and receives the messages between the launcher and a run: JSON objects, one a line, over a socket."""
 
 from __future__ import annotations
 

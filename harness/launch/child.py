@@ -1,7 +1,7 @@
-"""One run in its own process: builds the trainer, takes turns when told to, writes its tables.
+"""Runs one arm in its own process: builds the trainer, runs the repetitions it is asked for, writes its tables.
 
-The parent speaks JSON lines over an inherited socket: first the run's order, then turns, then ``finish``. Standard
-output and error are the run's log. Forked from ``launch.fork_server``.
+Forked by ``launch.fork_server``. The launcher sends JSON lines over an inherited socket: first the run's record, then
+one message for each repetition, then ``finish`` (see ``launch.protocol``). Standard output and error are the run's log.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Run:
         self.tables: RunTables | None = None
 
     def serve(self, channel: Channel) -> None:
-        """Build, warm up, say ready, then run the turns that the parent asks for."""
+        """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
         steps, close = self._build()
         try:
             self._take(steps, self.config.warmup_steps, warmup=True)
@@ -87,7 +87,7 @@ class Run:
                 if message["do"] == "profile":
                     self._profile(steps)
                 else:
-                    self._turn(steps, message["turn"], message["settle"], message["steps"])
+                    self._repeat(steps, message["turn"], message["settle"], message["steps"])
                 self.probe_set.wait()
                 channel.send({"event": message["do"]})
         finally:
@@ -125,16 +125,16 @@ class Run:
 
         return steps, close
 
-    def _turn(self, steps: Iterator[int], turn: int, settle: int, count: int) -> None:
+    def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int) -> None:
         assert self.recorder is not None
         assert self.tables is not None
         if self.run_queue is not None:
             self.run_queue.find_threads()
-        self.recorder.repetition = turn
-        # The first steps of a turn live on batches prefetched while this run stood still, on cold caches, and on a
-        # device that has nothing queued.
+        self.recorder.repetition = repetition
+        # The first steps of a repetition live on batches prefetched while this run was suspended, on cold caches, and
+        # on a device that has nothing queued.
         self.probe_set.begin_repetition()
-        self._take(steps, settle, warmup=True)
+        self._take(steps, warmup, warmup=True)
         self.probe_set.begin_steps()
         self._take(steps, count, warmup=False)
         self.recorder.pause()  # what ending a probe takes is no part of the last step

@@ -1,4 +1,4 @@
-"""The code that a run executes, where it is not this one: a commit checked out in the cache, or another folder.
+"""Finds another state of the code for runs to execute: a commit checked out in the cache, or another folder.
 
 A commit gets a git worktree under ``<cache>/code/<commit>``, made once. Both sides of a comparison share this Python
 where they ask for the same packages; a side that asks for others gets an environment of its own under
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 from harness.launch.protocol import PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.git import describe_checkout, git
+from harness.study.records import CodeRecord, JsonObject
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 
@@ -48,13 +49,8 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 
 @dataclass(frozen=True)
-class Code:
-    """``folder`` holds harness/ and trainer/; ``python`` runs them. ``label``: a commit, with +changes, or a name."""
-
-    folder: str
-    python: str
-    label: str
-    protocol: int = 1  # see launch.protocol; studies recorded before it existed do not say
+class Code(CodeRecord):
+    """A state of the code that runs can be started from."""
 
     @property
     def paths(self) -> Paths:
@@ -97,13 +93,13 @@ def find_code(where: str, repository: Path) -> Code:
 class Examined:
     """What a code runs in, its defaults, and for each configuration the errors that its schema has with it."""
 
-    environment: dict[str, Any]
-    defaults: dict[str, Any]
+    environment: JsonObject
+    defaults: JsonObject
     errors: list[list[Any]]
 
 
-def examine(code: Code, configs: list[dict[str, Any]]) -> Examined:
-    """What ``code`` says of itself and of ``configs``.
+def examine(code: Code, configs: Sequence[JsonObject]) -> Examined:
+    """Asks ``code``, run by its own Python, for its environment, its defaults and its errors with ``configs``.
 
     Raises InputError where it cannot even be imported, or where another installation answers in its place.
     """
@@ -124,7 +120,7 @@ def examine(code: Code, configs: list[dict[str, Any]]) -> Examined:
     return Examined({**found["environment"], "git_commit": code.label}, found["defaults"], found["errors"])
 
 
-def fit_config(code: Code, config: dict[str, Any], defaults: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
+def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
     """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``.
 
     Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
@@ -144,7 +140,7 @@ def fit_config(code: Code, config: dict[str, Any], defaults: dict[str, Any], err
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the code in ``folder``: whether a file of it was changed meanwhile."""
+    """A hash of the code in ``folder``: another one means that a file was changed."""
     digest = hashlib.sha256()
     for package in ("harness", "trainer", "profiles"):
         for path in sorted((folder / package).rglob("*")):
@@ -176,14 +172,14 @@ def _worktree(commit: str, repository: Path) -> Path:
         git(repository, "worktree", "prune")  # of one whose folder was deleted
         git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     except subprocess.SubprocessError as error:
-        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-        raise InputError(f"{commit[:12]}: git worktree: {told}") from error
+        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise InputError(f"{commit[:12]}: git worktree: {reason}") from error
     return folder
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Meanwhile no other process makes anything in ``folder``."""
+    """Hold the lock of ``folder``: no other process makes anything in it meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -216,8 +212,8 @@ def _environment(folder: Path, home: Path, wanted: list[str]) -> Path:
         ):
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PIP_S)
     except subprocess.SubprocessError as error:
-        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise InputError(f"{folder}: its packages cannot be installed ({told[-1]})") from error
+        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise InputError(f"{folder}: its packages cannot be installed ({reason})") from error
     (home / ".complete").touch()
     return python
 
@@ -239,5 +235,5 @@ def _pins(folder: Path) -> str:
 
 def _value(nested: Any, location: list[Any]) -> Any:
     for key in location:
-        nested = nested.get(key) if isinstance(nested, dict) else None
+        nested = nested.get(key) if isinstance(nested, Mapping) else None
     return nested

@@ -1,7 +1,7 @@
-"""A process that has everything imported and forks runs: one start of six seconds of CPU a block instead of one a run.
+"""Forks runs from a process that has everything imported: six seconds of CPU once a block instead of once a run.
 
-One fork server serves the runs of one block that live side by side, so they share its memory layout and its code pages,
-and the next block gets another. It never computes, tokenizes or touches a device, so forking it is safe.
+One fork server serves the runs of a block that are alive together; they share its memory layout and its code pages. The
+next block gets another. It never computes, tokenizes or touches a device, so forking it is safe.
 Started as ``python -m harness.launch.fork_server FD PARENT MODULE...``.
 """
 
@@ -34,7 +34,7 @@ class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and surviv
 
 
 class ForkServer:
-    """The parent's side: start it, ask it for runs, close it. Its methods raise ForkServerGone."""
+    """The launcher's side: starts the server, asks it for runs, closes it. Its methods raise ForkServerGone."""
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
         """``modules``: what its runs import besides what every run does. ``code``: what it runs, if not this code."""
@@ -59,7 +59,7 @@ class ForkServer:
             )
 
     def fork(self, channel: socket.socket, log: Path) -> int:
-        """Fork a run that speaks over ``channel`` and appends its output to ``log``; its process id."""
+        """Fork a run that reads and writes ``channel`` and appends its output to ``log``; returns its process id."""
         with open(log, "ab") as file:
             request = json.dumps({"do": "fork"}).encode()
             try:
@@ -84,7 +84,7 @@ class ForkServer:
         return int(answer["code"])
 
     def close(self) -> None:
-        """End the fork server at once, importing or not, and by their own request whatever runs are left."""
+        """Kill the fork server, importing or not. Runs that are left end too: they asked to die with their parent."""
         self._process.kill()
         self._process.wait()
         self._socket.close()

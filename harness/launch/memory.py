@@ -1,4 +1,4 @@
-"""Whether all arms of a block fit in memory side by side: the condition of ``interleave: slices``."""
+"""Estimates whether all arms of a block fit in memory together: the condition of ``interleave: slices``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trainer.model import resolve_shape
 # private; the 270 MB of torch and transformers are shared).
 PROCESS_BYTES = 300 * 2**20
 WORKER_BYTES = 200 * 2**20  # a forked loader worker's own pages
-MOST_OF_MEMORY = 0.7  # leaves room for the page cache, which the readers live on
+MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
+MOST_ARMS = 64  # alive together: each has its workers and a socket
 
 
 def estimate_run_bytes(config: TrainerConfig, vocab_size: int) -> int:
@@ -34,7 +35,7 @@ def choose_interleave(asked: str, needs: list[int], uses_gpu: bool) -> tuple[str
     """("slices" or "runs", the reason in words) for runs that need ``needs`` bytes each."""
     if asked != "auto":
         return asked, "as the scenario asks"
-    if len(needs) > 64:
+    if len(needs) > MOST_ARMS:
         return "runs", f"{len(needs)} arms are too many to keep alive side by side"
     available = gpu_memory() if uses_gpu else available_memory_bytes()
     where = "GPU memory" if uses_gpu else "memory"

@@ -1,4 +1,4 @@
-"""The parent's side of one run: starts the process, gives it turns, stops it (SIGSTOP) while others have theirs."""
+"""The launcher's side of one run: starts the process, asks for repetitions, suspends it (SIGSTOP) in between."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from harness.study.store import RUN_FILES, RunRecord, StudyFolder
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
-    """A run ended before it was told to; its record says why."""
+    """A run ended by itself, before the launcher asked it to; its record says why."""
 
 
 class RunProcess:
-    """One run in a process group of its own, so that its loader workers stop and end with it."""
+    """One run in a process group of its own, so that its loader workers are suspended and end with it."""
 
     def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes, code: Code | None = None) -> None:
         """``code``: what it runs, if not this code."""
@@ -70,14 +70,14 @@ class RunProcess:
         assert self._server is not None
         self.record.startup_ns = (self._server.import_ns or 0) + time.monotonic_ns() - self._begun_ns
 
-    def turn(self, turn: int, settle: int, steps: int) -> None:
-        """Run ``settle`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
-        self._send({"do": "turn", "turn": turn, "settle": settle, "steps": steps})
+    def repeat(self, repetition: int, warmup: int, steps: int) -> None:
+        """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
+        self._send({"do": "turn", "turn": repetition, "settle": warmup, "steps": steps})
         self._expect("turn")
 
     @property
     def profiled(self) -> bool:
-        """Whether it runs by itself, for the windows of its probes, without a measured step."""
+        """Whether this run is profiled: it runs by itself, and none of its steps is measured."""
         return self._probes.windows
 
     def profile(self) -> None:
@@ -102,10 +102,11 @@ class RunProcess:
             self._folder.write_run(written)
 
     def suspend(self) -> None:
-        """Stop the run and its workers where they stand (SIGSTOP): they use no core until :meth:`resume`."""
+        """Suspend the run and its workers (SIGSTOP): they use no core until :meth:`resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Let the run and its workers go on (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -147,7 +148,7 @@ class RunProcess:
             self._fail(message.get("error"))
 
     def _fail(self, error: str | None) -> None:
-        """Wait for the end, see to it that a run.json tells it, and raise."""
+        """Wait for the end, make sure that a run.json says why, and raise."""
         self._signal(signal.SIGKILL)  # what closed its channel has nothing more to say; its workers go with it
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)

@@ -1,4 +1,4 @@
-"""Live progress: a line that rewrites itself on a terminal (rich), plain lines in a batch log."""
+"""Shows progress: a line that rewrites itself on a terminal (rich), plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from types import TracebackType
 from typing import Any
 
-PLAIN_INTERVAL_S = 15.0  # a batch log wants a sign of life, not a film
+PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
 
 
 class Progress:
-    """Counts runs and steps; both views show runs done, steps per second and the time left."""
+    """Counts runs and steps; shows runs done, steps per second and the time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int) -> None:
         """``total_runs``: None where nobody knows how many it will take."""
@@ -23,8 +23,8 @@ class Progress:
         self._stepping_s = 0.0
         self._doing = "starting"
         self._begun_s = time.monotonic()
-        self._turn_begun_s = self._begun_s
-        self._said_s = self._begun_s
+        self._repetition_begun_s = self._begun_s
+        self._shown_s = self._begun_s
         self._live: Any = None
 
     def __enter__(self) -> Progress:
@@ -43,20 +43,20 @@ class Progress:
         if self._live is not None:
             self._live.stop()
         else:
-            self._say()
+            self._show()
 
     def starting(self, arm: str, block: int) -> None:
         self._doing = f"block {block}: starting {arm}"
-        self._maybe_say()
+        self._maybe_show()
 
-    def turn(self, arm: str, block: int, turn: int, turns: int) -> None:
-        self._doing = f"block {block}: {arm}, turn {turn + 1}/{turns}"
-        self._turn_begun_s = time.monotonic()
+    def repetition(self, arm: str, block: int, number: int, count: int) -> None:
+        self._doing = f"block {block}: {arm}, repetition {number + 1}/{count}"
+        self._repetition_begun_s = time.monotonic()
 
     def stepped(self, steps: int) -> None:
         self._steps += steps
-        self._stepping_s += time.monotonic() - self._turn_begun_s
-        self._maybe_say()
+        self._stepping_s += time.monotonic() - self._repetition_begun_s
+        self._maybe_show()
 
     def finished(self, arm: str, block: int) -> None:
         self._runs += 1
@@ -85,12 +85,12 @@ class Progress:
             f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone, {left} | {self._doing}"
         )
 
-    def _maybe_say(self) -> None:
-        if self._live is None and time.monotonic() - self._said_s >= PLAIN_INTERVAL_S:
-            self._say()
+    def _maybe_show(self) -> None:
+        if self._live is None and time.monotonic() - self._shown_s >= PLAIN_INTERVAL_S:
+            self._show()
 
-    def _say(self) -> None:
-        self._said_s = time.monotonic()
+    def _show(self) -> None:
+        self._shown_s = time.monotonic()
         print(self._line(), file=sys.stderr, flush=True)
 
 

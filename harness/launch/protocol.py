@@ -1,4 +1,4 @@
-"""The protocol between the launcher and the processes that it starts, which may run another state of the code.
+"""Defines the protocol between the launcher and the processes that it starts, which may run another state of the code.
 
 ``harness regress`` measures two states of this project side by side. The launcher of the state that runs the command
 starts both; the processes that it starts import modules of *their* state. So everything that one state must know of
@@ -8,7 +8,8 @@ version before in :data:`PATHS` for as long as somebody may want to compare with
     launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors, {"do": "wait", "pid"}
     fork server -> launcher   {"pid"} or {"pid", "code"}
     launcher -> run           lines of JSON: {"record", "study", "probes"}, then {"do": "profile"}, {"do": "finish"} or
-                              {"do": "turn", "turn", "settle", "steps"}
+                              {"do": "turn", "turn", "settle", "steps"}: the repetition "turn", of "settle" warm-up
+                              and "steps" measured steps
     run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error"}
 """
 

@@ -1,4 +1,4 @@
-"""One study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
+"""Runs a study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
@@ -23,12 +23,14 @@ from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
 from harness.machine.environment import has_nvidia_driver, record_environment
-from harness.study.store import PROFILED, RunRecord, StudyFolder, StudyRecord
+from harness.study.contract import PROFILED
+from harness.study.records import ArmRecord, JsonObject, RunRecord, StudyRecord
+from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.scenario.plan import Plan
+    from harness.scenario.plan import Arm, Plan
 
 
 class Outcome(NamedTuple):
@@ -43,14 +45,18 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """A study that goes on, block by block, until there is ``enough``: asked with the number of blocks there are.
+    """A study that goes on, block by block, until ``enough`` says so: called with the number of finished blocks.
 
-    ``arms``: what study.json says of an arm besides its plan: contest, and where it runs other code: code, environment
-    and its config without the keys that code does not know.
+    ``arms``: records by name, in place of those that the plan alone would give.
     """
 
     enough: Enough
-    arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    arms: Mapping[str, ArmRecord] = field(default_factory=dict)
+
+
+def arm_record(arm: Arm) -> ArmRecord:
+    """What study.json says of a planned arm."""
+    return ArmRecord(arm.name, arm.control, arm.of, arm.declared, arm.config.model_dump(mode="json"))
 
 
 def run_study(
@@ -79,15 +85,8 @@ def run_study(
         interleave_reason=reason,
         blocks=len(plan.blocks),
         order=[list(block) for block in plan.blocks],
-        arms=[
-            {
-                **asdict(arm),
-                "config": arm.config.model_dump(mode="json"),
-                **(sequential.arms.get(arm.name, {}) if sequential else {}),
-            }
-            for arm in plan.arms
-        ],
-        comparisons=[asdict(comparison) for comparison in plan.comparisons],
+        arms=[(sequential.arms if sequential else {}).get(arm.name) or arm_record(arm) for arm in plan.arms],
+        comparisons=list(plan.comparisons),
         environment=record_environment(),
         fingerprints=fingerprints,
     )
@@ -101,25 +100,25 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
     """Run what a study still lacks: interrupted, failed or never started runs."""
     folder = StudyFolder(path)
     record = folder.read_study()
-    if any(arm.get("code") for arm in record.arms):  # what they ran may have changed or be gone
+    if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     with _terminable():
-        _, fingerprints = _prepare({arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms})
+        _, fingerprints = _prepare({arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms})
     for what, before in record.fingerprints.items():
         if fingerprints.get(what) != before:
             raise InputError(
                 f"{path}: {what} is no longer what the study was begun with: the two must not be mixed; start a new one"
             )
-    record.notes.append(f"resumed {_now()}: {' '.join(command)}")
+    record = replace(record, notes=[*record.notes, f"resumed {_now()}: {' '.join(command)}"])
     with _only_one(folder):
         return _execute(folder, record)
 
 
 def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = None) -> Outcome:
-    configs = {arm["name"]: TrainerConfig.model_validate(arm["config"]) for arm in record.arms}
+    configs = {arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms}
     slice_steps = int(record.scenario_text["slice_steps"])
-    profiled = {arm["name"] for arm in record.arms if arm["control"] == PROFILED}
-    turns = {
+    profiled = {arm.name for arm in record.arms if arm.control == PROFILED}
+    repetitions = {
         name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
         for name, config in configs.items()
     }
@@ -130,7 +129,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
     interrupted = False
     with _terminable():
         try:
-            record.status = "running"
+            record = replace(record, status="running")
             folder.write_study(record)
             if enough is None:
                 print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
@@ -138,33 +137,32 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
             environment = record_environment()  # now, not when the study was begun: a resumed one may find another
             total = len(todo) if enough is None else None
-            with Progress(total, sum(turns[name].total_steps for name in todo)) as progress:
+            with Progress(total, sum(repetitions[name].total_steps for name in todo)) as progress:
                 for block, names in enumerate(missing):
                     if names:
-                        _run_block(folder, record, block, names, turns, environment, progress)
+                        _run_block(folder, record, block, names, repetitions, environment, progress)
                     if enough is not None and enough(folder, record, block + 1):
-                        _end_after(record, block + 1)
+                        record = _end_after(record, block + 1)
                         break
         except KeyboardInterrupt:  # from here on there is a study to report and to resume
             interrupted = True
             if enough is not None:  # nobody knows how many more it would have taken
-                _end_after(
+                record = _end_after(
                     record, sum(all(_is_done(folder, name, b) for name in o) for b, o in enumerate(record.order))
                 )
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
-            record.status, record.ended_utc = "failed", _now()
-            folder.write_study(record)
+            folder.write_study(replace(record, status="failed", ended_utc=_now()))
             raise
     everything = [_is_done(folder, name, block) for block, order in enumerate(record.order) for name in order]
-    record.status = "interrupted" if interrupted else "done" if all(everything) else "failed"
-    record.ended_utc = _now()
-    folder.write_study(record)
-    return Outcome(folder.path, record.status)
+    status: Literal["interrupted", "done", "failed"]
+    status = "interrupted" if interrupted else "done" if all(everything) else "failed"
+    folder.write_study(replace(record, status=status, ended_utc=_now()))
+    return Outcome(folder.path, status)
 
 
-def _end_after(record: StudyRecord, blocks: int) -> None:
-    record.order, record.blocks = record.order[:blocks], blocks
+def _end_after(record: StudyRecord, blocks: int) -> StudyRecord:
+    return replace(record, order=record.order[:blocks], blocks=blocks)
 
 
 def _run_block(
@@ -172,11 +170,11 @@ def _run_block(
     record: StudyRecord,
     block: int,
     names: list[str],
-    turns: dict[str, Repetitions],
-    environment: dict[str, Any],
+    repetitions: dict[str, Repetitions],
+    environment: JsonObject,
     progress: Progress,
 ) -> None:
-    arms = {arm["name"]: arm for arm in record.arms}
+    arms = {arm.name: arm for arm in record.arms}
     session = f"{block}-{secrets.token_hex(3)}"
     processes = [
         RunProcess(
@@ -184,26 +182,26 @@ def _run_block(
                 arm=name,
                 block=block,
                 status="interrupted",
-                control=arms[name]["control"],
-                of=arms[name]["of"],
+                control=arms[name].control,
+                of=arms[name].of,
                 session=session,
                 position=position,
                 interleave=record.interleave,
                 # Every block sees another order of the documents (and other initial weights), the same for all its
                 # arms: else the interval over blocks would say nothing about the data.
-                config={**arms[name]["config"], "seed": arms[name]["config"]["seed"] + block},
-                declared=arms[name]["declared"],
-                environment=arms[name].get("environment") or environment,
+                config={**arms[name].config, "seed": arms[name].config["seed"] + block},
+                declared=arms[name].declared,
+                environment=arms[name].environment or environment,
             ),
             folder,
-            probes_of(record.scenario_text["probes"], arms[name]["control"]),
-            Code(**arms[name]["code"]) if arms[name].get("code") else None,
+            probes_of(record.scenario_text["probes"], arms[name].control),
+            None if (code := arms[name].code) is None else Code(**asdict(code)),
         )
         for position, name in enumerate(names)
     ]
-    # Startup is judged where sides are: then one after the other.
-    contested = any(arm.get("contest") for arm in arms.values())
-    run_block(processes, turns, record.interleave, progress, 1 if contested else os.cpu_count() or 1)
+    # A regression check compares startups: then runs start one after the other.
+    compared = any(arm.contest is not None for arm in arms.values())
+    run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
 
 
 def _is_done(folder: StudyFolder, name: str, block: int) -> bool:

@@ -1,7 +1,8 @@
-"""Two series of different times: what forbids comparing them, what must be said beside it, and the decision.
+"""Compares two studies of different times: the differences that forbid it, those to report beside it, the decision.
 
-Nothing alternated here, so whatever the machine did in between (its clocks, its neighbours, its temperature) looks like
-a regression, and no interval over blocks knows of it. Hence the wider limits, and `harness regress` where it matters.
+The two did not alternate, so whatever the machine did in between (its clocks, its neighbours, its temperature) looks
+like a regression, and no interval over blocks knows of it. Hence the wider limits, and `harness regress` where it
+matters. Numbers and kinds only; harness.regression.report makes the sentences.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from typing import Any
 from harness.analysis.confounds import LOAD, USEFUL
 from harness.analysis.statistics import CONFIDENCE, from_block_values, unpaired
 from harness.regression.decision import Decision, judge
-from harness.regression.gate import NOTICEABLE, PARTS, Gate, Limits, Part, StateComparison, nothing
+from harness.regression.gate import PARTS, Difference, Gate, Limits, Missing, Part, StateComparison, nothing
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
-from harness.report.words import percent
+from harness.regression.thresholds import (
+    CLOCK_ALIKE,
+    COMMON_MOVE_ARMS,
+    COMMON_MOVE_SHARE,
+    MEMORY_ALIKE,
+    NOTICEABLE,
+)
 
-MEMORY = 0.05  # of the machine's, relative: a few pages more or less come with every kernel
-CLOCK = 0.01  # relative difference of mean SM clocks
-# Configuration that decides how much a step has to do, or how: other values, another question. What corpus and
-# tokenizer hold is told by their fingerprints. A key that one side lacks came later: it is said, no more.
+# Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
+# are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
 WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
 FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Something that is not alike. ``forbids``: the two cannot be compared while it differs, unless it is allowed."""
+class CommonMove:
+    """All ``arms`` moved the same way, by fractions of their baselines from ``least`` to ``most``."""
 
-    key: str
-    baseline: Any
-    candidate: Any
-    forbids: bool
-
-    def __str__(self) -> str:
-        return f"{self.key} is {_shown(self.baseline)} against {_shown(self.candidate)}"
+    arms: int
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
 class Across:
-    """One arm of two studies."""
+    """One arm of two studies. ``refused``: differences that forbid the comparison; ``warned``: all others."""
 
     arm: str
     comparison: StateComparison
@@ -54,16 +55,16 @@ class Across:
 def compare_series(
     baseline: BlockSeries, candidate: BlockSeries, limits: Limits, allowed: Iterable[str] = ()
 ) -> Across:
-    """``candidate`` against ``baseline``; undecided, with the reason, where a difference forbids it."""
+    """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``."""
     found = differences(baseline, candidate)
     allowed = set(allowed)
     refused = [one for one in found if one.forbids and one.key not in allowed]
     warned = [one for one in found if one not in refused]
-    comparison = _comparison(baseline, candidate, limits, [str(one) for one in warned])
+    comparison = _comparison(baseline, candidate, limits, warned)
     if refused:
-        reason = f"not comparable: {'; '.join(map(str, refused))}"
         sides = comparison.name, comparison.baseline, comparison.candidate
-        comparison = nothing(*sides, limits.step, reason, comparison.blocks, comparison.confounds)
+        missing = Missing("differences")
+        comparison = nothing(*sides, limits.step, missing, comparison.blocks, differences=[*refused, *warned])
     return Across(candidate.arm, comparison, refused, warned)
 
 
@@ -78,7 +79,7 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     for key in sorted(set(baseline.environment) | set(candidate.environment)):
         if key != "git_commit":
             ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
-            if key == "memory_bytes" and ours_is and theirs_is and abs(ours_is / theirs_is - 1) < MEMORY:
+            if key == "memory_bytes" and ours_is and theirs_is and abs(ours_is / theirs_is - 1) < MEMORY_ALIKE:
                 continue
             known = key in baseline.environment and key in candidate.environment  # else one is of an older version
             check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
@@ -92,14 +93,13 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
         check(key, baseline.config.get(key), candidate.config.get(key), work)
     ours, theirs = baseline.useful_fraction, candidate.useful_fraction
     if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL * max(ours, theirs):
-        found.append(Difference("useful tokens", percent(ours), percent(theirs), True))
+        found.append(Difference("useful tokens", ours, theirs, True, "share"))
     clocks = baseline.sm_clock_mhz, candidate.sm_clock_mhz
-    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK:
-        found.append(Difference("SM clock", f"{clocks[0]:.0f} MHz", f"{clocks[1]:.0f} MHz", True))
+    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK_ALIKE:
+        found.append(Difference("SM clock", *clocks, True, "MHz"))
     loads = baseline.other_cpu_cores, candidate.other_cpu_cores
     if max((load or 0.0 for load in loads), default=0.0) > LOAD:
-        shown = ["unknown" if load is None else f"{load:.2f} cores" for load in loads]
-        found.append(Difference("load by other processes", shown[0], shown[1], False))
+        found.append(Difference("load by other processes", *loads, False, "cores"))
     if baseline.failed_runs or candidate.failed_runs:
         found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
     check("interleave", baseline.interleave, candidate.interleave, False)
@@ -110,8 +110,8 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     return sorted(found, key=lambda one: not one.forbids)
 
 
-def common_move(comparisons: Sequence[StateComparison]) -> str | None:
-    """A sentence where every arm moved alike: that is the machine, or something they share, and not one arm's code."""
+def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
+    """Whether every arm moved alike: that is the machine, or something they share, and not one arm's code."""
     changes = [
         change.median
         for one in comparisons
@@ -120,18 +120,18 @@ def common_move(comparisons: Sequence[StateComparison]) -> str | None:
         and change.ci_high is not None
         and (change.ci_low > 0 or change.ci_high < 0)
     ]
-    if len(changes) < len(comparisons) or len(changes) < 3:
+    if len(changes) < len(comparisons) or len(changes) < COMMON_MOVE_ARMS:
         return None
     least, most = min(changes), max(changes)
-    if (least > 0 or most < 0) and min(abs(least), abs(most)) > 0.5 * max(abs(least), abs(most)):
-        return (
-            f"all {len(changes)} arms moved the same way ({least * 100:+.1f} % to {most * 100:+.1f} %): that is rather "
-            "the machine, or something they all share, than any one of them"
-        )
+    sizes = abs(least), abs(most)
+    if (least > 0 or most < 0) and min(sizes) > COMMON_MOVE_SHARE * max(sizes):
+        return CommonMove(len(changes), least, most)
     return None
 
 
-def _comparison(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, confounds: list[str]) -> StateComparison:
+def _comparison(
+    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, warned: Sequence[Difference]
+) -> StateComparison:
     step_ms = baseline.part_ms[STEP]
     parts = [
         name
@@ -143,8 +143,8 @@ def _comparison(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, c
     level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
 
     def part(name: str, confidence: float) -> Decision:
-        twin = baseline if name == STEP else None  # no part's twin is kept
-        return _decide(baseline.part_ms[name], candidate.part_ms[name], limits.step, twin, confidence)
+        noisy = baseline if name == STEP else None  # an A/A control is kept of the step only
+        return _decide(baseline.part_ms[name], candidate.part_ms[name], limits.step, noisy, confidence)
 
     return StateComparison(
         candidate.arm,
@@ -159,7 +159,7 @@ def _comparison(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, c
             for name in parts
         ],
         gates=_gates(baseline, candidate, limits),
-        confounds=confounds,
+        differences=list(warned),
         emulated=candidate.emulated,
     )
 
@@ -183,12 +183,8 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits) -> lis
 def _decide(
     ours: Sequence[float], theirs: Sequence[float], within: float, noisy: BlockSeries | None, level: float
 ) -> Decision:
-    """Of values that did not alternate; ``noisy``: whose a-a twin says what no change looks like."""
+    """Decides from values that did not alternate; ``noisy``: whose A/A control says what no change looks like."""
     logs = [[math.log(value) for value in values if value > 0] for values in (ours, theirs)]
-    twin = None if noisy is None else from_block_values(noisy.twin_logs)
-    decision = judge(unpaired(logs[0], logs[1], level), within, twin, level)
+    noise = None if noisy is None else from_block_values(noisy.twin_logs)
+    decision = judge(unpaired(logs[0], logs[1], level), within, noise, level)
     return replace(decision, more_blocks=None)  # more of one study would not narrow the other's share
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""Baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
+"""Keeps baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
 
 ``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores, CPU
 quota, governor and turbo, NVIDIA driver and memory, the device, Python's version and those of the packages that do the
@@ -17,8 +17,8 @@ from typing import Any
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
-from harness.study.store import write_text
 from trainer.errors import InputError
+from trainer.files import write_text
 
 SCHEMA = 1
 # Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.

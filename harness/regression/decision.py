@@ -1,11 +1,11 @@
-"""Slower, faster, the same, or not known yet: a decision that may be taken again after every few blocks.
+"""Decides whether a candidate is slower, faster or the same, or says undecided: a sequential test over blocks.
 
-Who looks at a 95 % interval after each block and stops when it pleases him will be wrong far more often than one time
-in twenty. So there are set looks, each half as many blocks again as the one before, and the i-th look spends
-alpha / (i (i + 1)) of the error allowed: these sum to alpha however many looks there will be, and by the union bound no
-assumption is made about how looks depend on one another (Bonferroni with unequal shares). Group-sequential designs
-(Pocock; O'Brien and Fleming) need about half the blocks at late looks, for normal increments and a last look fixed
-beforehand: here neither is known, as a budget of time ends when it ends.
+A check that looks at a 95 % interval after each block, and stops at the first that pleases, is wrong far more often
+than one time in twenty. So there are set looks, each with half as many blocks again as the one before, and the i-th
+look spends alpha / (i (i + 1)) of the error allowed. These shares sum to alpha however many looks there will be, and by
+the union bound no assumption is made about how looks depend on one another (Bonferroni with unequal shares).
+Group-sequential designs (Pocock; O'Brien and Fleming) need about half the blocks at late looks, for normal increments
+and a last look fixed beforehand: here neither is known, as a budget of time ends when it ends.
 
 All values are logarithms of candidate time / baseline time, one a block: above 0 the candidate takes longer.
 """
@@ -17,12 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_block_values, student_t
+from harness.analysis.statistics import CONFIDENCE, Estimate, from_block_values, student_t
+from harness.regression.thresholds import FIRST_LOOK, GROWTH, MOST_BLOCKS_WORTH
 
 Outcome = Literal["slower", "faster", "same", "undecided"]
-FIRST_LOOK = 4  # blocks: at three, Student's quantile is so wide that only landslides would be seen
-GROWTH = 1.5  # of the number of blocks from one look to the next
-MOST_BLOCKS = 1000  # a question that takes more is not one for this machine
+# Why nothing is decided: fewer blocks than an interval takes; a change no larger than the noise floor; an interval that
+# holds both what is allowed and what is not; the same with a median so near the limit that hardly any number of blocks
+# would tell; nothing to compare at all.
+Undecided = Literal["too few blocks", "within the noise", "both possible", "at the limit", "not compared"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Decision:
     within: float  # fraction: what counts as the same
     change: Estimate | None
     confidence: float  # of the interval, at this look
-    floor: float | None = None  # fraction: how far from 0 the baseline's twin reaches
+    floor: float | None = None  # fraction: how far from 0 the interval of the baseline's A/A control reaches
     more_blocks: int | None = None  # of an undecided one: about how many more would decide, if there is such a number
-    reason: str = ""  # why it is undecided
+    why: Undecided | None = None  # it is undecided
 
 
 def looks() -> Iterator[int]:
@@ -47,6 +49,7 @@ def looks() -> Iterator[int]:
 
 
 def is_look(blocks: int) -> bool:
+    """Whether a decision is tried after ``blocks``."""
     return blocks == next(look for look in looks() if look >= blocks)
 
 
@@ -57,26 +60,25 @@ def confidence_at(blocks: int) -> float:
 
 
 def decide(
-    logs: Sequence[float], within: float, twin: Sequence[float] = (), confidence: float | None = None
+    logs: Sequence[float], within: float, noise: Sequence[float] = (), confidence: float | None = None
 ) -> Decision:
-    """The decision that ``logs`` allow, and the baseline's ``twin`` against itself (both: one value a block).
+    """The decision that ``logs`` allow; ``noise``: of the baseline's A/A control (both: one value a block).
 
     Slower: the interval lies beyond ``within``, and the median beyond the noise floor. Same: the interval lies within.
     ``confidence``: of the interval, where it is not that of a look.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
-    return judge(from_block_values(logs, level), within, from_block_values(twin), level)
+    return judge(from_block_values(logs, level), within, from_block_values(noise), level)
 
 
-def judge(found: Estimate | None, within: float, twin: Estimate | None, level: float) -> Decision:
-    """The same of estimates: ``found`` at ``level``, ``twin`` at the usual one; both of logarithms."""
+def judge(found: Estimate | None, within: float, noise: Estimate | None, level: float) -> Decision:
+    """The same from estimates: ``found`` at ``level``, ``noise`` at the usual one; both of logarithms."""
     change = None if found is None else _fractions(found)
-    floor = _reach(twin)
+    floor = _reach(noise)
     shown = None if floor is None else math.expm1(floor)
     if found is None or found.ci_low is None or found.ci_high is None:
         count = 0 if found is None else found.n
-        reason = f"{count} of the {MIN_BLOCKS} blocks that an interval takes"
-        return Decision("undecided", within, change, level, shown, max(FIRST_LOOK - count, 1), reason)
+        return Decision("undecided", within, change, level, shown, max(FIRST_LOOK - count, 1), "too few blocks")
     edge = math.log1p(within)
     outcome: Outcome = "undecided"
     if found.ci_low > edge:
@@ -87,15 +89,12 @@ def judge(found: Estimate | None, within: float, twin: Estimate | None, level: f
         outcome = "same"
     if outcome in ("slower", "faster") and floor is not None and abs(found.median) <= floor:
         more = math.ceil(found.n * (floor / abs(found.median)) ** 2) - found.n  # a floor shrinks as 1 / sqrt(n)
-        reason = "no larger than what the baseline differs from its own twin"
-        return Decision("undecided", within, change, level, shown, max(more, 1), reason)
+        return Decision("undecided", within, change, level, shown, max(more, 1), "within the noise")
     if outcome != "undecided":
         return Decision(outcome, within, change, level, shown)
     more_blocks = _more_blocks(found, edge, level)
-    reason = "the interval still holds both what is allowed and what is not"
-    if more_blocks is None:
-        reason = "the change is about as large as what is allowed: hardly any number of blocks would tell"
-    return Decision("undecided", within, change, level, shown, more_blocks, reason)
+    why: Undecided = "at the limit" if more_blocks is None else "both possible"
+    return Decision("undecided", within, change, level, shown, more_blocks, why)
 
 
 def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
@@ -106,7 +105,7 @@ def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
     high_side = found.ci_high - found.median
     now = student_t((1 + level) / 2, found.n - 1) / math.sqrt(found.n)
     for look in looks():
-        if look > MOST_BLOCKS:
+        if look > MOST_BLOCKS_WORTH:
             return None
         if look <= found.n:
             continue
@@ -122,7 +121,7 @@ def _fractions(found: Estimate) -> Estimate:
     return Estimate(math.expm1(found.median), low, high, found.n)
 
 
-def _reach(twin: Estimate | None) -> float | None:
-    if twin is None or twin.ci_low is None or twin.ci_high is None:
+def _reach(noise: Estimate | None) -> float | None:
+    if noise is None or noise.ci_low is None or noise.ci_high is None:
         return None
-    return max(abs(twin.ci_low), abs(twin.ci_high))
+    return max(abs(noise.ci_low), abs(noise.ci_high))

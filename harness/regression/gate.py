@@ -1,4 +1,7 @@
-"""Two states side by side, decided: the step, each of its parts, peak memory and startup."""
+"""Compares two sides that alternated, from the runs of a study: the step, each of its parts, peak memory, startup.
+
+Numbers and kinds only; harness.regression.report makes the sentences.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from harness.analysis.confounds import USEFUL, confounds
 from harness.analysis.ledger import RunLedger, measure
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
-from harness.study.store import PHASES, STAGES, RunData, RunRecord, StudyRecord
+from harness.regression.thresholds import MEMORY_WITHIN, NOTICEABLE, STARTUP_WITHIN, STEP_WITHIN
+from harness.study.contract import PHASES, STAGES
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.store import RunData
 
 # How confounds begin that make the two sides do different work.
 OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")
-TOTAL = "all time together"  # the name of a contest's total
-NOTICEABLE = 0.01  # share of the step: a part below it is left out
+TOTAL = "all time together"  # the name of a comparison's total
 StepKind = Literal["phase", "stage"]
 PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
 
@@ -27,9 +32,9 @@ PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromke
 class Limits:
     """What counts as the same, as fractions of the baseline; None: not judged."""
 
-    step: float = 0.01
-    memory: float | None = 0.05
-    startup: float | None = 0.2
+    step: float = STEP_WITHIN
+    memory: float | None = MEMORY_WITHIN
+    startup: float | None = STARTUP_WITHIN
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,38 @@ class Gate:
     decision: Decision
 
 
+MissingKind = Literal[
+    "failed runs", "no shared block", "other tokens per step", "code changed", "differences", "no baseline"
+]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why nothing could be compared.
+
+    ``details``: what a run or a file said of it (the first error; the folders that changed; no baseline).
+    ``tokens``: per step, of both sides.
+    """
+
+    kind: MissingKind
+    details: tuple[str, ...] = ()
+    tokens: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that two studies do not share. ``forbids``: they cannot be compared while it differs, unless allowed.
+
+    ``unit``: of numbers: share, MHz or cores; none for a configuration's values, which are shown as they are.
+    """
+
+    key: str
+    baseline: Any
+    candidate: Any
+    forbids: bool
+    unit: Literal["", "share", "MHz", "cores"] = ""
+
+
 @dataclass(frozen=True)
 class StateComparison:
     """One arm in two states (or two arms). ``missing``: why nothing could be compared."""
@@ -75,7 +112,8 @@ class StateComparison:
     parts: list[Part] = field(default_factory=list)
     gates: list[Gate] = field(default_factory=list)
     confounds: list[str] = field(default_factory=list)
-    missing: str | None = None
+    differences: list[Difference] = field(default_factory=list)  # between studies of different times
+    missing: Missing | None = None
     other_work: str | None = None  # a difference that makes the two sides do different work
     emulated: bool = False
 
@@ -106,16 +144,31 @@ class StateComparison:
 
 
 def nothing(
-    name: str, baseline: str, candidate: str, within: float, reason: str, blocks: int = 0, confounds: Sequence[str] = ()
+    name: str,
+    baseline: str,
+    candidate: str,
+    within: float,
+    missing: Missing,
+    blocks: int = 0,
+    confounds: Sequence[str] = (),
+    differences: Sequence[Difference] = (),
 ) -> StateComparison:
-    """A contest of which nothing can be decided, for ``reason``."""
-    step = replace(decide([], within), reason=reason, more_blocks=None)
-    return StateComparison(name, baseline, candidate, blocks, step, confounds=list(confounds), missing=reason)
+    """A comparison of which nothing can be decided."""
+    return StateComparison(
+        name,
+        baseline,
+        candidate,
+        blocks,
+        replace(decide([], within), why="not compared", more_blocks=None),
+        confounds=list(confounds),
+        differences=list(differences),
+        missing=missing,
+    )
 
 
 @dataclass(frozen=True)
-class _Run:
-    """What a finished run tells."""
+class _FinishedRun:
+    """What is read from a finished run."""
 
     ledger: RunLedger
     rounds: Rounds
@@ -123,59 +176,56 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Sides:
-    """The finished runs of one contest: by side, then by block."""
+    """The finished runs of one comparison: by side, then by block."""
 
-    baseline: Mapping[int, _Run]
-    candidate: Mapping[int, _Run]
-    twin: Mapping[int, _Run]
+    baseline: Mapping[int, _FinishedRun]
+    candidate: Mapping[int, _FinishedRun]
+    control: Mapping[int, _FinishedRun]  # the baseline's A/A control
 
 
 def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> list[StateComparison]:
     """Every comparison of ``study``, decided from the blocks that ``runs`` have."""
-    by_arm: dict[str, dict[int, _Run]] = {}
+    by_arm: dict[str, dict[int, _FinishedRun]] = {}
     records: dict[str, list[RunRecord]] = {}
     for run in runs:
         records.setdefault(run.record.arm, []).append(run.record)
         ledger, its_rounds = measure(run), rounds(run)
         if ledger is not None and its_rounds is not None:
-            by_arm.setdefault(run.record.arm, {})[run.record.block] = _Run(ledger, its_rounds)
-    return [
-        _comparison(study, pair["baseline"], pair["candidate"], by_arm, records, limits) for pair in study.comparisons
-    ]
+            by_arm.setdefault(run.record.arm, {})[run.record.block] = _FinishedRun(ledger, its_rounds)
+    return [_comparison(study, pair.baseline, pair.candidate, by_arm, records, limits) for pair in study.comparisons]
 
 
 def _comparison(
     study: StudyRecord,
     baseline: str,
     candidate: str,
-    by_arm: Mapping[str, Mapping[int, _Run]],
+    by_arm: Mapping[str, Mapping[int, _FinishedRun]],
     records: Mapping[str, Sequence[RunRecord]],
     limits: Limits,
 ) -> StateComparison:
-    arms = {arm["name"]: arm for arm in study.arms}
-    twin = next((arm["name"] for arm in study.arms if arm.get("control") == "a-a" and arm.get("of") == baseline), "")
-    sides = _Sides(*(by_arm.get(name, {}) for name in (baseline, candidate, twin)))
+    arms = {arm.name: arm for arm in study.arms}
+    control = next((arm.name for arm in study.arms if arm.control == "a-a" and arm.of == baseline), "")
+    sides = _Sides(*(by_arm.get(name, {}) for name in (baseline, candidate, control)))
     shared = sorted(set(sides.baseline) & set(sides.candidate))
-    ours_is, theirs_is = (
-        str((arms.get(name, {}).get("code") or {}).get("label") or name) for name in (baseline, candidate)
-    )
-    name = str(arms.get(baseline, {}).get("contest") or f"{candidate} against {baseline}")
+    first, second = (arms.get(name, ArmRecord(name)) for name in (baseline, candidate))
+    ours_is, theirs_is = (arm.name if arm.code is None else arm.code.label for arm in (first, second))
+    name = first.contest or f"{candidate} against {baseline}"
     names = (baseline, candidate)
     if not shared:
         return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
     attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
     level = confidence_at(attempted)  # a block that failed on one side was a block all the same
-    ours, theirs, its_twin = (
-        {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.twin)
+    ours, theirs, aa = (
+        {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     )
     ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
     differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
-    differing += arms.get(candidate, {}).get("other_defaults") or []
+    differing += second.other_defaults
     tokens = [_tokens_per_step(ledger) for ledger in ledgers]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
-        reason = f"steps of {tokens[0]:,.0f} and of {tokens[1]:,.0f} tokens: their times cannot be compared"
-        return nothing(name, ours_is, theirs_is, limits.step, reason, len(shared), differing)
-    step = decide(_typical(ours, theirs, its_twin), limits.step, _typical(ours, its_twin), level)
+        missing = Missing("other tokens per step", tokens=(tokens[0], tokens[1]))
+        return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
+    step = decide(_typical(ours, theirs, aa), limits.step, _typical(ours, aa), level)
     baseline_ms = _median_ms(ours, shared, STEP)
     return StateComparison(
         name,
@@ -186,8 +236,8 @@ def _comparison(
         baseline_ms=baseline_ms,
         # As the paired change has it: medians of either side alone may lie the other way round.
         candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
-        total=decide(_totals(ours, theirs), limits.step, _totals(ours, its_twin), level),
-        parts=_parts(ours, theirs, its_twin, shared, limits.step, level),
+        total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level),
+        parts=_parts(ours, theirs, aa, shared, limits.step, level),
         gates=_gates(sides, shared, limits, level),
         confounds=differing,
         other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
@@ -198,12 +248,12 @@ def _comparison(
 def _typical(
     baseline: Mapping[int, Rounds],
     candidate: Mapping[int, Rounds],
-    twin: Mapping[int, Rounds] | None = None,
+    control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
 ) -> list[float]:
     """One value for each block that both finished."""
     found = [
-        typical_log(baseline[block], candidate[block], part, (twin or {}).get(block))
+        typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
     ]
     return [log for log in found if log is not None]
@@ -216,7 +266,7 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
 def _parts(
     baseline: Mapping[int, Rounds],
     candidate: Mapping[int, Rounds],
-    twin: Mapping[int, Rounds],
+    control: Mapping[int, Rounds],
     blocks: Sequence[int],
     within: float,
     level: float,
@@ -235,7 +285,7 @@ def _parts(
             name,
             PARTS[name],
             *times,
-            decide(_typical(baseline, candidate, twin, name), within, _typical(baseline, twin, {}, name), one),
+            decide(_typical(baseline, candidate, control, name), within, _typical(baseline, control, {}, name), one),
             _median_ms(candidate, blocks, f"{EXPOSED}{name}") if PARTS[name] == "stage" else None,
         )
         for name, times in found
@@ -252,14 +302,14 @@ def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -
     for name, unit, within, value in kinds:
         if within is None:
             continue
-        ours, theirs, twin = (
+        ours, theirs, control = (
             {block: amount for block, run in side.items() if (amount := value(run.ledger.record))}
-            for side in (sides.baseline, sides.candidate, sides.twin)
+            for side in (sides.baseline, sides.candidate, sides.control)
         )
         both = [block for block in blocks if block in ours and block in theirs]
         if both:
             logs = [math.log(theirs[block] / ours[block]) for block in both]
-            noise = [math.log(twin[block] / ours[block]) for block in both if block in twin]
+            noise = [math.log(control[block] / ours[block]) for block in both if block in control]
             medians = median(ours[block] for block in both), median(theirs[block] for block in both)
             found.append(Gate(name, unit, *medians, decide(logs, within, noise, level)))
     return found
@@ -287,6 +337,6 @@ def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> 
     return [log for log in found if log is not None]
 
 
-def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> str:
-    said: list[Any] = [record.error for name in names for record in records.get(name, ()) if record.error]
-    return str(said[0]).splitlines()[0] if said else "no block in which both sides finished"
+def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> Missing:
+    errors = [record.error for name in names for record in records.get(name, ()) if record.error]
+    return Missing("failed runs", (errors[0].splitlines()[0],)) if errors else Missing("no shared block")

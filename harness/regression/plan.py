@@ -1,28 +1,30 @@
-"""Two sides of one question as a plan: the baseline, its twin and the candidate, and nothing else, for many blocks."""
+"""Plans a regression check: baseline, its A/A control and candidate, for as many blocks as a budget may last."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
+from harness.launch.study import arm_record
+from harness.regression.thresholds import MOST_BLOCKS_PLANNED
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import flatten, merge
-from harness.scenario.plan import CONTROLS, Arm, Plan, PlannedComparison, make_plan
+from harness.scenario.plan import CONTROLS, Arm, Plan, make_plan
+from harness.study.records import ArmRecord, ComparisonRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
-MOST_BLOCKS = 200  # no budget of time lasts for more
 BASE, HEAD = "base", "head"
 ALLOWED_CONTROLS = ("data-only", "ideal-data")
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """``plan`` holds three arms a contest; ``names`` says of each arm which contest it belongs to."""
+    """``plan`` holds three arms a comparison; ``names``: the comparison that each arm belongs to."""
 
     plan: Plan
     names: Mapping[str, str]
@@ -61,13 +63,18 @@ def between_arms(
 
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
-    """``arm`` and its twin, for the scenario's own number of blocks: what a baseline is made of, or checked with."""
+    """``arm`` and its A/A control for the scenario's own number of blocks: to make or to check a baseline."""
     asked = between_arms(scenario, source, arm, arm, control)
     two = asked.plan.arms[:2]
     names = {one.name for one in two}
     blocks = tuple(tuple(name for name in dict.fromkeys(block) if name in names) for block in asked.plan.blocks)
     plan = Plan(scenario, two, (), blocks[: scenario.repeats])
     return ComparisonPlan(plan, {one.name: two[0].name for one in two})
+
+
+def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
+    """What study.json says of every arm, its comparison among it."""
+    return {arm.name: replace(arm_record(arm), contest=asked.names[arm.name]) for arm in asked.plan.arms}
 
 
 def with_control(name: str, control: str | None) -> str:
@@ -91,7 +98,7 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
     """Blocks shuffle comparisons; the sides of one stay neighbours in time, in each of their six orders in turn."""
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
-    for block in range(MOST_BLOCKS):
+    for block in range(MOST_BLOCKS_PLANNED):
         every_order, place = divmod(block, 6)
         sides = []
         for number, three in enumerate(threes):
@@ -100,5 +107,5 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
             sides.append(orders[place])
         random.Random(f"{scenario.seed}/{block}").shuffle(sides)
         order.append(tuple(name for three in sides for name in three))
-    comparisons = tuple(PlannedComparison(three[0].name, three[2].name) for three in threes)
+    comparisons = tuple(ComparisonRecord(three[0].name, three[2].name) for three in threes)
     return Plan(scenario, tuple(arms), comparisons, tuple(order))

@@ -1,4 +1,4 @@
-"""Shares and times as people write them on a command line and in tests."""
+"""Reads shares and times as people write them on a command line and in tests: ``3%``, ``10m``."""
 
 from __future__ import annotations
 

@@ -1,26 +1,36 @@
-"""What a regression check found: one page short enough for a pull request's comment, the same as JSON and as JUnit."""
+"""Writes what a regression check found: a page for a pull request's comment, the same as JSON and as JUnit.
+
+All sentences of the room are made here; gate, decision and across return numbers and kinds.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from harness.analysis.statistics import MIN_BLOCKS
+from harness.regression.across import CommonMove
 from harness.regression.decision import Decision, Outcome
-from harness.regression.gate import TOTAL, Gate, Part, StateComparison
+from harness.regression.gate import TOTAL, Difference, Gate, Part, StateComparison
+from harness.regression.thresholds import FIRST_LOOK
 from harness.report.tables import safe, table
 from harness.report.words import count, listing, ms, number, percent
-from harness.study.store import StudyFolder, write_bytes, write_json, write_text
+from harness.study.store import StudyFolder, write_json
+from trainer.files import write_bytes, write_text
+
+if TYPE_CHECKING:
+    from harness.regression.run import RegressionResult
 
 MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
 # For what an XML 1.0 document may not hold, colours of a terminal among it.
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 APART = (
     "Time per step of the typical round (above 0: longer), medians over blocks, not paired: 95 % intervals from the "
-    "scatter of blocks within each study. Noise floor: how far the baseline's twin reached from 0, within its study."
+    "scatter of blocks within each study. Noise floor: how far the baseline's A/A control reached from 0, in its study."
 )
 _WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
 _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
@@ -44,14 +54,98 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
 
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> dict[str, Any]:
-    found = [{**asdict(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
+    """The dataclasses field by field, and the words for every kind; ``contests``: schema 1's word for comparisons."""
+    found = [{**_plain(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
     return {"schema": SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if not is_dataclass(value):
+        return value
+    content = {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Decision):
+        del content["why"]
+        content["reason"] = reason(value)
+    if isinstance(value, StateComparison):
+        del content["differences"]
+        text = None if value.missing is None else missing(value)
+        content |= {"confounds": _differing(value), "missing": text}
+        content["step"] |= {} if text is None else {"reason": text}
+    return content
+
+
+def reason(decision: Decision) -> str:
+    """Why a decision is undecided; empty where it is decided."""
+    blocks = 0 if decision.change is None else decision.change.n
+    return {
+        None: "",
+        "too few blocks": f"{blocks} of the {MIN_BLOCKS} blocks that an interval takes",
+        "within the noise": "no larger than the noise floor: the baseline differs as much from its own A/A control",
+        "both possible": "the interval still holds both what is allowed and what is not",
+        "at the limit": "the change is about as large as what is allowed: hardly any number of blocks would tell",
+        "not compared": "nothing was compared",
+    }[decision.why]
+
+
+def missing(c: StateComparison) -> str:
+    """Why nothing could be compared."""
+    assert c.missing is not None
+    kind, details, tokens = c.missing.kind, c.missing.details, c.missing.tokens
+    if kind == "other tokens per step":
+        assert tokens is not None
+        return f"steps of {tokens[0]:,.0f} and of {tokens[1]:,.0f} tokens: their times cannot be compared"
+    if kind == "code changed":
+        return f"{' and '.join(details)}: changed while it was measured"
+    if kind == "differences":
+        return f"not comparable: {'; '.join(difference(one) for one in c.differences if one.forbids)}"
+    return details[0] if details else "no block in which both sides finished"
+
+
+def difference(one: Difference) -> str:
+    """``environment.cores is 2 against 4``."""
+    return f"{one.key} is {_shown(one.baseline, one.unit)} against {_shown(one.candidate, one.unit)}"
+
+
+def _shown(value: Any, unit: str) -> str:
+    if unit and value is None:
+        return "unknown"
+    if unit:
+        return percent(value) if unit == "share" else f"{value:.{2 if unit == 'cores' else 0}f} {unit}"
+    return value if isinstance(value, str) else repr(value)
+
+
+def _differing(c: StateComparison) -> list[str]:
+    """Everything that differs besides the two sides; what forbids a comparison is said by :func:`missing`."""
+    if c.missing is None:
+        return [*c.confounds, *map(difference, c.differences)]
+    return [*c.confounds, *(difference(one) for one in c.differences if not one.forbids)]
+
+
+def common_move_note(move: CommonMove) -> str:
+    """What it means that every arm moved alike."""
+    return (
+        f"all {move.arms} arms moved the same way ({move.least * 100:+.1f} % to {move.most * 100:+.1f} %): that is "
+        "rather the machine, or something they all share, than any one of them"
+    )
+
+
+def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
+    """What to say where the budget was too short for a first look; None where it was not."""
+    blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
+    if result.status != "done" or blocks >= FIRST_LOOK or not blocks:
+        return None
+    return (
+        f"the budget of {budget_s:.0f} s was spent after {blocks} of the {FIRST_LOOK} blocks that a first look takes "
+        f"({result.spent_s / blocks:.0f} s each): allow at least {result.spent_s / blocks * FIRST_LOOK:.0f} s"
+    )
+
+
 def sentence(c: StateComparison) -> str:
-    """One contest in a sentence that stands for itself."""
+    """One comparison in a sentence that stands for itself."""
     if c.missing is not None:
-        return f"{c.name}: undecided, {c.missing}"
+        return f"{c.name}: undecided, {missing(c)}"
     step = c.step
     emulated = " (emulated device)" if c.emulated else ""
     assert c.baseline_ms is not None
@@ -79,26 +173,26 @@ def change(decision: Decision) -> str:
 
 
 def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
-    """Verdict, one line a contest, what changed inside the step, and what else differed.
+    """Verdict, one line a comparison, what changed inside the step, and what else differed.
 
-    ``alternated``: whether the sides took turns (else they are two studies of different times).
+    ``alternated``: whether the sides alternated (else they are two studies of different times).
     """
     parts = [f"### Regression check: {overall(comparisons)}", *(f"> **{safe(note)}.**" for note in notes)]
-    differences = dict.fromkeys(what for c in comparisons for what in c.confounds)
+    differences = dict.fromkeys(what for c in comparisons for what in _differing(c))
     if differences:
         lines = "\n".join(f"- **{safe(what)}**" for what in differences)
         parts.append(f"What differs besides the two sides:\n\n{lines}")
     rows = [row for c in comparisons for row in _rows(c)]
     parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))
-    said = [line for c in comparisons for line in _inside(c)]
-    if said:
-        parts.append("\n".join(f"- {safe(line)}" for line in said))
+    inside = [line for c in comparisons for line in _inside(c)]
+    if inside:
+        parts.append("\n".join(f"- {safe(line)}" for line in inside))
     parts.append(_footnote(comparisons) if alternated else APART)
     return "\n\n".join(parts) + "\n"
 
 
 def junit(comparisons: Sequence[StateComparison]) -> bytes:
-    """JUnit XML: one case a contest; slower is a failure, nothing to compare an error, undecided is skipped."""
+    """JUnit XML: one case a comparison; slower is a failure, nothing to compare an error, undecided is skipped."""
     verdicts = ["error" if c.missing is not None else c.verdict for c in comparisons]
     suite = ElementTree.Element(
         "testsuite",
@@ -112,8 +206,8 @@ def junit(comparisons: Sequence[StateComparison]) -> bytes:
         case = ElementTree.SubElement(suite, "testcase", classname="harness.regress", name=c.name)
         if verdict in _JUNIT:
             ElementTree.SubElement(case, _JUNIT[verdict], message=_NO_XML.sub("?", sentence(c)))
-        told = "\n".join([sentence(c), *_inside(c)])
-        ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", told)
+        text = "\n".join([sentence(c), *_inside(c)])
+        ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", text)
     whole = ElementTree.Element("testsuites")
     whole.append(suite)
     ElementTree.indent(whole)
@@ -129,7 +223,7 @@ def append_step_summary(page: str, path: str | None) -> None:
 
 def _rows(c: StateComparison) -> list[list[str]]:
     if c.missing is not None:
-        return [[c.name, "–", "–", "–", "–", f"**undecided**: {safe(c.missing)}"]]
+        return [[c.name, "–", "–", "–", "–", f"**undecided**: {safe(missing(c))}"]]
     assert c.baseline_ms is not None
     assert c.candidate_ms is not None
     times = ms(c.baseline_ms), ms(c.candidate_ms)
@@ -192,7 +286,7 @@ def _cell(decision: Decision, words: Mapping[str, str] | None = None) -> str:
     """``words``: instead of slower and faster."""
     if decision.outcome == "undecided":
         more = f"; about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
-        return f"**undecided**: {decision.reason}{more}"
+        return f"**undecided**: {reason(decision)}{more}"
     word = (words or {}).get(decision.outcome, decision.outcome)
     return f"**{word}**" if decision.outcome != "same" else f"same within {percent(decision.within)}"
 
@@ -202,7 +296,7 @@ def _outcome(decision: Decision) -> str:
         return f"same within {percent(decision.within)}"
     if decision.outcome == "undecided":
         more = f", about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
-        return f"undecided ({decision.reason}{more})"
+        return f"undecided ({reason(decision)}{more})"
     return "faster" if decision.outcome == "faster" else f"slower by more than the {percent(decision.within)} allowed"
 
 
@@ -233,5 +327,5 @@ def _footnote(comparisons: Sequence[StateComparison]) -> str:
         f"Time per step of the typical round (above 0: longer), paired round by round, {listing(list(blocks))} of "
         "fresh processes; the candidate's time is the baseline's and that change. Intervals are at "
         f"{listing(list(levels))}, which keeps all looks at one arm's step together at 95 %; every further arm, part "
-        "and limit is a question of its own. Noise floor: how far the baseline's own twin reaches from 0."
+        "and limit is a question of its own. Noise floor: how far the baseline's A/A control reaches from 0."
     )

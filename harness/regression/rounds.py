@@ -1,9 +1,9 @@
-"""What two runs that alternated say about each other: one value a block for the step and for each of its parts.
+"""Pairs two runs that alternated, round by round: one value a block for the step and for each of its parts.
 
-A round is one turn of both sides, side by side in time and over the same documents. A block's value is the median over
-its rounds of the logarithm of candidate time / baseline time: a pause that hits one round moves it by next to nothing,
-and a burst of long documents hits both sides alike. Rounds of one pair of processes share its luck, so they are not
-counted as repetitions: only blocks are.
+A round is one repetition of both sides, side by side in time and over the same documents. A block's value is the median
+over its rounds of the logarithm of candidate time / baseline time: a pause that hits one round moves it by next to
+nothing, and a burst of long documents hits both sides alike. Rounds of one pair of processes share its luck, so only
+blocks count as independent values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
-from harness.study.store import PHASES, STAGES, RunData
+from harness.regression.thresholds import CHUNKS
+from harness.study.contract import PHASES, STAGES
+from harness.study.store import RunData
 
 STEP = "step"
 EXPOSED = "exposed "  # + a stage: what the step waited for
-CHUNKS = 16  # rounds that a run without turns is cut into
 Values = NDArray[np.float64]
 
 
@@ -32,7 +33,7 @@ class Rounds:
     """
 
     parts: Mapping[str, Values]
-    alternated: bool  # whether its rounds are turns
+    alternated: bool  # whether its rounds are repetitions
     session: str
 
     def mean_ms(self, part: str) -> float | None:
@@ -47,7 +48,7 @@ class Rounds:
 def rounds(run: RunData) -> Rounds | None:
     """The rounds of a finished run; None where it did not finish or left no measured step.
 
-    Warmup steps, and those with which each turn settles, are no part of it: the window that counts is the scenario's.
+    Warm-up steps, of the run and of each repetition, are left out.
     """
     if run.record.status != "done" or run.steps is None:
         return None
@@ -79,16 +80,16 @@ def rounds(run: RunData) -> Rounds | None:
     return Rounds(known, alternated, run.record.session)
 
 
-def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, twin: Rounds | None = None) -> float | None:
-    """Median over rounds of log(candidate / baseline) and, where it took the same turns, of log(candidate / twin).
+def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
+    """Median over rounds of log(candidate / baseline) and, where it ran in the same rounds, log(candidate / control).
 
-    The twin is the baseline once more: with it the values of blocks scatter less than without (by how much here:
+    The A/A control is the baseline once more: with it the values of blocks scatter less than without (by how much here:
     results/reference/detection-power). Were the two averaged before dividing, a jump of the machine's speed under
     either would spoil the round. None where a side has no such time in half of the rounds.
     """
     logs = [
         np.log(pair[1][both] / pair[0][both])
-        for one in (baseline, *([twin] if twin is not None and twin.session == baseline.session else []))
+        for one in (baseline, *([control] if control is not None and control.session == baseline.session else []))
         if (pair := _paired(one, candidate, part)) is not None
         and (both := (pair[0] > 0) & (pair[1] > 0)).sum() * 2 >= len(both)
         and both.any()

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.launch.code import examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
-from harness.regression.decision import FIRST_LOOK, is_look
-from harness.regression.gate import Limits, StateComparison, comparisons, nothing
-from harness.regression.plan import BASE, HEAD, ComparisonPlan
+from harness.regression.decision import is_look
+from harness.regression.gate import Limits, Missing, StateComparison, comparisons, nothing
+from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
+from harness.regression.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten
 from harness.scenario.plan import Arm
-from harness.study.store import StudyFolder, StudyRecord
+from harness.study.records import ArmRecord, JsonObject, StudyRecord
+from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
-HOPELESS = 2  # blocks in which a side failed each time
-
 
 @dataclass(frozen=True)
-class Found:
+class RegressionResult:
     """``status``: of the study (done, failed, interrupted); ``spent_s``: seconds of the budget."""
 
     folder: Path
@@ -34,14 +33,15 @@ class Found:
 
 def run_comparisons(
     asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
-    arms: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Found:  # fmt: skip
-    """Run ``asked`` into a study under ``out``. ``arms``: of :class:`Sequential`. Evidence is written whatever happens.
+    arms: Mapping[str, ArmRecord] | None = None,
+) -> RegressionResult:  # fmt: skip
+    """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
 
     A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``.
     """
     begun_s = time.monotonic()
-    folders = sorted({arm["code"]["folder"] for arm in (arms or {}).values()})
+    arms = records_of(asked) if arms is None else arms
+    folders = sorted({arm.code.folder for arm in arms.values() if arm.code is not None})
     states = {folder: fingerprint(Path(folder)) for folder in folders}
     last = (0, 0.0)  # blocks, seconds
 
@@ -52,7 +52,7 @@ def run_comparisons(
         block_s, last = spent_s - last[1], (blocks, spent_s)
         if spent_s + (block_s if blocks > 1 else 0.0) > budget_s:
             return True
-        if blocks == HOPELESS:  # a side that never finished will not: no budget helps
+        if blocks == HOPELESS_AFTER:  # a side that never finished will not: no budget helps
             found = comparisons(record, list(folder.runs()), limits)
             return all(comparison.missing is not None for comparison in found)
         if not is_look(blocks):
@@ -60,21 +60,20 @@ def run_comparisons(
         found = comparisons(record, list(folder.runs()), limits)
         return all(one.settled for one in found if one.missing is None)
 
-    said = {name: {"contest": comparison, **(arms or {}).get(name, {})} for name, comparison in asked.names.items()}
-    outcome = run_study(asked.plan, out, command, source, Sequential(enough, said))
+    outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms))
     folder = StudyFolder(outcome.folder)
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
     changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
     if changed:
-        reason = f"{' and '.join(changed)}: changed while it was measured"
-        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, reason, c.blocks) for c in decided]
-    return Found(outcome.folder, outcome.status, decided, last[1])
+        missing = Missing("code changed", tuple(changed))
+        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
+    return RegressionResult(outcome.folder, outcome.status, decided, last[1])
 
 
 def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path
-) -> tuple[ComparisonPlan, dict[str, dict[str, Any]]]:
-    """What every arm's side runs: (the comparisons with ``code`` declared, what study.json says besides).
+) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
+    """Finds both states of the code and fits every arm to its side: (the comparisons, the arms' records).
 
     Raises InputError where a side is no state of this project or cannot run the scenario.
     """
@@ -86,38 +85,34 @@ def with_codes(
     sides = [BASE if _is_base(arm) else HEAD for arm in asked.plan.arms]
     examined = {side: examine(code, configs) for side, code in codes.items()}
     other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
-    said: dict[str, dict[str, Any]] = {}
-    declared = []
+    declared, records = [], {}
     for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
         one = examined[side]
         config = fit_config(codes[side], configs[place], defaults, one.errors[place])
-        said[arm.name] = {"code": asdict(codes[side]), "environment": one.environment, "config": config}
-        if other:
-            said[arm.name]["other_defaults"] = other
         declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
-    return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), said
+        records[arm.name] = ArmRecord(
+            arm.name,
+            arm.control,
+            arm.of,
+            declared[-1].declared,
+            config,
+            contest=asked.names[arm.name],
+            code=codes[side],
+            environment=one.environment,
+            other_defaults=other,
+        )
+    return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
 
 
-def _other_defaults(base: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
     """Defaults that the two states do not share, which no run would show: both are given one configuration."""
     ours, theirs = flatten(base), flatten(head)
-    return [
+    return tuple(
         f"default: {key} is {ours[key]!r} at base and {theirs[key]!r} at head; both ran one configuration"
         for key in sorted(set(ours) & set(theirs))
         if ours[key] != theirs[key]
-    ]
+    )
 
 
 def _is_base(arm: Arm) -> bool:
     return arm.name.removesuffix("+a-a").endswith(f"@{BASE}")
-
-
-def blocks_note(found: Found, budget_s: float) -> str | None:
-    """What to say where the budget was too short for a first look; None where it was not."""
-    blocks = max((comparison.blocks for comparison in found.comparisons), default=0)
-    if found.status != "done" or blocks >= FIRST_LOOK or not blocks:
-        return None
-    return (
-        f"the budget of {budget_s:.0f} s was spent after {blocks} of the {FIRST_LOOK} blocks that a first look takes "
-        f"({found.spent_s / blocks:.0f} s each): allow at least {found.spent_s / blocks * FIRST_LOOK:.0f} s"
-    )

@@ -1,23 +1,28 @@
-"""One arm as it was measured, in few numbers: what a baseline keeps in git, and what two studies are compared by."""
+"""Condenses an arm of a study to a few numbers a block: what a baseline file holds and `harness compare` compares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import useful_fraction
 from harness.analysis.ledger import mean_over, measure
 from harness.analysis.probes.device_health import device_health
 from harness.regression.rounds import STEP, rounds, typical_log
+from harness.regression.thresholds import MS_DIGITS
 from harness.scenario.overrides import flatten
-from harness.study.store import PHASES, STAGES, RunData, StudyRecord
+from harness.study.contract import PHASES, STAGES
+from harness.study.records import JsonObject, StudyRecord
+from harness.study.store import RunData
 from trainer.errors import InputError
 
-DIGITS = 6  # of milliseconds, that is nanoseconds
-KEPT = ("a-a", "ideal-data", "data-only")  # controls that are figures of their own; the a-a twin gives the noise
+KEPT = (
+    "a-a",
+    "ideal-data",
+    "data-only",
+)  # controls that are figures of their own, and the A/A control, which gives the noise
 # Of the environment: another machine, or one that is set otherwise.
 MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvidia_driver", "memory_bytes")
 # Facts of a run that say what it ran on and what it did.
@@ -30,7 +35,8 @@ FACTS = (
 class BlockSeries:
     """Typical values of every finished block: milliseconds per step by part (the step, phases, stages), and so on.
 
-    ``twin_logs``: log of the a-a twin's step time / its own, one a block; empty without a twin.
+    ``twin_logs``: log of the A/A control's step time / its own, one a block; empty without one (baseline files in git
+    have the name).
     """
 
     scenario: str
@@ -41,16 +47,16 @@ class BlockSeries:
     twin_logs: list[float] = field(default_factory=list)
     peak_memory_bytes: list[int] = field(default_factory=list)
     startup_ms: list[float] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)  # dotted keys; the first block's
-    environment: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)  # dotted keys; the first block's
+    environment: JsonObject = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     useful_fraction: float | None = None
     sm_clock_mhz: float | None = None
     other_cpu_cores: float | None = None
     failed_runs: int = 0
     interleave: str = "runs"
     arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
-    probes: dict[str, Any] = field(default_factory=dict)  # dotted keys
+    probes: JsonObject = field(default_factory=dict)  # dotted keys
     started: str = "together"  # or one by one, where startup is what is judged
 
     @property
@@ -66,26 +72,26 @@ def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSer
             by_arm.setdefault(run.record.arm, {})[run.record.block] = run
     found = {}
     for arm, group in by_arm.items():
-        twin = next((b for b in by_arm.values() if _twin_of(b) == arm), {})
-        one = None if _twin_of(group) else _series(study, arm, group, twin)
+        control = next((b for b in by_arm.values() if _aa_control_of(b) == arm), {})
+        one = None if _aa_control_of(group) else _series(study, arm, group, control)
         if one is not None:
             found[arm] = one
     return found
 
 
-def _twin_of(group: Mapping[int, RunData]) -> str | None:
+def _aa_control_of(group: Mapping[int, RunData]) -> str | None:
     record = next(iter(group.values())).record
     return record.of if record.control == "a-a" else None
 
 
 def _series(
-    study: StudyRecord, arm: str, group: Mapping[int, RunData], twin: Mapping[int, RunData]
+    study: StudyRecord, arm: str, group: Mapping[int, RunData], control: Mapping[int, RunData]
 ) -> BlockSeries | None:
     found = {block: one for block, run in sorted(group.items()) if (one := rounds(run)) is not None}
     ledgers: Blocks = {block: ledger for block, run in group.items() if (ledger := measure(run)) is not None}
     if not found:
         return None
-    twins = {block: one for block, run in twin.items() if (one := rounds(run)) is not None}
+    controls = {block: one for block, run in control.items() if (one := rounds(run)) is not None}
     records = [group[block].record for block in found]
     names = [part for part in (STEP, *PHASES, *STAGES) if all(part in one.parts for one in found.values())]
     clocks = [card.sm_clock_mhz for card in device_health({arm: list(group.values())}) if card.sm_clock_mhz]
@@ -102,11 +108,11 @@ def _series(
         arm=arm,
         created_utc=study.created_utc,
         blocks=list(found),
-        part_ms={part: [round(one.typical_ms(part) or 0.0, DIGITS) for one in found.values()] for part in names},
+        part_ms={part: [round(one.typical_ms(part) or 0.0, MS_DIGITS) for one in found.values()] for part in names},
         twin_logs=[
-            round(log, DIGITS)
+            round(log, MS_DIGITS)
             for block in found
-            if block in twins and (log := typical_log(found[block], twins[block])) is not None
+            if block in controls and (log := typical_log(found[block], controls[block])) is not None
         ],
         peak_memory_bytes=[record.peak_memory_bytes for record in records if record.peak_memory_bytes],
         startup_ms=[round(record.startup_ns / 1e6, 1) for record in records if record.startup_ns],
@@ -120,5 +126,5 @@ def _series(
         interleave=first.interleave,
         arms=len(study.arms) or None,
         probes=flatten(study.scenario_text.get("probes") or {}),
-        started="one by one" if any(one.get("contest") for one in study.arms) else "together",
+        started="one by one" if any(one.contest is not None for one in study.arms) else "together",
     )

@@ -9,13 +9,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from harness.machine.environment import has_nvidia_driver
-from harness.scenario.checks import problems
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Control, Dosed, ProbesConfig, Scenario
 from harness.scenario.overrides import Nested, expand, flatten, lookup, merge
-from harness.scenario.yaml import MAX_ARMS, dotted
-from harness.study.store import ALONE, BARE, LEDGER, PROFILED
+from harness.scenario.yaml import MAX_ARMS
+from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
+from harness.study.records import ComparisonRecord, JsonObject
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -43,16 +43,8 @@ class Arm:
     name: str
     control: str | None
     of: str | None  # the arm that this control belongs to
-    declared: dict[str, Any]
+    declared: JsonObject
     config: TrainerConfig
-
-
-@dataclass(frozen=True)
-class PlannedComparison:
-    """Names of two arms (no controls)."""
-
-    baseline: str
-    candidate: str
 
 
 @dataclass(frozen=True)
@@ -61,17 +53,17 @@ class Plan:
 
     scenario: Scenario
     arms: tuple[Arm, ...]
-    comparisons: tuple[PlannedComparison, ...]
+    comparisons: tuple[ComparisonRecord, ...]
     blocks: tuple[tuple[str, ...], ...]
 
 
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
-    """Every run of ``scenario``; ``arms`` are glob patterns that select arms, with or without their matrix point.
+    """Every run of ``scenario``, which load_scenario has checked.
 
-    Controls of selected arms stay, and comparisons of which both sides are selected. InputError names ``source``.
+    ``arms`` are glob patterns that select arms, with or without their matrix point. Controls of selected arms stay, and
+    comparisons of which both sides are selected. Raises InputError, naming ``source``, where nothing or too much is
+    selected.
     """
-    for problem in problems(scenario):
-        raise InputError(f"{source}: {dotted(problem.path)}: {problem.message}")
     plain = list(variants(scenario))
     comparisons = list(_comparisons(scenario, plain))
     kept = _selected(plain, arms)
@@ -90,16 +82,16 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
     )
 
 
-def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[PlannedComparison]:
+def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[ComparisonRecord]:
     before = list(scenario.arms)
     pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare or ()]
     if scenario.compare is None:
         pairs = [(before[0], other) for other in before[1:]]
     suffixes = dict.fromkeys(one.point.suffix for one in plain)
-    found: dict[PlannedComparison, None] = {}
+    found: dict[ComparisonRecord, None] = {}
     for baseline, candidate in pairs:
         for suffix in suffixes if baseline in scenario.arms else ("",):
-            found[PlannedComparison(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
+            found[ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
     yield from found
 
 
@@ -118,11 +110,12 @@ def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant
 
 def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], baselines: set[str]) -> Iterator[Arm]:
     for one in plain:
-        yield _arm(one.name, None, one, {})
+        arm = _arm(one.name, None, one, {})
+        yield arm
         for control in dict.fromkeys(scenario.controls):
             if control in BASELINES_ONLY and one.name not in baselines:
                 continue
-            overs = _doses(scenario, source, one) if control == "dose" else [(control, CONTROLS[control])]
+            overs = _doses(scenario, source, one, arm.config) if control == "dose" else [(control, CONTROLS[control])]
             for kind, over in overs:
                 yield _arm(f"{one.name}+{kind}", kind, one, over)
         first = next((other.name for other in plain if other.name in baselines), plain[0].name)
@@ -131,7 +124,7 @@ def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], ba
 
 
 def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
-    """The controls that probes ask for: what they cost, and the run that is looked into."""
+    """The controls that probes ask for: what they cost, and the profiled run."""
     if calibrated and probes.calibrate:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
         disturbing = {"torch_profiler": probes.torch_profiler, "py_spy": probes.py_spy}
@@ -141,9 +134,8 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
         yield PROFILED
 
 
-def _doses(scenario: Scenario, source: str, one: Variant) -> Iterator[tuple[str, Nested]]:
+def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
     """``dose-tokenize-2`` and what it lays over the arm, for every dose of work that the arm has at all."""
-    config = TrainerConfig.model_validate(one.nested, strict=True)
     for what in dict.fromkeys(scenario.dose):
         key = DOSES[what]
         work = 1 + lookup(one.nested, key)  # an arm may repeat its work itself
@@ -175,7 +167,7 @@ def _arm(name: str, control: str | None, one: Variant, over: Nested) -> Arm:
 def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
     names = [arm.name for arm in arms if arm.control != PROFILED]
     random.Random(f"{seed}/{block}").shuffle(names)
-    # Once is enough to look into an arm, and last, so that no measured run stands beside a profiler.
+    # An arm is profiled once, and last, so that no measured run stands beside a profiler.
     return (*names, *(arm.name for arm in arms if arm.control == PROFILED and block == 0))
 
 

@@ -19,7 +19,7 @@ CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
 # (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
 STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "int64"),
-    ("turn", "int32"),  # which turn of the run the step belongs to (always 0 with interleave: runs)
+    ("turn", "int32"),  # which repetition the step belongs to (always 0 with interleave: runs)
     ("warmup", "bool"),
     ("start_ns", "int64"),  # CLOCK_MONOTONIC
     ("wall_ns", "int64"),
@@ -66,7 +66,7 @@ RUN_FILES = (
     "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
 )  # fmt: skip
 
-# Controls that are there for the probes, see harness.launch.probing: the run of an arm that is looked into rather than
+# Controls that are there for the probes, see harness.launch.probing: the run of an arm that is profiled rather than
 # measured; what the cost of probes is measured against; and what a control with one probe alone begins with.
 PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"
 

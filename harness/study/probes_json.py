@@ -1,4 +1,4 @@
-"""probes.json: what the probes of one run reported besides their tables, as records.
+"""Reads probes.json: what the probes of one run reported besides their tables, as records.
 
 Times are CLOCK_MONOTONIC in nanoseconds. Reading leaves out keys that no record declares, as a later version may add.
 """

@@ -1,18 +1,30 @@
-"""The records of a study: study.json and run.json, a dataclass each. JSON keys are the fields' names."""
+"""The records of a study: study.json and run.json as dataclasses. A JSON key is a field's name.
+
+A later version may add fields with a default: older files are still read, and an older version drops what it does not
+know (see :meth:`harness.study.store.StudyFolder.read_study`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from harness.study.contract import SCHEMA
+
+# JSON whose keys another room defines: a trainer's configuration (trainer.config), an environment
+# (machine.environment) and a run's facts (launch.child) are written, compared key by key and shown as they are.
+JsonObject: TypeAlias = Mapping[str, Any]
 
 RunStatus = Literal["done", "failed", "interrupted"]
 
 
 @dataclass
 class RunRecord:
-    """run.json: what ran, as it ran (not as it was asked), and how it ended."""
+    """run.json: what ran, as it ran (not as it was asked), and how it ended.
+
+    Mutable: the run's process fills it in while it lives, so that whatever ends it, all that is known gets written.
+    """
 
     arm: str
     block: int
@@ -20,7 +32,7 @@ class RunRecord:
     # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>; for the probes: profiled, bare, with-<probe>
     control: str | None = None
     of: str | None = None  # the arm this control belongs to
-    session: str = ""  # runs of one session alternated in time; only these are paired turn by turn
+    session: str = ""  # runs of one session alternated in time; only these are paired repetition by repetition
     position: int = 0  # place in the block's order
     interleave: str = "runs"  # slices or runs, as used
     pid: int = 0
@@ -28,20 +40,53 @@ class RunRecord:
     ended_utc: str = ""
     exit_code: int | None = None
     error: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)  # resolved trainer configuration
-    declared: dict[str, Any] = field(default_factory=dict)  # dotted keys this arm declares, with values
-    facts: dict[str, Any] = field(default_factory=dict)  # from the trainer: parameters, flops_per_token, device, ...
-    environment: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)  # resolved trainer configuration
+    declared: JsonObject = field(default_factory=dict)  # dotted keys this arm declares, with values
+    facts: JsonObject = field(default_factory=dict)  # from the trainer: parameters, flops_per_token, device, ...
+    environment: JsonObject = field(default_factory=dict)
     realtime_minus_monotonic_ns: int = 0
-    # As the parent saw it from outside, None where it did not: the template's imports and everything until the first
-    # turn; the largest resident memory of the run's processes, summed (pages that they share count in each).
+    # As the launcher saw it from outside, None where it did not: the fork server's imports and everything until
+    # the first repetition; the largest resident memory of the run's processes, summed (shared pages count in each).
     startup_ns: int | None = None
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None  # CUDA: what torch's allocator held at most
     schema: int = SCHEMA
 
 
-@dataclass
+@dataclass(frozen=True)
+class CodeRecord:
+    """A state of the code: ``folder`` holds harness/ and trainer/, ``python`` runs them."""
+
+    folder: str
+    python: str
+    label: str  # a commit, with +changes, or a folder's name
+    protocol: int = 1  # see launch.protocol; studies recorded before it existed do not say
+
+
+@dataclass(frozen=True)
+class ArmRecord:
+    """An arm of study.json, or a control of one. The keys of the second half are left out where they say nothing."""
+
+    name: str
+    control: str | None = None
+    of: str | None = None  # the arm this control belongs to
+    declared: JsonObject = field(default_factory=dict)  # dotted keys, with values
+    config: JsonObject = field(default_factory=dict)  # resolved trainer configuration
+    contest: str | None = None  # schema 1's word for the comparison of two sides that the arm belongs to
+    code: CodeRecord | None = None  # where it runs another state of the code than the launcher's
+    environment: JsonObject | None = None  # that state's, where there is one
+    other_defaults: tuple[str, ...] = ()  # defaults in which the two states differ, a line each
+
+
+@dataclass(frozen=True)
+class ComparisonRecord:
+    """Two arms to compare, by name (no controls)."""
+
+    baseline: str
+    candidate: str
+
+
+@dataclass(frozen=True)
 class StudyRecord:
     """study.json: the scenario as it was resolved, its arms and comparisons, and how the study went."""
 
@@ -52,16 +97,14 @@ class StudyRecord:
     ended_utc: str = ""
     command: list[str] = field(default_factory=list)
     scenario_file: str = ""
-    scenario_text: dict[str, Any] = field(default_factory=dict)  # the resolved scenario, as plain data
+    scenario_text: JsonObject = field(default_factory=dict)  # the resolved scenario, as plain data
     interleave: str = "runs"
     interleave_reason: str = ""
     blocks: int = 0
     order: list[list[str]] = field(default_factory=list)  # per block, the arms in the order they run
-    # name, control, of, declared, config; contest: what it is one side of; code: where it runs other code than this;
-    # other_defaults: what that code and its base have for keys that nobody declared
-    arms: list[dict[str, Any]] = field(default_factory=list)
-    comparisons: list[dict[str, str]] = field(default_factory=list)  # baseline, candidate
-    environment: dict[str, Any] = field(default_factory=dict)
+    arms: list[ArmRecord] = field(default_factory=list)
+    comparisons: list[ComparisonRecord] = field(default_factory=list)
+    environment: JsonObject = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)  # of every corpus and tokenizer, by what it is
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA

@@ -135,7 +135,7 @@ class StudyFolder:
         return self.path / "runs" / arm / str(block)
 
     def write_study(self, record: StudyRecord) -> None:
-        write_json(self.study_json, asdict(record))
+        write_json(self.study_json, _study_json(record))
 
     def read_study(self) -> StudyRecord:
         return _read_record(self.study_json, StudyRecord)
@@ -197,6 +197,15 @@ class StudyFolder:
             except InputError as error:
                 found = ProbesRecord(problems=(str(error),))
             yield RunData(record, tables["steps"], tables["spans"], tables["samples"], found, path.parent)
+
+
+def _study_json(record: StudyRecord) -> dict[str, Any]:
+    content = asdict(record)
+    for arm in content["arms"]:
+        for key in ("contest", "code", "environment", "other_defaults"):
+            if not arm[key]:  # of an arm that is no side of a regression check
+                del arm[key]
+    return content
 
 
 def _read_json(path: Path) -> dict[str, Any]:

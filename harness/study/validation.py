@@ -1,4 +1,4 @@
-"""Records read back: whether they are what their dataclass says, and what is wrong in one line where they are not."""
+"""Validates records that are read back against their dataclass, and says in one line what is wrong with one."""
 
 from __future__ import annotations
 

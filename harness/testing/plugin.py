@@ -1,6 +1,7 @@
-"""A pytest fixture for regression checks, beside pytest-benchmark: ``scenario(FILE, arm=...).no_slower_than(...)``.
+"""Adds a pytest fixture for regression checks: ``scenario(FILE, arm=...).no_slower_than(...)``.
 
-Everything but pytest is imported when a test asks for it: this module is loaded by every pytest of the environment.
+Works with and without pytest-benchmark. Every pytest of the environment loads this module, so everything but pytest is
+imported when a test asks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a regression test judges: an arm of a scenario, against another arm, another state of the code or a baseline."""
+"""Judges an arm of a scenario in a test: against another arm, another state of the code or a kept baseline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import pytest
 
 from harness.analysis.statistics import MIN_BLOCKS
 from harness.regression.across import compare_series
-from harness.regression.gate import Limits, StateComparison, nothing
+from harness.regression.gate import Limits, Missing, StateComparison, nothing
 from harness.regression.quantities import read_limit, read_seconds, read_share
 from harness.regression.rounds import STEP, rounds
 from harness.regression.series import series_of
-from harness.study.store import PHASES, StudyFolder
+from harness.regression.thresholds import APART, BESIDE
+from harness.study.contract import PHASES
+from harness.study.records import ArmRecord
+from harness.study.store import StudyFolder
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from harness.scenario.model import Scenario
 
 BASELINE = "baseline"
-BESIDE, APART = "1%", "5%"  # what counts as the same where both take turns, and in studies of different times
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Subject:
         asked: ComparisonPlan,
         limits: Limits,
         budget_s: float,
-        arms: Mapping[str, Mapping[str, Any]] | None = None,
+        arms: Mapping[str, ArmRecord] | None = None,
     ) -> StateComparison:
         from harness.regression import report as regression
         from harness.regression.report import sentence
@@ -126,19 +128,19 @@ class Subject:
         from harness.launch.study import Sequential, run_study
         from harness.regression import baselines
         from harness.regression import report as regression
-        from harness.regression.plan import alone
+        from harness.regression.plan import alone, records_of
 
         folder = Path(self.config.getoption("--harness-baselines"))
         begun_s = time.monotonic()
         asked = alone(scenario, str(self.path), self.arm, self.control)
-        said = {name: {"contest": comparison} for name, comparison in asked.names.items()}
         outcome = run_study(
             asked.plan,
             Path(self.config.getoption("--harness-out")),
             ["pytest", self.test],
             str(self.path),
             Sequential(
-                lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1), said
+                lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1),
+                records_of(asked),
             ),
         )
         if outcome.status == "interrupted":
@@ -157,7 +159,7 @@ class Subject:
         try:
             comparison = compare_series(baselines.find(folder, series).series, series, limits).comparison
         except baselines.NoBaselineError as error:
-            comparison = nothing(name, BASELINE, name, limits.step, str(error))
+            comparison = nothing(name, BASELINE, name, limits.step, Missing("no baseline", (str(error),)))
         regression.write(study, [comparison], alternated=False)
         return self._end(comparison, study, name)
 
@@ -165,20 +167,20 @@ class Subject:
         """Leave the evidence to pytest-benchmark, then pass or fail."""
         from harness.regression.report import sentence
 
-        words = f"{sentence(comparison)}; evidence: {folder.path}"
+        message = f"{sentence(comparison)}; evidence: {folder.path}"
         self._tell_benchmark(comparison, folder, arm)
         if comparison.verdict == "slower":
-            pytest.fail(words, pytrace=False)
+            pytest.fail(message, pytrace=False)
         if comparison.verdict == "undecided":
-            self._undecided(words)
+            self._undecided(message)
         return comparison
 
-    def _undecided(self, words: str) -> None:
+    def _undecided(self, message: str) -> None:
         chosen = self.config.getini("harness_undecided")
         if chosen == "fail":
-            pytest.fail(words, pytrace=False)
+            pytest.fail(message, pytrace=False)
         if chosen == "skip":
-            pytest.skip(words)
+            pytest.skip(message)
 
     def _tell_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> None:
         """The arm's rounds as pytest-benchmark's, in seconds per step: its tables, compare and histograms show them."""

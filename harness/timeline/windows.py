@@ -43,7 +43,7 @@ class Window:
 
 def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
     """Choose the first finished run of every arm, each followed by its profiled run."""
-    order = {arm["name"]: place for place, arm in enumerate(study.arms)}
+    order = {arm.name: place for place, arm in enumerate(study.arms)}
     chosen: dict[tuple[str, bool], RunData] = {}
     for run in sorted(runs, key=lambda run: run.record.block):
         record = run.record

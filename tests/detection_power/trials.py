@@ -68,7 +68,7 @@ def blocks_of(runs: Sequence[RunData], injected_ms: Mapping[int, float], loaded:
         if not wanted <= set(sides):
             continue
         base, twin = sides[BASE], sides[TWIN]
-        logs = {name: typical_log(base, sides[name], twin=None if name == TWIN else twin) or 0.0 for name in wanted}
+        logs = {name: typical_log(base, sides[name], control=None if name == TWIN else twin) or 0.0 for name in wanted}
         base_ms = sides[BASE].typical_ms("step") or float("nan")
         injected = {arm_of(level): 100 * injected_ms[level] / base_ms for level in LEVELS}
         totals, alone = ({name: way(base, sides[name]) or 0.0 for name in wanted} for way in (total_log, typical_log))

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from harness.analysis.derived import with_derived
 from harness.analysis.spans import COLUMNS, read_spans
+from harness.study.records import ArmRecord, ComparisonRecord
 from harness.study.store import (
     PHASES,
     SAMPLE_COLUMNS,
@@ -115,10 +116,8 @@ def build(
         scenario_text={"name": "synthetic", "probes": {"timeline_steps": 3}},
         interleave=interleave,
         blocks=blocks,
-        arms=[
-            {"name": a.name, "control": a.control, "of": a.of, "declared": a.declared, "config": a.config} for a in arms
-        ],
-        comparisons=[{"baseline": baseline, "candidate": candidate} for baseline, candidate in comparisons],
+        arms=[ArmRecord(a.name, a.control, a.of, a.declared, a.config) for a in arms],
+        comparisons=[ComparisonRecord(baseline, candidate) for baseline, candidate in comparisons],
         environment=dict(ENVIRONMENT),
     )
     return study, runs

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.analysis.comparisons import Blocks, speed, steps_per_s
 from harness.analysis.ledger import mean_over
 from harness.analysis.statistics import Estimate
+from harness.study.records import ArmRecord
 from harness.study.store import ALONE, BARE, LEDGER, PROFILED, RunData
 
 NAMES = {
@@ -47,7 +47,7 @@ def is_probe_control(control: str | None) -> bool:
 
 
 def probe_costs(
-    arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
+    arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
 ) -> list[ProbeCost]:
     """The costs that the study's controls tell; ``arms`` as in study.json, ``ledgers`` of finished runs by arm.
 
@@ -68,8 +68,10 @@ def _idle(run: RunData) -> bool:
     return probe in run.probes.failed
 
 
-def _costs(arms: Sequence[Mapping[str, Any]], ledgers: Mapping[str, Blocks]) -> Iterator[ProbeCost]:
-    kinds = {(arm["of"], arm["control"]): arm["name"] for arm in arms if is_probe_control(arm.get("control"))}
+def _costs(arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks]) -> Iterator[ProbeCost]:
+    kinds = {
+        (arm.of, arm.control): arm.name for arm in arms if arm.of and arm.control and is_probe_control(arm.control)
+    }
     for of in dict.fromkeys(of for of, control in kinds if control == BARE):
         runs = {control: ledgers.get(name, {}) for (owner, control), name in kinds.items() if owner == of}
         ledger = runs.pop(LEDGER, {})

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from harness.cli import main
-from harness.study.store import RunData, StudyFolder, StudyRecord
+from harness.study.records import ArmRecord, StudyRecord
+from harness.study.store import RunData, StudyFolder
 from tests.harness import synthetic
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
@@ -21,7 +22,7 @@ DEVICE = {"emulated": "gh200", "speed": 1.0}
 def write(folder: Path, arms: dict[str, Truth], blocks: int = 3, **facts: object) -> StudyFolder:
     """A study of ``arms``, run by the oracle."""
     study = StudyFolder(folder)
-    study.write_study(StudyRecord("synthetic", "What if?", "done", arms=[{"name": name} for name in arms]))
+    study.write_study(StudyRecord("synthetic", "What if?", "done", arms=[ArmRecord(name) for name in arms]))
     for name, truth in arms.items():
         for block in range(blocks):
             run = oracle.run(truth.having(seed=block), arm=name, block=block, device="paper", **facts)

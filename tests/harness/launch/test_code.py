@@ -130,6 +130,6 @@ def test_defaults_that_two_states_do_not_share_are_told(tmp_path: Path) -> None:
     before = "log_every: int = Field(10, ge=1)"
     other = copy_code(tmp_path / "other", "trainer/config.py", before, before.replace("10", "12"))
     asked = between_states(load_scenario(ROOT / "scenarios" / "guard.yaml"), "guard.yaml", ["recorder"], None)
-    _, said = with_codes(asked, str(ROOT), str(other), ROOT)
-    (line,) = said["recorder@head"]["other_defaults"]
+    _, records = with_codes(asked, str(ROOT), str(other), ROOT)
+    (line,) = records["recorder@head"].other_defaults
     assert line.startswith("default: log_every is 10 at base and 12 at head")

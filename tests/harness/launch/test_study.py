@@ -114,7 +114,7 @@ def test_a_run_that_dies_leaves_its_status_and_the_others_go_on_and_resume_compl
     assert "harness run --resume" in done.stderr
     # Mended (the recorded configuration is what a resume runs), it completes; what was done is not run again.
     record = study.read_study()
-    record.arms[1]["config"]["optimizer"] = record.arms[0]["config"]["optimizer"]
+    record.arms[1].config["optimizer"] = record.arms[0].config["optimizer"]
     study.write_study(record)
     resumed = harness("run", "--resume", str(study.path))
     assert resumed.returncode == 0, resumed.stderr

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.study.store import PHASES, STEP_COLUMNS, RunData, RunRecord, StudyRecord, arrow_schema
+from harness.study.contract import PHASES, STEP_COLUMNS, arrow_schema
+from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.store import RunData
 
 MS = 1_000_000
 BASE, TWIN, HEAD = "x@base", "x@base+a-a", "x@head"
@@ -52,7 +54,7 @@ def run(arm: str, block: int, steps: pa.Table | None, **record: Any) -> RunData:
 def study(
     change: float = 0.0, blocks: int = 9, turns: int = 8, seed: int = 0, spread: float = 0.002, **head: Any
 ) -> tuple[StudyRecord, list[RunData]]:
-    """A contest in which the head takes ``change`` longer. ``head``: further settings of its tables."""
+    """A comparison in which the head takes ``change`` longer. ``head``: further settings of its tables."""
     generator = np.random.default_rng(seed)
     runs = []
     for block in range(blocks):
@@ -64,9 +66,9 @@ def study(
             table = steps_table(documents * noise * longer, **extra)
             runs.append(run(arm, block, table, startup_ns=2 * 10**9, peak_memory_bytes=300 * 2**20))
     arms = [
-        {"name": BASE, "contest": "x", "code": {"label": "aaa"}},
-        {"name": TWIN, "control": "a-a", "of": BASE, "contest": "x", "code": {"label": "aaa"}},
-        {"name": HEAD, "contest": "x", "code": {"label": "bbb"}},
+        ArmRecord(BASE, contest="x", code=CodeRecord("", "", "aaa")),
+        ArmRecord(TWIN, "a-a", BASE, contest="x", code=CodeRecord("", "", "aaa")),
+        ArmRecord(HEAD, contest="x", code=CodeRecord("", "", "bbb")),
     ]
-    pairs = [{"baseline": BASE, "candidate": HEAD}]
+    pairs = [ComparisonRecord(BASE, HEAD)]
     return StudyRecord("tiny", "?", "done", blocks=blocks, arms=arms, comparisons=pairs), runs

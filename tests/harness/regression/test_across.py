@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.regression import report as regression
 from harness.regression.across import common_move, compare_series
 from harness.regression.gate import Limits
 from harness.regression.series import BlockSeries, series_of
@@ -65,7 +66,7 @@ def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
     found = compare_series(series(), other, LIMITS)
     assert [one.key for one in found.refused] == [key]
     assert found.comparison.verdict == "undecided"
-    assert key in (found.comparison.missing or "")
+    assert f"not comparable: {key} is " in regression.sentence(found.comparison)
     allowed = compare_series(series(), other, LIMITS, [key])
     assert allowed.comparison.verdict == "slower"
     assert [one.key for one in allowed.warned] == [key]
@@ -85,7 +86,8 @@ def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> No
     found = compare_series(series(), series(1.2, seed=1, **changes), LIMITS)
     assert [one.key for one in found.warned] == [key]
     assert found.comparison.verdict == "slower"
-    assert any(key in line for line in found.comparison.confounds)
+    (line,) = regression.as_json([found.comparison])["contests"][0]["confounds"]
+    assert line.startswith(f"{key} is ")
 
 
 def test_another_commit_is_what_is_compared() -> None:
@@ -100,7 +102,10 @@ def test_noise_of_the_baseline_hides_a_change_no_larger() -> None:
 
 def test_all_arms_moving_alike_points_at_the_machine() -> None:
     moved = [compare_series(series(), series(1.08, seed=k), LIMITS).comparison for k in range(3)]
-    assert "all 3 arms moved the same way" in (common_move(moved) or "")
+    move = common_move(moved)
+    assert move is not None
+    assert 0.07 < move.least < 0.08 < move.most < 0.09
+    assert "all 3 arms moved the same way (+7." in regression.common_move_note(move)
     mixed = [*moved[:2], compare_series(series(), series(1.0, seed=5), LIMITS).comparison]
     assert common_move(mixed) is None
     assert common_move(moved[:2]) is None
@@ -109,7 +114,7 @@ def test_all_arms_moving_alike_points_at_the_machine() -> None:
 def test_the_series_of_a_study() -> None:
     record, runs = study(0.05)
     found = series_of(record, runs)
-    assert list(found) == ["x@base", HEAD]  # the twin is noise, no figure of its own
+    assert list(found) == ["x@base", HEAD]  # the A/A control is noise, no figure of its own
     base = found["x@base"]
     assert (base.blocks, len(base.twin_logs), len(base.part_ms["step"])) == (list(range(9)), 9, 9)
     assert base.peak_memory_bytes == [300 * 2**20] * 9

@@ -80,12 +80,12 @@ def test_one_bad_block_never_turns_a_decision_round(
         assert after.outcome in (before.outcome, "undecided")
 
 
-def test_what_the_twin_does_too_is_no_regression() -> None:
+def test_what_the_aa_control_does_too_is_no_regression() -> None:
     values = [0.030, 0.031, 0.029, 0.0305]
     assert decide(values, 0.01, [0.001, -0.001, 0.0, 0.0005]).outcome == "slower"
     noisy = decide(values, 0.01, [0.05, -0.04, 0.02, 0.03])
     assert noisy.outcome == "undecided"
-    assert "twin" in noisy.reason
+    assert noisy.why == "within the noise"
     assert noisy.more_blocks is not None
     assert noisy.more_blocks > 0
 
@@ -114,4 +114,4 @@ def test_a_change_as_large_as_the_limit_is_said_to_be_hopeless() -> None:
     centred = [value - float(np.median(values)) + math.log1p(0.01) for value in values]
     found = decide(centred, 0.01)
     assert (found.outcome, found.more_blocks) == ("undecided", None)
-    assert "hardly any number" in found.reason
+    assert found.why == "at the limit"

@@ -1,12 +1,14 @@
-"""Contests with a known change: the step, its parts, memory and startup."""
+"""Comparisons of two states with a known change: the step, its parts, memory and startup."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.regression.gate import Limits, comparisons
+from harness.regression.gate import Limits, Missing, comparisons
 from harness.regression.report import markdown, sentence
 from tests.harness.regression.tables import BASE, HEAD, TWIN, run, steps_table, study
 
@@ -101,14 +103,15 @@ def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
             runs[place].steps = one.steps.set_column(one.steps.schema.get_field_index("tokens"), "tokens", tokens)
     (found,) = comparisons(record, runs, Limits())
     assert found.verdict == "undecided"
-    assert found.missing == "steps of 256 and of 64 tokens: their times cannot be compared"
+    assert sentence(found) == "x: undecided, steps of 256 and of 64 tokens: their times cannot be compared"
 
 
 def test_defaults_that_differ_between_states_are_said() -> None:
     record, runs = study(0.0)
-    record.arms[2]["other_defaults"] = ["default: data.workers is 0 at base and 2 at head; both ran one configuration"]
+    line = "default: data.workers is 0 at base and 2 at head; both ran one configuration"
+    record.arms[2] = replace(record.arms[2], other_defaults=(line,))
     (found,) = comparisons(record, runs, Limits())
-    assert found.confounds == record.arms[2]["other_defaults"]
+    assert found.confounds == [line]
 
 
 def test_sides_that_do_different_work_are_never_called_the_same() -> None:
@@ -126,7 +129,7 @@ def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
         if one.record.arm == HEAD:
             one.record.status, one.record.error, one.steps = "failed", "ValueError: no", None
     (found,) = comparisons(record, runs, Limits())
-    assert (found.verdict, found.missing) == ("undecided", "ValueError: no")
+    assert (found.verdict, found.missing) == ("undecided", Missing("failed runs", ("ValueError: no",)))
 
 
 def test_what_else_differs_is_said_and_the_commit_is_not() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from harness.regression import report as regression
 from harness.regression.gate import Limits, comparisons
+from harness.study.records import CodeRecord
 from harness.study.store import StudyFolder
 from tests.harness.regression.tables import HEAD, study
 
@@ -84,8 +86,8 @@ def test_a_step_summary_is_added_to_where_there_is_one(tmp_path: Path) -> None:
 
 def test_what_xml_cannot_carry_is_replaced() -> None:
     record, runs = study()
-    for arm in record.arms:
-        arm["code"] = {"label": "odd\x1b[31m"}
+    odd = CodeRecord("", "", "odd\x1b[31m")
+    record = replace(record, arms=[replace(arm, code=odd) for arm in record.arms])
     suite = ElementTree.fromstring(regression.junit(comparisons(record, runs, Limits()))).find("testsuite")
     assert suite is not None
     assert "odd?[31m" in (suite.findtext("testcase/system-out") or "")

@@ -83,5 +83,5 @@ def test_a_twin_that_took_the_same_turns_counts_as_the_baseline_once_more() -> N
     base, head, twin = (rounds(run("a", 0, steps_table(table))) for table in (jumped, STEPS * 1.03, STEPS))
     elsewhere = rounds(run("a", 0, steps_table(STEPS), session="another"))
     assert typical_log(base, head) == pytest.approx(math.log(1.03 / 1.7), abs=1e-6)
-    assert typical_log(base, head, twin=twin) == pytest.approx(math.log(1.03), abs=1e-6)
-    assert typical_log(base, head, twin=elsewhere) == typical_log(base, head)
+    assert typical_log(base, head, control=twin) == pytest.approx(math.log(1.03), abs=1e-6)
+    assert typical_log(base, head, control=elsewhere) == typical_log(base, head)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.study.contract import STEP_COLUMNS
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
-from harness.study.store import STEP_COLUMNS, RunRecord, StudyFolder, StudyRecord, write_json, write_table
+from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.store import StudyFolder, write_json, write_table
 from trainer.errors import InputError
 
 
@@ -135,7 +137,9 @@ def test_probes_that_are_no_json_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"arms": ["text"]}, "arms.0: Input should be a valid dictionary"),
+        ({"arms": ["text"]}, "arms.0: Input should be a dictionary"),
+        ({"arms": [{"control": "a-a"}]}, "arms.0.name: Field required"),
+        ({"comparisons": [{"baseline": "a"}]}, "comparisons.0.candidate: Field required"),
         ({"scenario": None}, "scenario: Input should be a valid string"),
         ({"status": "over"}, "status: Input should be 'running'"),
     ],
@@ -147,3 +151,34 @@ def test_a_damaged_study_is_one_line(tmp_path: Path, changed: dict[str, object],
         folder.read_study()
     assert str(caught.value).startswith(f"{folder.study_json}: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_arms_keep_their_json_shape_and_older_ones_are_read(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    code = CodeRecord("/code", "/python", "abc", 2)
+    side = ArmRecord("b", declared={"steps": 3}, contest="b", code=code, environment={"torch": "2"})
+    record = StudyRecord("s", "q?", "done", arms=[ArmRecord("a"), side], comparisons=[ComparisonRecord("a", "b")])
+    folder.write_study(record)
+    content = json.loads(folder.study_json.read_text())
+    assert content["arms"][0] == {"name": "a", "control": None, "of": None, "declared": {}, "config": {}}
+    assert list(content["arms"][1]) == ["name", "control", "of", "declared", "config", "contest", "code", "environment"]
+    assert content["comparisons"] == [{"baseline": "a", "candidate": "b"}]
+    assert folder.read_study() == record
+    content["arms"] = [
+        {"name": "a", "of_a_later_version": 1},
+        {"name": "b", "code": {"folder": "", "python": "", "label": "abc"}},
+    ]
+    write_json(folder.study_json, content)
+    assert folder.read_study().arms == [ArmRecord("a"), ArmRecord("b", code=CodeRecord("", "", "abc", 1))]
+
+
+REFERENCE = Path(__file__).parents[3] / "results" / "reference"
+
+
+@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*/study.json")), ids=lambda path: path.parent.name)
+def test_studies_of_earlier_versions_open_and_are_written_as_they_were(path: Path, tmp_path: Path) -> None:
+    record = StudyFolder(path.parent).read_study()
+    StudyFolder(tmp_path).write_study(record)
+    before, after = (json.loads(one.read_text()) for one in (path, tmp_path / "study.json"))
+    assert len(before["arms"]) > 1
+    assert {key: after[key] for key in before} == before

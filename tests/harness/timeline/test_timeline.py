@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
+from harness.study.records import ArmRecord
 from harness.timeline import Sources, run_timeline, timeline
 from harness.timeline.chrome import microseconds
 from harness.timeline.model import Slice, nested
@@ -150,7 +151,7 @@ def profiled(study, runs):
             py_spy=PySpyRecord(rate_hz=100, window=tuple(spied)),
         ),
     )
-    study.arms.append({"name": "worker+profiled", "control": "profiled", "of": "worker"})
+    study.arms.append(ArmRecord("worker+profiled", "profiled", "worker"))
     return replace(run, record=control), sources
 
 

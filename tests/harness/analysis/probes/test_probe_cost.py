@@ -13,6 +13,7 @@ from harness.analysis.study import analyse
 from harness.report import markdown
 from harness.report.summary import summary
 from harness.study.probes_json import ProbesRecord
+from harness.study.records import ArmRecord
 from harness.study.store import RunData
 from tests.harness.synthetic import Arm, build
 
@@ -26,7 +27,7 @@ def study(problems: dict[str, list[str]] | None = None, **probes: Any) -> StudyR
     controls = [arm.variant(kind, compute={"forward": ms}) for kind, ms in costs.items()]
     record, runs = build([arm, *controls], noise=QUIET)
     profiled = Arm("text+profiled", control="profiled", of="text")
-    record.arms.append({"name": profiled.name, "control": "profiled", "of": "text", "declared": {}, "config": {}})
+    record.arms.append(ArmRecord(profiled.name, "profiled", "text"))
     looked_into = build([profiled], blocks=1)[1][0]
     assert looked_into.steps is not None
     warm = looked_into.steps.set_column(2, "warmup", [[True] * len(looked_into.steps)])
