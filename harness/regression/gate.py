@@ -13,6 +13,7 @@ from harness.analysis.confounds import USEFUL, confounds
 from harness.analysis.ledger import RunLedger, measure
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
+from harness.report.confounds import confound_lines
 from harness.study.store import PHASES, STAGES, RunData, RunRecord, StudyRecord
 
 # How confounds begin that make the two sides do different work.
@@ -169,7 +170,7 @@ def _comparison(
         {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.twin)
     )
     ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
-    differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
+    differing = confound_lines(confounds(ledgers[0], ledgers[1], records, names, len(shared)))
     differing += arms.get(candidate, {}).get("other_defaults") or []
     tokens = [_tokens_per_step(ledger) for ledger in ledgers]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:

@@ -31,9 +31,23 @@ def _arm(name: str, report: StackReport, files: Sequence[str]) -> str:
     links = [f"[{what}]({path})" for name, what in FILES.items() for path in files if path.endswith(f"/{name}")]
     if links:
         parts.append(f"{'; '.join(links)}.")
-    parts += [f"**{safe(sentence)}**" for sentence in report.tokenization]
+    parts += [f"**{safe(line)}**" for line in tokenization_lines(report)]
     parts += [_functions(report), _deepest(report), _quality(report)]
     return "\n\n".join(part for part in parts if part)
+
+
+def tokenization_lines(report: StackReport) -> list[str]:
+    """A sentence for the main thread and one for the workers, where tokenizing takes the most samples."""
+    return [_tokenizing(place) for place in report.tokenization]
+
+
+def _tokenizing(place: Place) -> str:
+    whole, top = place.whole, place.python
+    doubt = f" A rough share: {place.near} of its {whole.samples} samples may belong elsewhere." if place.rough else ""
+    return (
+        f"Tokenizing took the most samples of the {place.who}: {whole.share:.0%} [{whole.low:.0%} to {whole.high:.0%}],"
+        f" {top.share:.0%} of those in {top.name}.{doubt}"
+    )
 
 
 def _functions(report: StackReport) -> str:

@@ -1,4 +1,4 @@
-"""Sampled stacks by what the ledger says its thread did at that moment: the functions behind a phase or stage.
+"""Counts sampled stacks by phase and stage: which functions a thread was in while the ledger says what it did.
 
 A sample belongs to the innermost span of its own thread that holds its time:
 
@@ -86,9 +86,18 @@ class StackReport:
     expected_readings: int  # what the rate asks for in that window
     clock: FittedClock
     near_edges: int  # of all places: see Place.near
-    tokenization: tuple[str, ...]  # a sentence for each of MAIN and WORKERS where tokenizing takes the most samples
     period_ms: float  # between two samples: how far a single one may be from its true place
     lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
+
+    @property
+    def tokenization(self) -> tuple[Place, ...]:
+        """Tokenizing, of the main thread and of the workers, where it takes the most samples of all they did."""
+        found = []
+        for who in (MAIN, WORKERS):
+            largest = next((place for place in self.places if place.who == who and place.name != OUTSIDE), None)
+            if largest is not None and largest.name.removeprefix("fetch: ") == "tokenize":
+                found.append(largest)
+        return tuple(found)
 
 
 class _Met(NamedTuple):
@@ -143,7 +152,6 @@ def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> Sta
         expected_readings=round((end_ns - start_ns) / 1e9 * facts["rate_hz"]),
         clock=clock,
         near_edges=sum(place.near for place in places),
-        tokenization=tuple(_tokenization(places)),
         period_ms=1000 / facts["rate_hz"],
         lower_bound=bool(facts.get("gil")),
     )
@@ -259,20 +267,3 @@ def _top(counts: Counter[str], total: int) -> tuple[Share, ...]:
 
 def _share(name: str, count: int, total: int) -> Share:
     return Share(name, count, count / total, *wilson(count, total))
-
-
-def _tokenization(places: Sequence[Place]) -> Iterable[str]:
-    for who in (MAIN, WORKERS):
-        own = [place for place in places if place.who == who and place.name != OUTSIDE]
-        if not own or own[0].name.removeprefix("fetch: ") != "tokenize":
-            continue
-        whole, top = own[0].whole, own[0].python
-        doubt = (
-            f" A rough share: {own[0].near} of its {whole.samples} samples may belong elsewhere."
-            if own[0].rough
-            else ""
-        )
-        yield (
-            f"Tokenizing took the most samples of the {who}: {whole.share:.0%} [{whole.low:.0%} to {whole.high:.0%}], "
-            f"{top.share:.0%} of those in {top.name}.{doubt}"
-        )

@@ -1,7 +1,7 @@
-"""Predictions from replays: step time and throughput with an interval, why, and the licence to believe them.
+"""Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has as many values as there are blocks. The licence is the error of
-the replay of what really ran: a model that cannot even repeat the past is not asked for the future.
+Every run is replayed by itself, so a prediction has as many values as there are blocks. The validation error is that of
+the unedited replay, against what was measured: where it exceeds the tolerance, predictions are not to be relied on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
 SEED = 20240229
 ALONE = "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
-MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and tell nothing new
+MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
 _ROUNDS = 12  # of step time against contention
 _CLOSE = 0.005
 

@@ -21,6 +21,7 @@ from harness.analysis.probes.stacks import (
     segments,
     wilson,
 )
+from harness.report.stacks import tokenization_lines
 from harness.traces.clock_marks import FittedClock
 
 MS = 1_000_000
@@ -136,7 +137,7 @@ def test_a_tokenization_heavy_run_names_the_tokenizer(tokenize, said):
     rows = [(10 * k + 5, "main", [LOOP, ENCODE] if k < tokenize else [LOOP]) for k in range(100)]
     report = explain(samples_table(rows), spans_table(spans), FACTS)
     assert place(report, MAIN, "fetch: tokenize").whole.samples == tokenize
-    assert [sentence[: len(said or "")] for sentence in report.tokenization] == ([said] if said else [])
+    assert [sentence[: len(said or "")] for sentence in tokenization_lines(report)] == ([said] if said else [])
 
 
 TRAIN, LEAVE = (
@@ -175,7 +176,7 @@ def test_native_functions_without_a_name_count_for_their_caller_and_the_headline
         ("encode_batch (trainer/data/tokenizers.py)", 4),
         (unnamed, 1),  # nobody called it
     ]
-    (said,) = report.tokenization
+    (said,) = tokenization_lines(report)
     assert said.endswith(f"{9 / 11:.0%} of those in encode_batch (trainer/data/tokenizers.py).")
 
 
@@ -194,7 +195,7 @@ def test_a_place_is_rough_where_more_than_a_third_may_be_its_neighbours(near, ro
     report = explain(samples_table(rows), spans, FACTS)
     found = place(report, MAIN, "fetch: tokenize")
     assert (found.near, found.rough) == (near, rough)
-    (said,) = report.tokenization
+    (said,) = tokenization_lines(report)
     assert said.endswith(f"A rough share: {near} of its 3 samples may belong elsewhere.") == rough
 
 
