@@ -179,7 +179,7 @@ def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls:
 
 
 def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
-    """How many times as fast ``candidate`` is by ``rate``; None where a measured turn does not have that rate."""
+    """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
     base, other = _rates(baseline, rate), _rates(candidate, rate)
     if base is None or other is None:
         return None
@@ -188,7 +188,7 @@ def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Whether turn k of both ran side by side in time."""
+    """Whether repetition k of both ran side by side in time."""
     return first.by_turn and second.by_turn and first.record.session == second.record.session
 
 
@@ -207,7 +207,7 @@ def ceiling(blocks: Blocks) -> Estimate | None:
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
-    """The data paths alone, in positions per second; in steps per second where nobody counts positions."""
+    """The data paths alone, in positions per second; in steps per second where positions are not counted."""
     ours, theirs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     found = speed(ours, theirs, tokens_per_s) or speed(ours, theirs, steps_per_s)
     if found is not None:
@@ -221,8 +221,8 @@ def _noise_floor(
 ) -> tuple[float | Absent, str | None]:
     """What no change looks like, and the arm that shows it: the baseline, else another arm with an A/A control."""
     why = Absent("no a-a control")
-    twins = [arm for kind, arm in controls.by if kind == "a-a" and arm in arms]
-    for arm in sorted(twins, key=lambda arm: (arm != baseline, arm != candidate, arm)):
+    controlled = [arm for kind, arm in controls.by if kind == "a-a" and arm in arms]
+    for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
         ratio = speed(arms[arm], controls.get("a-a", arm), rate)
         if ratio is not None and ratio.distance is not None:
             return ratio.distance, arm
@@ -246,7 +246,7 @@ def _judge(ratio: Estimate, noise_floor: float | None) -> tuple[Verdict, float |
 
 
 def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """{block: {turn: rate}}; None where any turn lacks it, so that a ratio never mixes turns with and without."""
+    """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
     rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for turn, totals in run.turns.items():

@@ -1,4 +1,4 @@
-"""Explains arms and comparisons by what needs more than their ledgers: spans, doses and replays."""
+"""Explains arms and comparisons with more than their ledgers: what spans, doses and replays add."""
 
 from __future__ import annotations
 

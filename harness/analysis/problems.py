@@ -38,7 +38,7 @@ class StudyProblem:
 
 @dataclass(frozen=True)
 class ProbeProblem:
-    """What a probe could not do, in its own words, and in which runs (``arm/block``)."""
+    """What a probe could not do, as it reported that, and in which runs (``arm/block``)."""
 
     text: str
     runs: tuple[str, ...]

@@ -43,7 +43,7 @@ from harness.study.store import PHASES, PROFILED, RunData, RunRecord, StudyRecor
 
 @dataclass(frozen=True)
 class _Arms:
-    """The study's runs by arm, and what each says so far."""
+    """The study's runs by arm, with their ledgers."""
 
     records: Mapping[str, Sequence[RunRecord]]  # of all runs
     ledgers: Mapping[str, Blocks]  # of the runs that have measured steps, by block
@@ -62,7 +62,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
     records = [record for group in arms.records.values() for record in group]
     return StudyReport(
         study=study,
-        # A profiled run is there for its profile, and has nothing to say of how fast its arm is.
+        # A profiled run is no figure of its arm: the profiler slows it.
         arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.get("control") != PROFILED),
         comparisons=tuple(_comparison(study, (one["baseline"], one["candidate"]), arms) for one in study.comparisons),
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),

@@ -20,7 +20,7 @@ from harness.study.store import StudyFolder, write_bytes, write_json, write_text
 def build_report(folder: Path) -> list[str]:
     """Analyse the study in ``folder`` and write its report there; returns the verdict sentences.
 
-    Works on what is there: runs may have failed, be missing or still be to come, and the report says so at its top.
+    Runs may have failed, be missing or still be to come: the report then lists that at its top.
     Raises InputError where ``folder`` is not a study.
     """
     study = StudyFolder(folder)

@@ -1,4 +1,4 @@
-"""Says in one line what differs between two arms although neither declared it."""
+"""Says what differs between two arms although neither declared it, a line each."""
 
 from __future__ import annotations
 

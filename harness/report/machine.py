@@ -1,4 +1,4 @@
-"""The section "The machine" of summary.md: what host and devices were doing while steps were measured."""
+"""Writes the section "The machine" of summary.md: what host and devices were doing while steps were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section "Operators" of summary.md: what torch.profiler recorded of the profiled steps."""
+"""Writes the section "Operators" of summary.md: what torch.profiler recorded of the profiled steps."""
 
 from __future__ import annotations
 

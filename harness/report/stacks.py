@@ -1,4 +1,4 @@
-"""The section "Stacks" of summary.md: which functions a phase or stage was spent in, by py-spy's samples."""
+"""Writes the section "Stacks" of summary.md: in which functions each phase and stage spent its time, by py-spy."""
 
 from __future__ import annotations
 

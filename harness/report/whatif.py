@@ -8,6 +8,7 @@ from harness.analysis.replay.prediction import TOLERANCE, Prediction
 from harness.analysis.replay.sweep import Sweep
 from harness.analysis.statistics import Estimate
 from harness.report.as_json import Json, estimate_json
+from harness.report.assumptions import assumption_lines
 from harness.report.sweeps import crossing_text, sweep_sentence
 from harness.report.words import count, ms, number, percent, ratio, signed_percent
 
@@ -43,7 +44,7 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
         off = p.step_ms.median / value.median - 1
         direction = "more" if off > 0 else "less"
         lines.append(f"checked by {name} measured {_ms(value)}: the prediction is {percent(off)} {direction}")
-    lines += [f"assumes    {text}" for text in p.assumptions]
+    lines += [f"assumes    {text}" for text in assumption_lines(p.assumptions)]
     return lines
 
 
@@ -123,7 +124,7 @@ def prediction_json(p: Prediction) -> Json:
         "unedited_waits_ms": dict(p.was_waits_ms),
         "starved_ms": p.starved_ms,
         "unedited_starved_ms": p.was_starved_ms,
-        "assumptions": list(p.assumptions),
+        "assumptions": assumption_lines(p.assumptions),
     }
 
 

@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them: rounded to what the measurement supports, always with their unit."""
+"""Formats numbers for readers: rounded to what the measurement supports, always with their unit; names and lists."""
 
 from __future__ import annotations
 

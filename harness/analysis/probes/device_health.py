@@ -164,7 +164,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
         )
         if energy is None or not computed or run.steps is None:
             continue
-        # A card that was lost half-way gave no energy for the turns that followed: their tokens do not count either.
+        # A card that was lost gave no energy for the repetitions that followed: their tokens do not count either.
         rows, readings = _fully_read(run.steps, energy.t_ns)
         measured = np.not_equal(column(run.steps, "warmup"), 1) & rows
         joules += float(energy.values[readings].sum())
@@ -174,7 +174,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which steps (rows,) lie in a turn that was read to its end, and which readings are of such turns."""
+    """Which steps (rows,) lie in a repetition that was read to its end, and which readings are of such."""
     turn, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted((start[turn == one].min(), start[turn == one].max(), one) for one in np.unique(turn))
     rows, readings = np.zeros(len(turn), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)

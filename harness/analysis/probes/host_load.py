@@ -144,12 +144,13 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
 def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
     """(mean, most) cores that others used; None where the kernel does not count them.
 
-    ``cores``: all that were used, less this run's: below zero by more than a clock tick makes, nobody counted the rest.
+    ``cores``: all that were used, less this run's: where that is below zero by more than a clock tick makes, the
+    kernel did not count the rest.
     The most is over windows of ``WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
     """
     if cores is None or cores < -UNCOUNTED * own_cores:
         return None, None
-    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over turns put together, half a second or more
+    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, >= 0.5 s
     for one in splits:
         if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
             used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values

@@ -72,7 +72,7 @@ class Place:
 
     @property
     def rough(self) -> bool:
-        """Whether so many samples may belong elsewhere that its shares say little."""
+        """Whether its shares are rough: many of its samples may belong elsewhere."""
         return self.near > ROUGH * self.whole.samples
 
 
@@ -244,7 +244,7 @@ def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
 
 
 def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """The stack up to the last function with a name: which library it calls without one says nothing of why."""
+    """The stack up to the last function with a name: frames of libraries below it have none."""
     named = [
         place for place, frame in enumerate(stack) if _is_python(frame, native) or not frame.startswith("unnamed (")
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.statistics import Estimate
 from harness.scenario.edits import Edits
 
@@ -67,5 +68,5 @@ class Prediction:
     starved_ms: float | None
     was_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
     emulated: bool

@@ -1,4 +1,4 @@
-"""Predictions: what is known in closed form, intervals, licences, reasons and assumptions."""
+"""Predictions: what is known in closed form, intervals, validation errors, reasons and assumptions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.replay import Prediction, Replays, parse_edits, predict, replace_data
+from harness.report.assumptions import assumption_lines
 from harness.study.store import RunData
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
@@ -177,8 +178,9 @@ def test_the_worst_error_keeps_its_sign_and_its_block() -> None:
     ],
 )
 def test_what_is_taken_for_granted_is_said(truth: Truth, texts: list[str], says: str) -> None:
-    assert any(says in one for one in ask(truth.having(steps=10), *texts).assumptions)
-    assert not any(says in one for one in ask(truth.having(steps=10), "read=0").assumptions)
+    edited, other = (ask(truth.having(steps=10), *edits).assumptions for edits in (texts, ["read=0"]))
+    assert any(says in line for line in assumption_lines(edited))
+    assert not any(says in line for line in assumption_lines(other))
 
 
 def test_fewer_cores_stretch_what_the_workers_hide() -> None:

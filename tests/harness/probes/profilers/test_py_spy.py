@@ -16,6 +16,7 @@ import pytest
 
 from harness.analysis.probes.stacks import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
+from harness.report.stacks import tokenization_lines
 from harness.traces.py_spy import clock_of, read_stacks
 
 PROGRAM = Path(__file__).with_name("spy_program.py")
@@ -77,7 +78,7 @@ def test_phases_and_stages_are_spent_in_the_functions_that_fill_them(with_worker
 
 @slow
 def test_a_tokenization_heavy_run_names_the_tokenizer(with_workers, inline):
-    (said,) = with_workers.report().tokenization
+    (said,) = tokenization_lines(with_workers.report())
     assert "loader workers" in said
     assert "encode_batch (trainer/data/tokenizers.py)" in said
     inside = places(inline.report(), MAIN)["fetch: tokenize"].functions[0].name
