@@ -62,9 +62,9 @@ class Share:
 class Place:
     """One phase or stage of the main thread, or one stage of the loader workers together."""
 
-    who: str
+    threads: str  # MAIN or WORKERS
     name: str  # "forward"; an inline stage as "fetch: tokenize"; OUTSIDE
-    whole: Share  # of the samples of all that ``who`` did
+    whole: Share  # of the samples of all that these threads did
     functions: tuple[Share, ...]  # by self time: the innermost frame with a name, "function (file)"
     python: Share  # the Python function met most, with what it called in other languages
     stacks: tuple[Share, ...]  # whole ones, frames from the outermost, joined by ";"
@@ -81,7 +81,7 @@ class StackReport:
     """What was sampled in one run's window, by place."""
 
     places: tuple[Place, ...]  # the main thread's first; the largest first, OUTSIDE last
-    samples: Mapping[str, int]  # by who; also of threads that have no spans: "other threads"
+    samples: Mapping[str, int]  # by MAIN or WORKERS; also of threads that have no spans: "other threads"
     readings: int  # how often the main thread was sampled
     expected_readings: int  # what the rate asks for in that window
     clock: FittedClock
@@ -93,8 +93,8 @@ class StackReport:
     def tokenization(self) -> tuple[Place, ...]:
         """Tokenizing, of the main thread and of the workers, where it takes the most samples of all they did."""
         found = []
-        for who in (MAIN, WORKERS):
-            largest = next((place for place in self.places if place.who == who and place.name != OUTSIDE), None)
+        for threads in (MAIN, WORKERS):
+            largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
             if largest is not None and largest.name.removeprefix("fetch: ") == "tokenize":
                 found.append(largest)
         return tuple(found)
@@ -134,15 +134,15 @@ def explain(samples: pa.Table, spans: pa.Table, facts: Mapping[str, Any]) -> Sta
         times = np.array([row["time_ns"] for row in own], dtype=np.int64)
         edges, names = segments(known[role])
         near = (_distance(times, edges) <= clock.doubt_ns).tolist()
-        who = found.setdefault(MAIN if role == "main" else WORKERS, {})
+        by_name = found.setdefault(MAIN if role == "main" else WORKERS, {})
         for row, name, is_near in zip(own, names_at(times, edges, names), near, strict=True):
             stack = _without_recorder(tuple(row["stack"]), native)
-            who.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
-    placed = {who: sum(map(len, at.values())) for who, at in found.items()}
+            by_name.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
+    placed = {threads: sum(map(len, at.values())) for threads, at in found.items()}
     places = tuple(
-        _place(who, name, met, placed[who], native)
-        for who in (MAIN, WORKERS)
-        for name, met in sorted(found.get(who, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
+        _place(threads, name, met, placed[threads], native)
+        for threads in (MAIN, WORKERS)
+        for name, met in sorted(found.get(threads, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
     )
     start_ns, end_ns = facts["window"]
     return StackReport(
@@ -217,12 +217,12 @@ def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.
     return nearest
 
 
-def _place(who: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
+def _place(threads: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
     functions = Counter(_function(_named(stack, native)) for stack, _ in met)
     python = Counter(_function([frame for frame in stack if _is_python(frame, native)]) for stack, _ in met)
     whole = Counter(";".join(stack) for stack, _ in met)
     return Place(
-        who=who,
+        threads=threads,
         name=name,
         whole=_share(name, len(met), total),
         functions=_top(functions, len(met)),

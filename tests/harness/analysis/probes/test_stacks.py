@@ -58,7 +58,7 @@ def spans_table(rows):
 
 
 def place(report, who, name):
-    return next(place for place in report.places if (place.who, place.name) == (who, name))
+    return next(place for place in report.places if (place.threads, place.name) == (who, name))
 
 
 names = st.sampled_from(["fetch", "tokenize", "forward"])
@@ -91,7 +91,7 @@ def test_no_sample_is_lost_or_counted_twice(spans, times):
     table = spans_table([("main", span.name, span.start_ns, span.end_ns) for span in spans])
     report = explain(samples_table(rows), table, FACTS)
     for who in (MAIN, WORKERS):
-        own = [place for place in report.places if place.who == who]
+        own = [place for place in report.places if place.threads == who]
         assert sum(place.whole.samples for place in own) == report.samples[who] == len(times)
         assert sum(place.whole.share for place in own) == pytest.approx(1)
         for one in own:
@@ -104,7 +104,7 @@ def test_phases_and_stages_are_of_the_samples_own_thread():
     spans = [("main", "fetch", 0, 100), ("loader-0", "tokenize", 0, 90), ("device", "gemm", 0, 100)]
     rows = [(50, "main", [LOOP, WAIT]), (50, "loader-0", [LOOP, ENCODE]), (95, "loader-0", [WAIT])]
     report = explain(samples_table(rows), spans_table(spans), FACTS)
-    assert [(place.who, place.name) for place in report.places] == [
+    assert [(place.threads, place.name) for place in report.places] == [
         (MAIN, "fetch"),
         (WORKERS, "tokenize"),
         (WORKERS, OUTSIDE),

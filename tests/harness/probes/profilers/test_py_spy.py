@@ -62,7 +62,7 @@ def inline(tmp_path_factory):
 
 
 def places(report, who):
-    return {place.name: place for place in report.places if place.who == who}
+    return {place.name: place for place in report.places if place.threads == who}
 
 
 @slow
