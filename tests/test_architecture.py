@@ -104,25 +104,11 @@ def test_no_room_imports_itself_in_a_circle() -> None:
     rooms: dict[str, set[str]] = {folder(module): set() for module in GRAPH}
     for module, others in GRAPH.items():
         rooms[folder(module)] |= {folder(other) for other in others} - {folder(module)}
-    if _SENTENCES:
-        pytest.xfail("analysis still imports report")
     assert circles(rooms) == []
-
-
-# Still make sentences where only numbers belong.
-_SENTENCES = {
-    f"harness.analysis.{name}"
-    for name in (
-        "confounds", "dose", "dose_curves", "explain", "study", "probes.device_health", "probes.host_load",
-        "probes.torch_profile", "replay.sweep",
-    )
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("module", sorted(name for name in GRAPH if name.startswith("harness.")))
 def test_arrows_point_downward(module: str) -> None:
-    if module in _SENTENCES:
-        pytest.xfail("its sentences move to the report next")
     room = room_of(module)
     for other in GRAPH[module]:
         if room_of(other) != room and other != "harness":

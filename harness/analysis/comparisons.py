@@ -1,4 +1,4 @@
-"""What a change bought: every comparison's numbers from several witnesses, and the verdict they allow.
+"""Measures what a change bought: each comparison's ratios from the ledgers of its runs, and the verdict they allow.
 
 All ratios are "how many times as fast": above 1 the candidate (or the control) is faster than the baseline.
 """
@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.dose import Dose
 from harness.analysis.ledger import Bound, RepetitionTotals, RunLedger, mean_over
-from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_blocks, paired_ratio
+from harness.analysis.problems import RunFailure
+from harness.analysis.statistics import Estimate, from_blocks, paired_ratio
 
 Verdict = Literal["gain", "loss", "none"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
-Rate = Callable[
-    [RepetitionTotals], tuple[float, float] | None
-]  # what a turn did, and the time or steps it took for that
+# What a repetition did, and the time or steps it took for that.
+Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
 
 
 def per_second(amount: float | None, turn: RepetitionTotals) -> tuple[float, float] | None:
-    """``amount`` of ``turn`` as a rate; None where it was not counted."""
+    """``amount`` of a repetition as a rate; None where it was not counted."""
     return None if amount is None else (amount, turn.wall_ns / 1e9)
 
 
@@ -39,7 +38,7 @@ def steps_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
     return per_second(turn.steps, turn)
 
 
-# What "faster" means, best first: a trainer that does not count tokens is compared by what it does tell.
+# What "faster" means, best first: a trainer that does not count tokens is compared by what it does count.
 MEASURES: tuple[tuple[str, Rate], ...] = (
     ("trained tokens/s", trained_tokens_per_s),
     ("tokens/s", tokens_per_s),
@@ -47,43 +46,54 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class WhatIf:
-    """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's."""
-
-    edits: str  # as they are written: "ranks=16"; empty: unedited
-    baseline_ms: Estimate | None = None
-    candidate_ms: Estimate | None = None
-    ratio: Estimate | None = None
-    waits_ms: float | None = None  # per step of the baseline: what it would wait for data
-    reason: str | None = None  # why nothing could be predicted
-
-
-@dataclass(frozen=True)
-class ChainLink:
-    """One step of the way from the gain in isolation to the gain in training."""
-
-    name: str
-    ratio: float | None  # how many times as fast the step could be, as far as this link knows
-    words: str
-
-
 SAME = 0.01  # tokens per step that differ by less are called the same
 
+Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
+AbsentKind = Literal[
+    "no data-only control",
+    "data-only controls apart",
+    "no ideal-data control",
+    "no finite ceiling",
+    "no a-a control",
+    "too few a-a blocks",
+    "no tables",
+    "more than the data path differs",
+    "replay refused",
+]
+MissingKind = Literal["no finished run", "no shared block", "no throughput"]
 
-@dataclass
+
+@dataclass(frozen=True)
+class Absent:
+    """Why a figure of a comparison is missing."""
+
+    kind: AbsentKind
+    arms: tuple[str, ...] = ()
+    blocks: int = 0
+    detail: str = ""  # the configuration key that differs, or the message with which the replay refused
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why nothing of a comparison was measured; ``failures``: the first of each arm that failed."""
+
+    kind: MissingKind
+    arms: tuple[str, ...] = ()
+    failures: tuple[RunFailure, ...] = ()
+
+
+@dataclass(frozen=True)
 class Waits:
     """Where one arm waits for data, in mean milliseconds per step; None and missing stages were not measured."""
 
     step_ms: float
     waited_ms: float | None
-    exposed_ms: dict[str, float]
-    hidden_ms: dict[str, float]
+    exposed_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
     contended_ms: float | None
     slack_ms: float | None = None  # only with an asynchronous device, as are the next two
-    starved_ms: dict[str, float] = field(default_factory=dict)
+    starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
-    hidden_behind: dict[str, float] = field(default_factory=dict)  # by kernel or phase, largest first
 
     @property
     def work_ms(self) -> float:
@@ -91,39 +101,26 @@ class Waits:
         return sum(self.exposed_ms.values()) + sum(self.hidden_ms.values())
 
 
-@dataclass
-class Comparison:
-    """One candidate against its baseline. A None always has its reason in ``missing`` or ``reasons``."""
+@dataclass(frozen=True)
+class Measured:
+    """What the ledgers of a comparison's runs say. A None has its reason in ``absent``."""
 
-    baseline: str
-    candidate: str
-    missing: str | None = None  # why nothing could be compared
-    measure: str = ""  # what measured is a ratio of
-    measured: Estimate | None = None
-    tokens_ratio: Estimate | None = None  # positions per second, padding included
-    step_time: Estimate | None = None  # baseline's step time / candidate's
-    isolated: Estimate | None = None  # positions per second of the data-only controls
-    ceiling: Estimate | None = None  # step time / step time without any wait for data, of the baseline
-    ideal: Estimate | None = None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
-    predicted: Estimate | None = None  # of what measured is, by replay of the baseline with the candidate's data path
-    predicted_step: Estimate | None = None  # the same of the step time: baseline's / the replay's
-    validation: float | None = None  # fraction: how far unedited replays of the baseline typically are off
-    within_tolerance: bool = True  # whether that is little enough to believe the prediction
-    doses: list[Dose] = field(default_factory=list)  # of the baseline
-    chain: list[ChainLink] = field(default_factory=list)
-    whatifs: list[WhatIf] = field(default_factory=list)  # as it is, then under each of the scenario's whatif edits
-    noise_floor: float | None = None  # fraction: how far from 1 an arm's ratio to its own twin reaches
-    noise_floor_of: str | None = None
-    positions_per_step: float | None = None  # candidate / baseline
-    trained_per_step: float | None = None  # candidate / baseline
-    baseline_waits: Waits | None = None
-    candidate_waits: Waits | None = None
-    verdict: Verdict = "none"
-    resolution: float | None = None  # a difference up to this fraction would have gone unnoticed
-    reasons: dict[str, str] = field(default_factory=dict)  # by field: why it is None
-    confounds: list[str] = field(default_factory=list)
-    emulated: str | None = None  # the device that both ran on, where it exists on paper only
-    sentence: str = ""
+    measure: str  # what ``ratio`` is a ratio of
+    ratio: Estimate
+    tokens_ratio: Estimate | None  # positions per second, padding included
+    step_time: Estimate | None  # baseline's step time / candidate's
+    isolated: Estimate | None  # positions per second of the data-only controls
+    ceiling: Estimate | None  # step time / step time without any wait for data, of the baseline
+    ideal: Estimate | None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
+    noise_floor: float | None  # fraction: how far from 1 an arm's ratio to its own A/A control reaches
+    noise_floor_of: str | None
+    positions_per_step: float | None  # candidate / baseline
+    trained_per_step: float | None  # candidate / baseline
+    baseline_waits: Waits
+    candidate_waits: Waits
+    verdict: Verdict
+    resolution: float | None  # a difference up to this fraction would have gone unnoticed
+    absent: Mapping[Figure, Absent]
 
 
 @dataclass(frozen=True)
@@ -136,37 +133,53 @@ class Controls:
         return self.by.get((kind, arm), {})
 
 
-def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls) -> Comparison:
-    """All numbers and the verdict of one comparison; sentence and confounds are added by others."""
-    result = Comparison(baseline, candidate)
+def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls) -> Measured | Missing:
+    """All ratios and the verdict of one comparison, from ledgers alone."""
     base, other = arms.get(baseline, {}), arms.get(candidate, {})
-    absent = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
-    if absent:
-        result.missing = f"no finished run of {' and of '.join(dict.fromkeys(absent))}"
-        return result
+    without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
+    if without:
+        return Missing("no finished run", tuple(dict.fromkeys(without)))
     if not set(base) & set(other):
-        result.missing = "no block in which both finished"
-        return result
-
-    for name, rate in MEASURES:
-        result.measured = speed(base, other, rate)
-        if result.measured is not None:
-            result.measure = name
-            break
-    result.tokens_ratio = speed(base, other, tokens_per_s)
-    result.step_time = speed(base, other, steps_per_s)
-    result.positions_per_step = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
-    result.trained_per_step = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
-    result.baseline_waits, result.candidate_waits = _waits(base), _waits(other)
-    result.ceiling = ceiling(base)
-    _add_controls(result, base, controls)
-    _add_noise_floor(result, arms, controls)
-    _judge(result)
-    return result
+        return Missing("no shared block")
+    by_measure = ((name, rate, speed(base, other, rate)) for name, rate in MEASURES)
+    best = next(((name, rate, found) for name, rate, found in by_measure if found is not None), None)
+    if best is None:
+        return Missing("no throughput")
+    measure, rate, ratio = best
+    isolated = _isolated(baseline, candidate, controls)
+    limit = ceiling(base)
+    ideal = speed(base, controls.get("ideal-data", baseline), steps_per_s)
+    floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate)
+    absent: dict[Figure, Absent | None] = {
+        "isolated": isolated if isinstance(isolated, Absent) else None,
+        "ideal": Absent("no ideal-data control", (baseline,)) if ideal is None else None,
+        "ceiling": Absent("no finite ceiling") if limit is None else None,
+        "noise_floor": floor if isinstance(floor, Absent) else None,
+    }
+    noise_floor = None if isinstance(floor, Absent) else floor
+    verdict, resolution = _judge(ratio, noise_floor)
+    return Measured(
+        measure=measure,
+        ratio=ratio,
+        tokens_ratio=speed(base, other, tokens_per_s),
+        step_time=speed(base, other, steps_per_s),
+        isolated=None if isinstance(isolated, Absent) else isolated,
+        ceiling=limit,
+        ideal=ideal,
+        noise_floor=noise_floor,
+        noise_floor_of=floor_of,
+        positions_per_step=_quotient(_per_step(other, "tokens"), _per_step(base, "tokens")),
+        trained_per_step=_quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens")),
+        baseline_waits=_waits(base),
+        candidate_waits=_waits(other),
+        verdict=verdict,
+        resolution=resolution,
+        absent={figure: why for figure, why in absent.items() if why is not None},
+    )
 
 
 def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
-    """How many times as fast ``candidate`` is by ``rate``; None where a measured turn does not have that rate."""
+    """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
     base, other = _rates(baseline, rate), _rates(candidate, rate)
     if base is None or other is None:
         return None
@@ -175,7 +188,7 @@ def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Whether turn k of both ran side by side in time."""
+    """Whether repetition k of both ran side by side in time."""
     return first.by_turn and second.by_turn and first.record.session == second.record.session
 
 
@@ -193,56 +206,47 @@ def ceiling(blocks: Blocks) -> Estimate | None:
     return Estimate(found.median, max(1.0, found.ci_low), found.ci_high, found.n)
 
 
-def _add_controls(result: Comparison, base: Blocks, controls: Controls) -> None:
-    alone = [controls.get("data-only", arm) for arm in (result.baseline, result.candidate)]
-    result.isolated = speed(alone[0], alone[1], tokens_per_s)
-    if result.isolated is None:
-        result.isolated = speed(alone[0], alone[1], steps_per_s)
-    if result.isolated is None:
-        without = [arm for arm, runs in zip((result.baseline, result.candidate), alone, strict=True) if not runs]
-        result.reasons["isolated"] = (
-            f"no finished data-only control of {' or '.join(without)}"
-            if without
-            else ("the data-only controls share no finished block")
-        )
-    result.ideal = speed(base, controls.get("ideal-data", result.baseline), steps_per_s)
-    if result.ideal is None:
-        result.reasons["ideal"] = f"no finished ideal-data control of {result.baseline}"
-    if result.ceiling is None:
-        result.reasons["ceiling"] = "the steps do nothing but wait for data, or their waits were not measured"
-    result.reasons["predicted"] = "no replay of this pair"
+def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
+    """The data paths alone, in positions per second; in steps per second where positions are not counted."""
+    ours, theirs = controls.get("data-only", baseline), controls.get("data-only", candidate)
+    found = speed(ours, theirs, tokens_per_s) or speed(ours, theirs, steps_per_s)
+    if found is not None:
+        return found
+    without = tuple(arm for arm, runs in ((baseline, ours), (candidate, theirs)) if not runs)
+    return Absent("no data-only control", without) if without else Absent("data-only controls apart")
 
 
-def _add_noise_floor(result: Comparison, arms: Mapping[str, Blocks], controls: Controls) -> None:
-    """The baseline's own twin says what no change looks like; else another arm's twin of the same study must do."""
-    rate = dict(MEASURES)[result.measure]
-    result.reasons["noise_floor"] = "no finished a-a control"
-    twins = [arm for kind, arm in controls.by if kind == "a-a" and arm in arms]
-    for arm in sorted(twins, key=lambda arm: (arm != result.baseline, arm != result.candidate, arm)):
+def _noise_floor(
+    baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
+) -> tuple[float | Absent, str | None]:
+    """What no change looks like, and the arm that shows it: the baseline, else another arm with an A/A control."""
+    why = Absent("no a-a control")
+    controlled = [arm for kind, arm in controls.by if kind == "a-a" and arm in arms]
+    for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
         ratio = speed(arms[arm], controls.get("a-a", arm), rate)
         if ratio is not None and ratio.distance is not None:
-            result.noise_floor, result.noise_floor_of = ratio.distance, arm
-            del result.reasons["noise_floor"]
-            return
+            return ratio.distance, arm
         if ratio is not None:
-            result.reasons["noise_floor"] = f"the a-a control needs {MIN_BLOCKS} blocks and has {ratio.n}"
+            why = Absent("too few a-a blocks", blocks=ratio.n)
+    return why, None
 
 
-def _judge(result: Comparison) -> None:
-    """Gain or loss only where the interval excludes 1 and the median clears the noise floor."""
-    measured, floor = result.measured, result.noise_floor or 0.0
-    if measured is None or measured.ci_low is None or measured.ci_high is None or measured.distance is None:
-        return
-    clears = abs(measured.median - 1) > floor
-    if clears and measured.ci_low > 1:
-        result.verdict = "gain"
-    elif clears and measured.ci_high < 1:
-        result.verdict = "loss"
-    result.resolution = max(measured.distance, floor)
+def _judge(ratio: Estimate, noise_floor: float | None) -> tuple[Verdict, float | None]:
+    """The verdict and the resolution: gain or loss only where the interval excludes 1 and the median clears the floor.
+
+    None: too few blocks to resolve anything.
+    """
+    floor = noise_floor or 0.0
+    if ratio.ci_low is None or ratio.ci_high is None or ratio.distance is None:
+        return "none", None
+    resolution = max(ratio.distance, floor)
+    if abs(ratio.median - 1) <= floor:
+        return "none", resolution
+    return ("gain" if ratio.ci_low > 1 else "loss" if ratio.ci_high < 1 else "none"), resolution
 
 
 def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """{block: {turn: rate}}; None where any turn lacks it, so that a ratio never mixes turns with and without."""
+    """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
     rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for turn, totals in run.turns.items():

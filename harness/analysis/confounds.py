@@ -1,18 +1,35 @@
-"""Everything that differs between two arms and that neither declared: a comparison is only as good as this list."""
+"""Finds every difference between two arms that neither declared: a comparison is only as good as this list.
+
+A :class:`Confound` holds values only; ``harness.report.confounds`` says it in words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from harness.analysis.comparisons import Blocks
 from harness.machine.environment import OWN_PACKAGE
-from harness.report.words import count, percent
 from harness.scenario.overrides import flatten
 from harness.study.store import RunRecord
 
+ConfoundKind = Literal[
+    "configuration",
+    "fact",
+    "environment",
+    "useful tokens",
+    "host load",
+    "sessions",
+    "unfinished",
+    "block counts",
+    "compared blocks",
+    "SM clock",
+    "throttled",
+    "other processes",
+]
 LOAD = 0.1  # cores: less load by other processes is not worth a warning
 USEFUL = 0.01  # relative difference of the useful-token fraction
 
@@ -34,10 +51,26 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class Confound:
+    """One undeclared difference between two arms.
+
+    ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
+    "SM clock" MHz, "block counts" finished blocks; "compared blocks" holds how many were compared and how many planned.
+    """
+
+    kind: ConfoundKind
+    names: tuple[str, str] = ("", "")  # baseline, candidate
+    key: str = ""  # a dotted configuration key, a fact, an entry of the environment, or why a device was throttled
+    values: tuple[Any, Any] = (None, None)
+    blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": where
+    device: int | None = None  # CUDA's number
+
+
 def confounds(
     baseline: Blocks, candidate: Blocks, records: Mapping[str, Sequence[RunRecord]], names: tuple[str, str], blocks: int
-) -> list[str]:
-    """One line per undeclared difference between two arms; ``records`` holds every run of each arm, failed ones too."""
+) -> tuple[Confound, ...]:
+    """Each undeclared difference between two arms, once; ``records`` holds every run of each arm, failed ones too."""
     found = [
         *_configuration(baseline, candidate),
         *_facts(baseline, candidate),
@@ -47,7 +80,7 @@ def confounds(
         *_sessions(baseline, candidate),
         *_blocks(baseline, candidate, records, names, blocks),
     ]
-    return list(dict.fromkeys(found))
+    return tuple({repr(one): one for one in found}.values())  # values may be lists, which have no hash
 
 
 def _pairs(baseline: Blocks, candidate: Blocks) -> Iterable[tuple[RunRecord, RunRecord]]:
@@ -70,7 +103,7 @@ def _absent_section(key: str, first: Mapping[str, Any], second: Mapping[str, Any
     return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
 
 
-def _configuration(baseline: Blocks, candidate: Blocks) -> list[str]:
+def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     found = []
     for ours, theirs in _pairs(baseline, candidate):
         first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
@@ -81,11 +114,11 @@ def _configuration(baseline: Blocks, candidate: Blocks) -> list[str]:
                 continue  # one of two states of the code does not know it yet
             section = _absent_section(key, first, second)
             if section is None or not _covered(section, declared):
-                found.append(f"undeclared configuration: {key} is {first.get(key)!r} against {second.get(key)!r}")
+                found.append(Confound("configuration", key=key, values=(first.get(key), second.get(key))))
     return found
 
 
-def _facts(baseline: Blocks, candidate: Blocks) -> list[str]:
+def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     found = []
     for ours, theirs in _pairs(baseline, candidate):
         declared = _declared(ours, theirs)
@@ -95,28 +128,26 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[str]:
                 name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())
             )
             if one != other and not explained:
-                found.append(f"{key} is {one!r} against {other!r}")
+                found.append(Confound("fact", key=key, values=(one, other)))
     return found
 
 
-def _environment(baseline: Blocks, candidate: Blocks) -> list[str]:
+def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     found = []
     for ours, theirs in _pairs(baseline, candidate):
         declared = OWN_STATE if CODE in _declared(ours, theirs) else set()
         for key in sorted((set(ours.environment) | set(theirs.environment)) - declared):
             one, other = ours.environment.get(key), theirs.environment.get(key)
             if one != other:
-                found.append(f"environment: {key} is {one!r} against {other!r}")
+                found.append(Confound("environment", key=key, values=(one, other)))
     return found
 
 
-def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[str]:
+def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     ours, theirs = useful_fraction(baseline), useful_fraction(candidate)
     if ours is None or theirs is None or abs(theirs - ours) <= USEFUL * max(ours, theirs):
         return []
-    return [
-        f"useful tokens: {percent(ours)} of the positions of {names[0]} are trained, {percent(theirs)} of {names[1]}'s"
-    ]
+    return [Confound("useful tokens", names, values=(ours, theirs))]
 
 
 def useful_fraction(blocks: Blocks) -> float | None:
@@ -127,7 +158,7 @@ def useful_fraction(blocks: Blocks) -> float | None:
     return sum(filter(None, trained)) / sum(filter(None, tokens))
 
 
-def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[str]:
+def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     medians = []
     for blocks in (baseline, candidate):
         known = [run.other_cpu_cores for run in blocks.values() if run.other_cpu_cores is not None]
@@ -136,21 +167,17 @@ def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[s
         medians.append(float(np.median(known)))
     if max(medians) <= LOAD:  # also when both had the same: it takes cores and adds noise
         return []
-    return [
-        f"host load by other processes: {medians[0]:.2f} cores during {names[0]}, {medians[1]:.2f} during {names[1]}"
-    ]
+    return [Confound("host load", names, values=(medians[0], medians[1]))]
 
 
-def _sessions(baseline: Blocks, candidate: Blocks) -> list[str]:
-    apart = [
+def _sessions(baseline: Blocks, candidate: Blocks) -> list[Confound]:
+    apart = tuple(
         ours.block
         for ours, theirs in _pairs(baseline, candidate)
         if "slices" in (ours.interleave, theirs.interleave)
         and (ours.interleave, ours.session) != (theirs.interleave, theirs.session)
-    ]
-    if not apart:
-        return []
-    return [f"not alternated in time: different sessions in block{'s' * (len(apart) > 1)} {_numbers(apart)}"]
+    )
+    return [Confound("sessions", blocks=apart)] if apart else []
 
 
 def _blocks(
@@ -159,19 +186,15 @@ def _blocks(
     records: Mapping[str, Sequence[RunRecord]],
     names: tuple[str, str],
     blocks: int,
-) -> list[str]:
+) -> list[Confound]:
     found = []
     for name, finished in zip(names, (baseline, candidate), strict=True):
         bad = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
         if bad:
-            found.append(f"{name} did not finish block{'s' * (len(bad) > 1)} {_numbers(bad)}")
+            found.append(Confound("unfinished", key=name, blocks=tuple(bad)))
     if len(baseline) != len(candidate):
-        found.append(f"{names[0]} has {count(len(baseline), 'finished block')}, {names[1]} has {len(candidate)}")
+        found.append(Confound("block counts", names, values=(len(baseline), len(candidate))))
     shared = len(set(baseline) & set(candidate))
     if shared < blocks:
-        found.append(f"compared over {shared} of {count(blocks, 'planned block')}")
+        found.append(Confound("compared blocks", values=(shared, blocks)))
     return found
-
-
-def _numbers(blocks: Sequence[int]) -> str:
-    return ", ".join(str(block) for block in blocks)

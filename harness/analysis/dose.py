@@ -1,4 +1,4 @@
-"""The causal witness: what a step costs when one kind of its work is done k times more, for several k.
+"""Fits what a step costs when one kind of its work is done k times more: the causal witness (scenario key ``dose``).
 
     step ms                                   per block, least squares through the points of k = 0, 1, 2, 4:
       |                    o  exposed (1)     slope = ms of step time for 1 ms more of that work
@@ -18,20 +18,19 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
 
-from harness.analysis.dose_curves import Blocks, Curve, What, curves_of, segment
-from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_block_values, student_t
-from harness.report.words import count, listing, ms, number
+from harness.analysis.dose_curves import Blocks, Curve, Unfitted, What, curves_of, segment
+from harness.analysis.statistics import Estimate, from_block_values, student_t
 
 DoseKind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]
 HIDDEN, EXPOSED = 0.2, 0.8  # a slope is hidden below the one and exposed above the other, with all of its interval
 AWAY = 0.1  # so far must the interval of a slope between keep from 0 and from 1
 BEND = 0.2  # the last slope exceeds the first by more than this, with all of its interval: the curve bends up
-MOST_BLOCKS = 1000  # nobody repeats a study more often than this
+MOST_BLOCKS = 1000  # no study is repeated more often than this
 _CONTROL = re.compile(r"dose-(tokenize|read|device)-([1-9][0-9]*)")
 
 
@@ -48,19 +47,20 @@ class DosePoint:
 
 @dataclass(frozen=True)
 class Dose:
-    """What more of ``what`` costs ``arm``; ``words`` says it in one line. A None has its reason in ``reason``."""
+    """What more of ``what`` costs ``arm``."""
 
     arm: str
     what: What
     kind: DoseKind
-    words: str
-    reason: str | None = None  # why nothing was decided
+    unfitted: Unfitted | None = None  # why there is no slope
     points: tuple[DosePoint, ...] = ()
     slope: Estimate | None = None  # ms of step time per ms of work, over all doses
     local_slope: Estimate | None = None  # of the first dose alone: what the arm as it is would feel first
+    last_slope: Estimate | None = None  # of the largest dose alone
     waited_slope: Estimate | None = None  # ms of waiting for data per ms of work; of the device None
     slack_ms: Estimate | None = None  # of a kink: how much work can be added before it costs anything
     blocks_needed: int | None = None  # of an undecided one: how many blocks in all would probably decide
+    unfinished: tuple[int, ...] = ()  # doses k without a finished run: left out
 
 
 def parse_control(control: str | None) -> tuple[What, int] | None:
@@ -76,41 +76,31 @@ def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: i
     """
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
-    curves, reason = curves_of(by_k, what, 1 if what == "device" else max(1, workers))
-    if reason is not None:
-        words = f"the dose of {_subject(what, name)} tells nothing: {reason}"
-        return Dose(name, what, "undecided", words, reason)
-    found = _judge(name, what, curves)
-    missing = [str(k) for k in sorted(doses) if not doses[k]]
-    return replace(found, words=f"{found.words}; k = {listing(missing)} did not finish") if missing else found
+    curves = curves_of(by_k, what, 1 if what == "device" else max(1, workers))
+    if isinstance(curves, Unfitted):
+        return Dose(name, what, "undecided", curves)
+    return _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
 
 
-def _judge(name: str, what: What, curves: Sequence[Curve]) -> Dose:
+def _judge(name: str, what: What, curves: Sequence[Curve], unfinished: tuple[int, ...]) -> Dose:
     points = _points(curves)
     slope = from_block_values([curve.slope(curve.step) for curve in curves])
     assert slope is not None
-    local = segment(curves, 0)
     waited = None if what == "device" else from_block_values([curve.slope(curve.waited) for curve in curves])
-    slack = from_block_values([curve.absorbed for curve in curves])
     kind = _kind(what, curves, slope, waited)
-    needed, reason = None, None
-    if kind == "undecided":
-        needed = _blocks_needed(slope)
-        reason = _undecided(slope, needed)
-    found = Dose(
+    return Dose(
         arm=name,
         what=what,
         kind=kind,
-        words="",
-        reason=reason,
         points=points,
         slope=slope,
-        local_slope=local,
+        local_slope=segment(curves, 0),
+        last_slope=segment(curves, len(points) - 2),
         waited_slope=waited,
-        slack_ms=slack if kind == "kink" else None,
-        blocks_needed=needed,
+        slack_ms=from_block_values([curve.absorbed for curve in curves]) if kind == "kink" else None,
+        blocks_needed=_blocks_needed(slope) if kind == "undecided" else None,
+        unfinished=unfinished,
     )
-    return replace(found, words=_words(found, local, segment(curves, len(points) - 2)))
 
 
 def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate | None) -> DoseKind:
@@ -182,63 +172,3 @@ def _blocks_needed(slope: Estimate) -> int | None:
     candidates = range(slope.n + 1, MOST_BLOCKS + 1)
     place = bisect_left(candidates, True, key=lambda n: student_t(0.975, n - 1) * scatter / math.sqrt(n) < wanted)
     return candidates[place] if place < len(candidates) else None
-
-
-def _undecided(slope: Estimate, needed: int | None) -> str:
-    if slope.ci_low is None:
-        return f"fewer than {MIN_BLOCKS} blocks give no interval"
-    if needed is None:
-        return f"even {MOST_BLOCKS} blocks would not decide: the work is too little for a step that varies so much"
-    return f"about {count(needed - slope.n, 'more block')} would decide"
-
-
-def _subject(what: What, arm: str) -> str:
-    return f"{'device time' if what == 'device' else what} of {arm}"
-
-
-def _words(found: Dose, first: Estimate | None, last: Estimate | None) -> str:
-    """One line without a full stop: the kind, the slope with its interval, and what it rests on.
-
-    ``first`` and ``last``: slopes of the first and of the last dose alone.
-    """
-    assert found.slope is not None
-    subject, slope, waited = _subject(found.what, found.arm), found.slope, found.waited_slope
-    own, most = found.points[0], found.points[-1]
-    added = f"up to {ms(most.work_ms - own.work_ms)} added per step"
-    cost = f"1 ms more of it costs {_two(slope.median)} ms of step time ({_interval(slope)}, {added})"
-    waits = (
-        "" if own.waited_ms is None else f"it takes {ms(own.work_ms)} and the step waits {ms(own.waited_ms)} for data"
-    )
-    if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > BEND:
-        slack = f"{ms(max(0.0, found.slack_ms.median))} of added work per step ({_interval(found.slack_ms, ' ms')})"
-        return (
-            f"{subject} has slack that is used up at about {slack}: 1 ms more of it costs {_two(first.median)} ms of "
-            f"step time at first and {_two(last.median)} ms in the end ({added})"
-        )
-    if found.kind == "kink":
-        return f"{subject} just fits into the slack ({waits}), and {cost}"
-    if found.kind == "exposed":
-        partly = found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED * own.work_ms
-        return f"{subject} is exposed: {cost}" + (f", though today {waits}" if partly else "")
-    if found.kind == "partial":
-        return f"{subject} is partly exposed: {cost}" + (f", {_two(waited.median)} ms by waiting" if waited else "")
-    if found.kind == "contended":
-        cores = ""
-        if own.contended_ms is not None and most.contended_ms is not None:
-            cores = f" (the main thread waits for a core {number(own.contended_ms)} to {ms(most.contended_ms)})"
-        share = f"only {_two(waited.median)} ms by waiting" if waited else "not by waiting"
-        return f"{subject} is contended: {cost}, {share}: hidden, it takes cores from the step{cores}"
-    return f"{subject} is {found.kind}: {cost}" + (f"; {found.reason}" if found.reason else "")
-
-
-def _interval(estimate: Estimate, unit: str = "") -> str:
-    """``95 % interval 0.91 to 1.04, 5 blocks``."""
-    if estimate.ci_low is None or estimate.ci_high is None:
-        return f"no interval from {count(estimate.n, 'block')}"
-    bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"
-    return f"95 % interval {bounds}, {count(estimate.n, 'block')}"
-
-
-def _two(value: float) -> str:
-    """Two decimals, and never ``-0.00``."""
-    return f"{round(value, 2) + 0.0:.2f}"

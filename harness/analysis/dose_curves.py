@@ -1,4 +1,4 @@
-"""Dose curves: per block, the step time against the work, with one kind of it done k times more.
+"""Builds one curve per block: the step time against the work, with one kind of work done k times more.
 
 x = measured work per step on the critical path: a stage's exposed and hidden time, divided by the workers that do it
 side by side; of the device its busy time. y = step time. Both are totals of a run over its steps, in milliseconds.
@@ -14,11 +14,21 @@ import numpy as np
 
 from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
-from harness.report.words import listing, ms
 
 What = Literal["tokenize", "read", "device"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
+UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "work not measured", "no work added"]
 ADDED = 0.05  # the largest dose must add this share of the work at least, else nothing was dosed
+
+
+@dataclass(frozen=True)
+class Unfitted:
+    """Why there is nothing to fit."""
+
+    kind: UnfittedKind
+    ks: tuple[int, ...] = ()  # "no shared block": the doses that share none
+    least_ms: float = 0.0  # "no work added": work per step without a dose, and with the largest
+    most_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,18 +57,18 @@ class Curve:
         return [sum(run.exposed_ms.values()) for run in self.runs]
 
 
-def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> tuple[list[Curve], str | None]:
+def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
     """The curve of every block that has all doses, or why there is nothing to fit."""
     if not by_k[0]:
-        return [], "no finished run of the arm itself"
+        return Unfitted("no run of the arm")
     if len(by_k) == 1:
-        return [], "no finished run with a dose"
+        return Unfitted("no dosed run")
     blocks = sorted(set.intersection(*(set(runs) for runs in by_k.values())))
     if not blocks:
-        return [], f"no block in which k = {listing([str(k) for k in by_k])} all finished"
+        return Unfitted("no shared block", tuple(by_k))
     work = _work(what, [by_k[k][block] for k in by_k for block in blocks])
     if work is None:
-        return [], "its work was not measured"
+        return Unfitted("work not measured")
     curves = []
     for block in blocks:
         runs = tuple(by_k[k][block] for k in by_k)
@@ -66,8 +76,8 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> tuple[lis
         curves.append(Curve(tuple(by_k), runs, costs, tuple(run.mean_step_ms for run in runs)))
     own, most = (float(np.mean([curve.work[i] for curve in curves])) for i in (0, -1))
     if most - own <= ADDED * own or any(curve.work[-1] <= curve.work[0] for curve in curves):
-        return [], f"the doses added no work ({ms(own)} per step without, {ms(most)} with the largest)"
-    return curves, None
+        return Unfitted("no work added", least_ms=own, most_ms=most)
+    return curves
 
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:

@@ -1,119 +1,130 @@
-"""Adds to a study's arms and comparisons what needs more than their ledgers: spans, doses and replays."""
+"""Explains arms and comparisons with more than their ledgers: what spans, doses and replays add."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from harness.analysis.comparisons import SAME, Blocks, Comparison, Controls, speed, steps_per_s
-from harness.analysis.dose import dose, parse_control
+from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measured, speed, steps_per_s
+from harness.analysis.dose import Dose, dose, parse_control
+from harness.analysis.dose_curves import What
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.analysis.replay.predict import predict, replace_data
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
+from harness.analysis.report_types import ArmExplained, Explained, PredictedRatio
 from harness.analysis.statistics import Estimate, from_blocks
-from harness.report.chain import chain
+from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten
-from harness.study.store import RunData
+from harness.study.store import RunData, StudyRecord
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    from harness.analysis.report_types import ArmReport
 
 Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm
 # What may differ between two arms for one's data path to be replayed under the other's steps: nothing that computes.
 REPLAYABLE = ("data.path", "data.access", "data.workers", "data.prefetch", "data.shuffle", "data.inject", "data.extra_")
 
 
-def explain_arm(report: ArmReport, runs: Runs, ledgers: Blocks, controls: Controls) -> None:
+def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> ArmExplained:
     """The blocking calls of an arm, and its replays: as it ran, and without data work."""
-    own = runs.get(report.name, ())
-    if not own or report.control:
-        return
-    report.syncs = _mean_syncs([sync_audit(run) for run in own])
+    own = runs.get(arm, ())
+    if not own:
+        return ArmExplained()
+    syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
     try:
         without = predict(own, parse_edits([f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]))
     except InputError:
-        return  # tables of another trainer, without the spans that a replay needs
-    report.replay_error = without.validation.median
-    report.resampled_error = without.validation.resampled_median
-    report.ideal_predicted = without.speedup
-    report.ideal_measured = speed(ledgers, controls.get("ideal-data", report.name), steps_per_s)
+        return ArmExplained(syncs)  # tables of another trainer, without the spans that a replay needs
+    return ArmExplained(
+        syncs,
+        replay_error=without.validation.median,
+        resampled_error=without.validation.resampled_median,
+        ideal_predicted=without.speedup,
+        ideal_measured=speed(ledgers, controls.get("ideal-data", arm), steps_per_s),
+    )
 
 
-def explain(c: Comparison, runs: Runs, arms: Mapping[str, Blocks], controls: Controls) -> None:
-    """Doses, prediction, what data work hid behind, and the chain that leads from the first ratio to the last."""
-    if c.missing is not None:
-        return
-    for waits, arm in ((c.baseline_waits, c.baseline), (c.candidate_waits, c.candidate)):
-        if waits is not None and runs.get(arm):
-            waits.hidden_behind = mean_hidden_behind(runs[arm])
-    base = arms[c.baseline]
-    _add_doses(c, base, controls)
-    _add_prediction(c, runs, arms)
-    ledgers = [*base.values(), *arms[c.candidate].values()]
+def explain(
+    study: StudyRecord,
+    names: tuple[str, str],
+    measured: Measured,
+    runs: Runs,
+    arms: Mapping[str, Blocks],
+    controls: Controls,
+) -> Explained:
+    """What the baseline's data work hid behind, its doses, and what replays predict for the comparison ``names``."""
+    baseline, candidate = names
+    ledgers = [*arms[baseline].values(), *arms[candidate].values()]
     devices = [str(run.record.facts.get("device")) for run in ledgers if run.record.facts.get("emulated")]
-    c.emulated = " and an ".join(dict.fromkeys(devices)) or None
-    c.chain = chain(c)
+    return Explained(
+        hidden_behind_ms=mean_hidden_behind(runs[baseline]) if runs.get(baseline) else {},
+        doses=_doses(baseline, arms[baseline], controls),
+        predicted=_predicted(names, measured, runs, arms),
+        emulated=tuple(dict.fromkeys(devices)),
+        whatifs=whatifs(study, names, runs),
+    )
 
 
-def _add_doses(c: Comparison, base: Blocks, controls: Controls) -> None:
-    by_what: dict[str, dict[int, Blocks]] = {}
-    for (control, arm), blocks in controls.by.items():
+def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...]:
+    by_what: dict[What, dict[int, Blocks]] = {}
+    for (control, arm), dosed in controls.by.items():
         found = parse_control(control)
-        if arm == c.baseline and found is not None:
-            by_what.setdefault(found[0], {})[found[1]] = blocks
-    workers = max((int(run.record.facts.get("workers") or 0) for run in base.values()), default=0)
-    c.doses = [dose(base, doses, what, workers) for what, doses in by_what.items()]  # type: ignore[arg-type]
+        if arm == baseline and found is not None:
+            by_what.setdefault(found[0], {})[found[1]] = dosed
+    workers = max((int(run.record.facts.get("workers") or 0) for run in blocks.values()), default=0)
+    return tuple(dose(blocks, doses, what, workers) for what, doses in by_what.items())
 
 
-def _add_prediction(c: Comparison, runs: Runs, arms: Mapping[str, Blocks]) -> None:
+def _predicted(
+    names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
+) -> PredictedRatio | Absent:
     """The baseline's steps with the loader of the candidate's data-only control: known before anyone trains it."""
-    reason = _not_replayable(c, runs)
+    baseline, candidate = names
+    if (why := _not_replayable(names, runs)) is not None:
+        return why
     alone = [
         run
-        for name, found in runs.items()
+        for found in runs.values()
         for run in found
-        if (run.record.control, run.record.of) == ("data-only", c.candidate)
+        if (run.record.control, run.record.of) == ("data-only", candidate)
     ]
-    if reason is None and not alone:
-        reason = f"no finished data-only control of {c.candidate}"
-    if reason is None:
-        try:
-            found = replace_data(runs[c.baseline], alone)
-        except InputError as error:
-            reason = str(error)
-        else:
-            c.predicted_step = found.speedup
-            c.predicted = _in_measure(c, found, arms)
-            c.validation, c.within_tolerance = _off_by(found.validation), found.validation.granted
-            del c.reasons["predicted"]
-            return
-    c.reasons["predicted"] = reason
+    if not alone:
+        return Absent("no data-only control", (candidate,))
+    try:
+        replayed = replace_data(runs[baseline], alone)
+    except InputError as error:
+        return Absent("replay refused", detail=str(error))
+    return PredictedRatio(
+        ratio=_in_measure(names, measured, replayed, arms),
+        step_time=replayed.speedup,
+        error=_off_by(replayed.validation),
+        within_tolerance=replayed.validation.within_tolerance,
+    )
 
 
-def _not_replayable(c: Comparison, runs: Runs) -> str | None:
-    first, second = (runs.get(arm, ()) for arm in (c.baseline, c.candidate))
+def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
+    first, second = (runs.get(arm, ()) for arm in names)
     if not first or not second:
-        return "no tables to replay"
+        return Absent("no tables")
     ours, theirs = flatten(first[0].record.config), flatten(second[0].record.config)
     differs = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key) and key != "seed"]
     other = [key for key in differs if not key.startswith(REPLAYABLE)]
-    return f"the arms differ in {other[0]}, which changes more than the data path" if other else None
+    return Absent("more than the data path differs", detail=other[0]) if other else None
 
 
-def _in_measure(c: Comparison, found: Prediction, arms: Mapping[str, Blocks]) -> Estimate | None:
+def _in_measure(
+    names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
+) -> Estimate | None:
     """The predicted speed-up in what the comparison measures: block by block times the tokens that a step has."""
     name: Literal["trained_tokens", "tokens"] | None = None
-    if c.measure != "steps/s":
-        name = "trained_tokens" if c.measure.startswith("trained") else "tokens"
-    per_step = c.trained_per_step if name == "trained_tokens" else c.positions_per_step
+    if measured.measure != "steps/s":
+        name = "trained_tokens" if measured.measure.startswith("trained") else "tokens"
+    per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
     if name is None or per_step is None or abs(per_step - 1) <= SAME:
         return found.speedup
-    base, other, logs = arms[c.baseline], arms[c.candidate], []
+    base, other, logs = arms[names[0]], arms[names[1]], []
     for block in sorted(set(found.block_ms) & set(base) & set(other)):
         ours, theirs = base[block], other[block]
         first, second = getattr(ours, name), getattr(theirs, name)

@@ -1,27 +1,29 @@
-"""What the analysis of a study returns: one record for the study, one for each arm."""
+"""Defines what the analysis of a study returns: one record for the study, one for each arm and each comparison.
+
+Each record holds those of the stages that made it: totals of ledgers first, then what spans, doses and replays add.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from harness.analysis.comparisons import Comparison
+from harness.analysis.comparisons import Absent, Measured, Missing
+from harness.analysis.confounds import Confound
+from harness.analysis.dose import Dose
 from harness.analysis.ledger import Bound
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
+from harness.analysis.problems import ProbeProblem, StudyProblem
 from harness.analysis.statistics import Estimate
 from harness.study.store import StudyRecord
 
 
-@dataclass
-class ArmReport:
-    """One arm or control: medians over blocks with intervals, and means per step. None: not measured."""
+@dataclass(frozen=True)
+class ArmTotals:
+    """An arm's ledgers: medians over blocks with intervals, and means per step. None and empty: not measured."""
 
-    name: str
-    control: str | None
-    of: str | None
-    declared: dict[str, Any]
-    blocks: int  # finished, with measured steps
     steps: int = 0  # measured steps over all blocks
     tokens_per_s: Estimate | None = None
     trained_tokens_per_s: Estimate | None = None
@@ -30,43 +32,136 @@ class ArmReport:
     p95_ms: float | None = None
     useful_fraction: float | None = None
     tokens_per_step: float | None = None
-    ledger: dict[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
-    phase_ms: dict[str, float] = field(default_factory=dict)
-    exposed_ms: dict[str, float] = field(default_factory=dict)
-    hidden_ms: dict[str, float] = field(default_factory=dict)
+    ledger: Mapping[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
+    phase_ms: Mapping[str, float] = field(default_factory=dict)
+    exposed_ms: Mapping[str, float] = field(default_factory=dict)
+    hidden_ms: Mapping[str, float] = field(default_factory=dict)
     contended_ms: float | None = None
     device_busy_ms: float | None = None
     device_starved_ms: float | None = None
     slack_ms: float | None = None
-    starved_ms: dict[str, float] = field(default_factory=dict)
+    starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
-    syncs: list[SyncCall] = field(default_factory=list)
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class NoMfu:
+    """Why a share of a peak (MFU) is not given; ``detail``: the trainer's own reason, where it recorded one."""
+
+    kind: Literal["no run", "no compute", "no flops", "no profile"]
+    device: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ModelSpeed:
+    """How much of its device's peak an arm used."""
+
+    device: str | None = None
+    emulation: str | None = None  # the assumptions an emulated device's times rest on
+    flops_per_s: float | None = None  # of the model
+    mfu: float | None = None
+    mfu_of: str = ""  # the peak that MFU is a share of
+    no_mfu: NoMfu | None = None
+
+
+@dataclass(frozen=True)
+class ArmExplained:
+    """An arm's blocking calls, and its replays: as it ran, and without data work. None: it cannot be replayed."""
+
+    syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
     resampled_error: float | None = None  # the same from resampled durations, as predictions are made
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
-    emulation: str | None = None  # the assumptions an emulated device's times rest on
-    loss: float | None = None
-    model_flops_per_s: float | None = None
-    mfu: float | None = None
-    mfu_reason: str = ""
-    mfu_of: str = ""  # the peak that MFU is a share of
-    device: str | None = None
+
+
+@dataclass(frozen=True)
+class ArmReport:
+    """One arm or control."""
+
+    name: str
+    control: str | None
+    of: str | None
+    declared: Mapping[str, Any]  # dotted keys with their values
+    blocks: int  # finished, with measured steps
+    totals: ArmTotals
+    speed: ModelSpeed
+    explained: ArmExplained
     against_arm: Estimate | None = None  # of a control: its arm's step time / its own, paired
 
 
-@dataclass
+@dataclass(frozen=True)
+class WhatIf:
+    """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's."""
+
+    edits: str  # as they are written: "ranks=16"; empty: unedited
+    baseline_ms: Estimate | None = None
+    candidate_ms: Estimate | None = None
+    ratio: Estimate | None = None
+    waits_ms: float | None = None  # per step of the baseline: what it would wait for data
+    reason: str | None = None  # why nothing could be predicted
+
+
+@dataclass(frozen=True)
+class PredictedRatio:
+    """The replay of the baseline's steps with the candidate's data path."""
+
+    ratio: Estimate | None  # of what the comparison measures
+    step_time: Estimate  # baseline's / the replay's
+    error: float  # fraction: how far unedited replays of the baseline typically are off
+    within_tolerance: bool  # whether that is little enough to believe the prediction
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a comparison's spans, doses and replays add to its ledgers."""
+
+    hidden_behind_ms: Mapping[str, float]  # the baseline's hidden data work by kernel or phase, largest first
+    doses: tuple[Dose, ...]  # of the baseline
+    predicted: PredictedRatio | Absent
+    emulated: tuple[str, ...]  # the devices that both ran on, where they exist on paper only
+    whatifs: tuple[WhatIf, ...]  # as it is, then under each of the scenario's whatif edits; empty where it has none
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One candidate against its baseline."""
+
+    baseline: str
+    candidate: str
+    measured: Measured
+    explained: Explained
+    confounds: tuple[Confound, ...]
+
+
+@dataclass(frozen=True)
+class NotCompared:
+    """A comparison of which nothing was measured."""
+
+    baseline: str
+    candidate: str
+    missing: Missing
+
+
+@dataclass(frozen=True)
 class StudyReport:
-    """What a study found. ``problems`` says, most important first, what is missing or went wrong."""
+    """What a study found. ``problems``, most important first: what is missing or went wrong."""
 
     study: StudyRecord
-    arms: list[ArmReport]
-    comparisons: list[Comparison]
-    problems: list[str]
+    arms: tuple[ArmReport, ...]
+    comparisons: tuple[Comparison | NotCompared, ...]
+    problems: tuple[StudyProblem, ...]
     emulated: bool
-    environment: dict[str, Any]
-    probe_costs: list[ProbeCost] = field(default_factory=list)
-    probe_problems: list[str] = field(default_factory=list)  # what a probe could not do, said once
+    environment: Mapping[str, Any]
+    probe_costs: tuple[ProbeCost, ...] = ()
+    probe_problems: tuple[ProbeProblem, ...] = ()
 
     def arm(self, name: str) -> ArmReport | None:
         return next((arm for arm in self.arms if arm.name == name), None)
+
+    @property
+    def compared(self) -> tuple[Comparison, ...]:
+        """The comparisons of which something was measured."""
+        return tuple(one for one in self.comparisons if isinstance(one, Comparison))

@@ -1,4 +1,4 @@
-"""Medians and ratios with intervals, from few blocks of repeated measurements.
+"""Estimates medians and ratios with intervals, from few blocks of repeated measurements.
 
 The unit of resampling is the block: a fresh process of every arm, and another order of the documents. Repetitions
 within a block share their block's luck (memory layout, cache, neighbours), so they are first reduced to one value per

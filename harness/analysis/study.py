@@ -1,8 +1,9 @@
-"""The whole analysis of a study: its tables in, one tree of dataclasses out, for the report and every other reader."""
+"""Analyses a whole study: its tables in, one tree of frozen records out, for the report and every other reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from harness.analysis.comparisons import (
     Blocks,
     Controls,
+    Missing,
     Rate,
     commonest,
     compare,
@@ -24,79 +26,83 @@ from harness.analysis.explain import explain, explain_arm
 from harness.analysis.ledger import RunLedger, mean_over, measure
 from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
-from harness.analysis.report_types import ArmReport, StudyReport
-from harness.analysis.statistics import MIN_BLOCKS, Estimate, estimate
-from harness.analysis.whatif import whatifs
-from harness.report.sentences import ASK_FOR, sentence
-from harness.report.words import count
+from harness.analysis.problems import failures, probe_problems, study_problems
+from harness.analysis.report_types import (
+    ArmExplained,
+    ArmReport,
+    ArmTotals,
+    Comparison,
+    ModelSpeed,
+    NoMfu,
+    NotCompared,
+    StudyReport,
+)
+from harness.analysis.statistics import Estimate, estimate
 from harness.study.records import ArmRecord
 from harness.study.store import PHASES, PROFILED, RunData, RunRecord, StudyRecord
 
 
+@dataclass(frozen=True)
+class _Arms:
+    """The study's runs by arm, with their ledgers."""
+
+    records: Mapping[str, Sequence[RunRecord]]  # of all runs
+    ledgers: Mapping[str, Blocks]  # of the runs that have measured steps, by block
+    runs: Mapping[str, Sequence[RunData]]  # the same runs, in order of their blocks
+    declared: Sequence[ArmRecord]  # as in study.json
+    controls: Controls
+    blocks: int  # planned
+
+    def of(self, name: str) -> Blocks:
+        return self.ledgers.get(name, {})
+
+
 def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
     """Everything the tables of ``runs`` say about ``study``: any of its runs may be missing, failed or empty."""
+    arms = _by_arm(study, runs)
+    records = [record for group in arms.records.values() for record in group]
+    return StudyReport(
+        study=study,
+        # A profiled run is no figure of its arm: the profiler slows it.
+        arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED),
+        comparisons=tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons),
+        problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
+        emulated=any(bool(record.facts.get("emulated")) for record in records),
+        environment=study.environment or next((r.environment for r in records if r.environment), {}),
+        probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
+        probe_problems=probe_problems(runs),
+    )
+
+
+def _by_arm(study: StudyRecord, runs: Sequence[RunData]) -> _Arms:
     records: dict[str, list[RunRecord]] = {}
     ledgers: dict[str, dict[int, RunLedger]] = {}
+    measured: dict[str, list[RunData]] = {}
     for run in sorted(runs, key=lambda run: (run.record.arm, run.record.block)):
         records.setdefault(run.record.arm, []).append(run.record)
         ledger = measure(run)
         if ledger is not None:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
+            measured.setdefault(run.record.arm, []).append(run)
     declared = _arms(study, records)
-    # An arm is looked into in a run of its own, which has nothing to say of how fast it is.
-    arms = [_arm(arm, ledgers.get(arm.name, {})) for arm in declared if arm.control != PROFILED]
-    for arm in arms:
-        if arm.control and arm.of:
-            own, whole = ledgers.get(arm.name, {}), ledgers.get(arm.of, {})
-            arm.against_arm = speed(whole, own, steps_per_s)
-    by_name: dict[str, Blocks] = {arm.name: ledgers.get(arm.name, {}) for arm in declared}
-    controls = Controls(
-        {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
-    )
+    controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
-    finished: dict[str, list[RunData]] = {}
-    for run in sorted(runs, key=lambda run: run.record.block):
-        if run.record.block in ledgers.get(run.record.arm, {}):
-            finished.setdefault(run.record.arm, []).append(run)
-    for arm in arms:
-        explain_arm(arm, finished, by_name.get(arm.name, {}), controls)
-    comparisons = []
-    for pair in study.comparisons:
-        names = (pair.baseline, pair.candidate)
-        comparison = compare(*names, by_name, controls)
-        if comparison.missing is not None:
-            comparison.missing += _failures(names, records)
-        else:
-            comparison.confounds = confounds(by_name[names[0]], by_name[names[1]], records, names, blocks)
-            cards = device_health({name: finished.get(name, ()) for name in names})
-            comparison.confounds += differences(cards, *names)
-            explain(comparison, finished, by_name, controls)
-            comparison.whatifs = whatifs(study, comparison, finished)
-        comparison.sentence = sentence(comparison)
-        comparisons.append(comparison)
-    everyone = [record for group in records.values() for record in group]
-    return StudyReport(
-        study=study,
-        arms=arms,
-        comparisons=comparisons,
-        problems=_problems(study, declared, records, ledgers, blocks),
-        emulated=any(bool(record.facts.get("emulated")) for record in everyone),
-        environment=dict(study.environment or next((r.environment for r in everyone if r.environment), {})),
-        probe_costs=probe_costs(declared, ledgers, runs),
-        probe_problems=_probe_problems(runs),
+    return _Arms(records, ledgers, measured, declared, Controls(controls), blocks)
+
+
+def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
+    by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
+    measured = compare(*names, by_name, arms.controls)
+    if isinstance(measured, Missing):
+        return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
+    base, other = (by_name[name] for name in names)
+    cards = device_health({name: arms.runs.get(name, ()) for name in names})
+    return Comparison(
+        *names,
+        measured=measured,
+        explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
+        confounds=(*confounds(base, other, arms.records, names, arms.blocks), *differences(cards, *names)),
     )
-
-
-def _probe_problems(runs: Sequence[RunData]) -> list[str]:
-    """What probes could not do, each once, with the runs that said so where not all did."""
-    said: dict[str, list[str]] = {}
-    for run in runs:
-        for problem in dict.fromkeys(run.probes.problems):
-            said.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
-    return [
-        problem if len(where) == len(runs) else f"{problem} ({', '.join(where[:3])}{', ...' if len(where) > 3 else ''})"
-        for problem, where in said.items()
-    ]
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:
@@ -114,55 +120,74 @@ def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> lis
     return ordered + [arm for arm in arms if arm not in ordered]
 
 
-def _arm(arm: ArmRecord, blocks: Blocks) -> ArmReport:
-    report = ArmReport(arm.name, arm.control, arm.of, dict(arm.declared), blocks=len(blocks))
+def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
+    name, control, of = arm.name, arm.control, arm.of
+    blocks = arms.of(name)
+    totals = _totals(blocks) if blocks else ArmTotals()
+    return ArmReport(
+        name=name,
+        control=control,
+        of=of,
+        declared=dict(arm.declared),
+        blocks=len(blocks),
+        totals=totals,
+        speed=_model_speed(control, totals, next(iter(blocks.values())).record.facts) if blocks else _NO_RUN,
+        explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls),
+        against_arm=speed(arms.of(of), blocks, steps_per_s) if control and of else None,
+    )
+
+
+_NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))
+
+
+def _totals(blocks: Blocks) -> ArmTotals:
     runs = list(blocks.values())
-    if not runs:
-        report.mfu_reason = "no finished run"
-        return report
     steps = np.concatenate([run.step_ms for run in runs])
-    report.steps = len(steps)
-    report.tokens_per_s = _over_turns(runs, tokens_per_s)
-    report.trained_tokens_per_s = _over_turns(runs, trained_tokens_per_s)
-    report.step_ms = _over_turns(runs, lambda turn: (turn.wall_ns / 1e6, float(turn.steps)))
-    report.p50_ms, report.p95_ms = (float(np.percentile(steps, q)) for q in (50, 95))
-    report.useful_fraction = useful_fraction(blocks)
-    tokens = [run.tokens for run in runs if run.tokens is not None]
-    report.tokens_per_step = sum(tokens) / len(steps) if len(tokens) == len(runs) else None
-    report.phase_ms = stage_means(runs, "phase_ms")
     wall = float(steps.mean())
-    report.ledger = {phase: report.phase_ms[phase] / wall for phase in PHASES if phase in report.phase_ms}
-    report.exposed_ms = stage_means(runs, "exposed_ms")
-    report.hidden_ms = stage_means(runs, "hidden_ms")
-    report.contended_ms = mean_over(runs, lambda run: run.contended_ms)
-    report.device_busy_ms = mean_over(runs, lambda run: run.device_busy_ms)
-    report.device_starved_ms = mean_over(runs, lambda run: run.device_starved_ms)
-    report.slack_ms = mean_over(runs, lambda run: run.device_slack_ms)
-    report.starved_ms = stage_means(runs, "starved_ms")
-    report.bound = commonest(run.bound for run in runs)
+    tokens = [run.tokens for run in runs if run.tokens is not None]
     losses = [run.loss for run in runs if run.loss is not None]
-    report.loss = float(np.median(losses)) if losses else None
-    _add_device(report, runs[0].record.facts)
-    return report
+    phase_ms = stage_means(runs, "phase_ms")
+    return ArmTotals(
+        steps=len(steps),
+        tokens_per_s=_over_turns(runs, tokens_per_s),
+        trained_tokens_per_s=_over_turns(runs, trained_tokens_per_s),
+        step_ms=_over_turns(runs, lambda turn: (turn.wall_ns / 1e6, float(turn.steps))),
+        p50_ms=float(np.percentile(steps, 50)),
+        p95_ms=float(np.percentile(steps, 95)),
+        useful_fraction=useful_fraction(blocks),
+        tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,
+        ledger={phase: phase_ms[phase] / wall for phase in PHASES if phase in phase_ms},
+        phase_ms=phase_ms,
+        exposed_ms=stage_means(runs, "exposed_ms"),
+        hidden_ms=stage_means(runs, "hidden_ms"),
+        contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        device_busy_ms=mean_over(runs, lambda run: run.device_busy_ms),
+        device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
+        slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
+        starved_ms=stage_means(runs, "starved_ms"),
+        bound=commonest(run.bound for run in runs),
+        loss=float(np.median(losses)) if losses else None,
+    )
 
 
-def _add_device(report: ArmReport, facts: Mapping[str, Any]) -> None:
+def _model_speed(control: str | None, totals: ArmTotals, facts: Mapping[str, Any]) -> ModelSpeed:
     """Model FLOP/s from the trainer's own count; the share of a peak (MFU) needs a device profile, never a guess."""
-    device = facts.get("device")
-    report.device = None if device is None else str(device)
-    report.emulation = facts.get("emulation")
-    report.mfu_reason = facts.get("profile_reason") or f"no device profile for {report.device or 'an unnamed device'}"
-    if report.control == "data-only":
-        report.mfu_reason = "this control computes nothing"
-        return
-    flops = facts.get("flops_per_token")
+    device = None if facts.get("device") is None else str(facts["device"])
+    found = ModelSpeed(
+        device, facts.get("emulation"), no_mfu=NoMfu("no profile", device, facts.get("profile_reason") or "")
+    )
+    if control == "data-only":
+        return replace(found, no_mfu=NoMfu("no compute"))
+    flops, peak = facts.get("flops_per_token"), facts.get("peak_flops_per_s")
     if flops is None:
-        report.mfu_reason = "the FLOPs per token are unknown, or no model is computed"
-    elif report.tokens_per_s is not None:
-        report.model_flops_per_s = float(flops) * report.tokens_per_s.median
-        if peak := facts.get("peak_flops_per_s"):
-            report.mfu = report.model_flops_per_s / float(peak)
-            report.mfu_of = str(facts.get("peak_source") or facts.get("profile"))
+        return replace(found, no_mfu=NoMfu("no flops"))
+    if totals.tokens_per_s is None:
+        return found
+    flops_per_s = float(flops) * totals.tokens_per_s.median
+    if not peak:
+        return replace(found, flops_per_s=flops_per_s)
+    source = str(facts.get("peak_source") or facts.get("profile"))
+    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / float(peak), mfu_of=source, no_mfu=None)
 
 
 def _over_turns(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
@@ -171,53 +196,3 @@ def _over_turns(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
         found = {turn: value(totals) for turn, totals in run.turns.items()}
         values[run.record.block] = {turn: one for turn, one in found.items() if one is not None}
     return estimate(values)
-
-
-def _failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> str:
-    """``; gone: failed (killed by signal 9)``: the first failure of each arm, or nothing."""
-    text = ""
-    for name in names:
-        bad = [record for record in records.get(name, ()) if record.status != "done"]
-        if bad:
-            text += f"; {name}: {_ending(bad[0])}"
-    return text
-
-
-def _ending(record: RunRecord) -> str:
-    """``failed (killed by signal 9)``: how a run ended, in one line."""
-    code = "reason unknown" if record.exit_code is None else f"exit code {record.exit_code}"
-    return f"{record.status} ({record.error.splitlines()[0] if record.error else code})"
-
-
-def _problems(
-    study: StudyRecord,
-    arms: Sequence[ArmRecord],
-    records: Mapping[str, Sequence[RunRecord]],
-    ledgers: Mapping[str, Blocks],
-    blocks: int,
-) -> list[str]:
-    found = []
-    profiled = {arm.name for arm in arms if arm.control == PROFILED}
-    looked_into = [record for name in profiled for record in records.get(name, ())]
-    planned = (len(arms) - len(profiled)) * blocks + len(profiled)
-    finished = sum(len(group) for group in ledgers.values()) + sum(r.status == "done" for r in looked_into)
-    if not finished:
-        found.append("No run has finished: there is nothing to report yet")
-    elif finished < planned:
-        found.append(f"Partial study: {finished} of {count(planned, 'run')} finished")
-    if study.status != "done":
-        found.append(f"The study's status is {study.status}")
-    endings: dict[str, list[int]] = {}  # one line for all blocks of an arm that ended alike
-    for name, group in records.items():
-        for record in group:
-            if record.status != "done":
-                endings.setdefault(f"{name}: {_ending(record)}", []).append(record.block)
-            elif name not in profiled and record.block not in ledgers.get(name, {}):
-                endings.setdefault(f"{name}: done, but without a measured step in its tables", []).append(record.block)
-    found += [f"{what}, block{'s' * (len(where) > 1)} {', '.join(map(str, where))}" for what, where in endings.items()]
-    if finished and blocks < MIN_BLOCKS:
-        found.append(
-            f"Only {count(blocks, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be decided; "
-            f"repeat with --repeats {ASK_FOR}"
-        )
-    return found

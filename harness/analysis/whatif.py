@@ -1,12 +1,12 @@
-"""What every comparison would be under the scenario's ``whatif`` edits: both arms replayed, block by block."""
+"""Predicts a comparison under the scenario's ``whatif`` edits: replays both arms, block by block."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.comparisons import Comparison, WhatIf
 from harness.analysis.replay.predict import Prediction, predict
+from harness.analysis.report_types import WhatIf
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.scenario.edits import Edits, parse_edits
 from harness.scenario.overrides import edit_texts
@@ -14,21 +14,19 @@ from harness.study.store import RunData, StudyRecord
 from trainer.errors import InputError
 
 
-def whatifs(study: StudyRecord, c: Comparison, runs: Mapping[str, Sequence[RunData]]) -> list[WhatIf]:
-    """The comparison as it is (``edits`` empty), then under each of the scenario's edits."""
+def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
+    """The comparison of the arms ``names`` as it is (``edits`` empty), then under each of the scenario's edits."""
     asked = [parse_edits(edit_texts(edits)) for edits in study.scenario_text.get("whatif") or ()]
-    if not asked or c.missing is not None:
-        return []
-    return [_whatif(c, runs, edits) for edits in (Edits(), *asked)]
+    return tuple(_whatif(names, runs, edits) for edits in (Edits(), *asked)) if asked else ()
 
 
-def _whatif(c: Comparison, runs: Mapping[str, Sequence[RunData]], edits: Edits) -> WhatIf:
-    name = ", ".join(edits.texts)
+def _whatif(names: tuple[str, str], runs: Mapping[str, Sequence[RunData]], edits: Edits) -> WhatIf:
+    written = ", ".join(edits.texts)
     try:
-        base, other = (predict(runs.get(arm, ()), edits) for arm in (c.baseline, c.candidate))
+        base, other = (predict(runs.get(arm, ()), edits) for arm in names)
     except InputError as error:
-        return WhatIf(name, reason=str(error))
-    return WhatIf(name, base.step_ms, other.step_ms, _ratio(base, other), sum(base.waits_ms.values()))
+        return WhatIf(written, reason=str(error))
+    return WhatIf(written, base.step_ms, other.step_ms, _ratio(base, other), sum(base.waits_ms.values()))
 
 
 def _ratio(base: Prediction, other: Prediction) -> Estimate | None:

@@ -17,6 +17,7 @@ from harness.analysis.ledger import RunLedger, measure
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
 from harness.regression.thresholds import MEMORY_WITHIN, NOTICEABLE, STARTUP_WITHIN, STEP_WITHIN
+from harness.report.confounds import confound_lines
 from harness.study.contract import PHASES, STAGES
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.store import RunData
@@ -219,7 +220,7 @@ def _comparison(
         {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     )
     ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
-    differing = confounds(ledgers[0], ledgers[1], records, names, len(shared))
+    differing = confound_lines(confounds(ledgers[0], ledgers[1], records, names, len(shared)))
     differing += second.other_defaults
     tokens = [_tokens_per_step(ledger) for ledger in ledgers]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:

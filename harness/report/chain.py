@@ -1,49 +1,60 @@
-"""Why a gain in isolation is what it is in training: one line per link of the chain, each with its number.
+"""Explains in steps how a gain in isolation becomes what it is in training: one line per link, each with its number.
 
-    isolated ratio -> share of the step -> hidden behind what -> contended -> ceiling -> dose -> predicted -> measured
+    isolated ratio -> share of the step -> hidden behind what -> waiting for a core -> ceiling -> slowdown injection
+    -> predicted -> measured
 
 Every ratio after the first is about the time of a step, so that the chain can be read downwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from harness.analysis.comparisons import SAME, ChainLink, Comparison, Waits
+from harness.analysis.comparisons import SAME, Measured, Waits
+from harness.analysis.report_types import Comparison, PredictedRatio
+from harness.report.absent import absent_text, reason
+from harness.report.dose import dose_line
 from harness.report.words import interval, listing, ms, percent, ratio
 
-WORTH = 0.01  # share of a step below which hidden or contended time is called nothing
-BOUND_WORDS = {
+WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
+BOUNDS = {
     "device": "device-bound (the device never runs dry)",
     "host": "host-bound (the device runs dry)",
     "balanced": "balanced (the device hardly runs dry, with no room before it would)",
 }
 
 
+@dataclass(frozen=True)
+class ChainLink:
+    """One step of the way from the gain in isolation to the gain in training."""
+
+    name: str
+    ratio: float | None  # how many times as fast the step could be, as far as this link knows
+    text: str
+
+
 def chain(c: Comparison) -> list[ChainLink]:
-    """The links that could be measured, in order; empty where nothing was compared."""
-    if c.measured is None or c.baseline_waits is None:
-        return []
-    return [*_isolated(c), *_share(c, c.baseline_waits), *_hidden(c.baseline_waits), *_contended(c.baseline_waits),
-            *_ceiling(c, c.baseline_waits), *_doses(c), *_predicted(c), *_measured(c)]  # fmt: skip
+    """The links that could be measured, in order."""
+    measured, waits = c.measured, c.measured.baseline_waits
+    return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_contended(waits),
+            *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
 
 
 def _isolated(c: Comparison) -> Iterator[ChainLink]:
-    if c.isolated is None:
-        yield ChainLink("isolated", None, f"not measured: {c.reasons.get('isolated', 'no data-only control')}")
+    isolated = c.measured.isolated
+    if isolated is None:
+        yield ChainLink("isolated", None, f"not measured: {absent_text(c.measured, 'isolated')}")
         return
-    yield ChainLink(
-        "isolated",
-        c.isolated.median,
-        f"alone, {c.candidate}'s data path is {ratio(c.isolated.median)} as fast ({interval(c.isolated)})",
-    )
+    text = f"alone, {c.candidate}'s data path is {ratio(isolated.median)} as fast ({interval(isolated)})"
+    yield ChainLink("isolated", isolated.median, text)
 
 
 def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     if not waits.exposed_ms and not waits.hidden_ms:
         yield ChainLink("share of the step", None, "how long its data work takes was not measured")
         return
-    work, other = waits.work_ms, c.candidate_waits.work_ms if c.candidate_waits is not None else 0.0
+    work, other = waits.work_ms, c.measured.candidate_waits.work_ms
     text = (
         f"{c.baseline} spends {ms(work)} of data work on each {ms(waits.step_ms)} step ({percent(work / waits.step_ms)}"
     )
@@ -58,7 +69,7 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     )
 
 
-def _hidden(waits: Waits) -> Iterator[ChainLink]:
+def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[ChainLink]:
     hidden = sum(waits.hidden_ms.values())
     waited = waits.waited_ms
     if waited is None:
@@ -66,7 +77,7 @@ def _hidden(waits: Waits) -> Iterator[ChainLink]:
     if hidden < 1e-3:
         yield ChainLink("hidden", None, f"nothing of it is hidden: all {ms(waited)} are waited for")
         return
-    behind = {name: value for name, value in waits.hidden_behind.items() if value >= 0.05 * hidden}
+    behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
     text = f"{ms(hidden)} of it are hidden{where}, {ms(waited)} are waited for"
     if waits.slack_ms is not None:
@@ -86,43 +97,42 @@ def _contended(waits: Waits) -> Iterator[ChainLink]:
 
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
-    bound = f"; its steps are {BOUND_WORDS[waits.bound]}" if waits.bound is not None else ""
-    if c.ceiling is None:
-        yield ChainLink("ceiling", None, f"none: {c.reasons.get('ceiling', 'not measured')}{bound}")
+    bound = f"; its steps are {BOUNDS[waits.bound]}" if waits.bound is not None else ""
+    ceiling = c.measured.ceiling
+    if ceiling is None:
+        yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")
         return
-    text = f"without any wait for data {c.baseline} could be {ratio(c.ceiling.median)} as fast ({interval(c.ceiling)})"
-    yield ChainLink("ceiling", c.ceiling.median, f"{text}{bound}")
+    text = f"without any wait for data {c.baseline} could be {ratio(ceiling.median)} as fast ({interval(ceiling)})"
+    yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
 
 
 def _doses(c: Comparison) -> Iterator[ChainLink]:
-    for dose in c.doses:
-        yield ChainLink("dose", None, dose.words)
+    for dose in c.explained.doses:
+        yield ChainLink("dose", None, dose_line(dose))
 
 
 def _predicted(c: Comparison) -> Iterator[ChainLink]:
-    if c.predicted is None:
-        yield ChainLink("predicted", None, f"not predicted: {c.reasons.get('predicted', 'no replay')}")
+    found = c.explained.predicted
+    if not isinstance(found, PredictedRatio):
+        yield ChainLink("predicted", None, f"not predicted: {reason(found)}")
         return
+    predicted = found.step_time
     text = f"{c.baseline}'s recorded steps, replayed with {c.candidate}'s data path, are "
-    predicted = c.predicted_step or c.predicted
     text += f"{ratio(predicted.median)} as fast ({interval(predicted)})"
-    if c.validation is not None:
-        text += f"; replayed as they are, they come out {percent(c.validation)} off"
-        text += "" if c.within_tolerance else ": NOT LICENSED, do not rely on it"
+    text += f"; replayed as they are, they come out {percent(found.error)} off"
+    text += "" if found.within_tolerance else ": outside tolerance, do not rely on it"
     yield ChainLink("predicted", predicted.median, text)
 
 
-def _measured(c: Comparison) -> Iterator[ChainLink]:
-    assert c.measured is not None
-    if c.step_time is not None:
-        yield ChainLink(
-            "measured", c.step_time.median, f"steps are {ratio(c.step_time.median)} as fast ({interval(c.step_time)})"
-        )
-    trained = c.trained_per_step
+def _measured(m: Measured) -> Iterator[ChainLink]:
+    if m.step_time is not None:
+        text = f"steps are {ratio(m.step_time.median)} as fast ({interval(m.step_time)})"
+        yield ChainLink("measured", m.step_time.median, text)
+    trained = m.trained_per_step
     if trained is not None and abs(trained - 1) > SAME:
         yield ChainLink(
             "trained tokens",
-            c.measured.median,
-            f"and each trains {ratio(trained)} as many tokens on average, which makes {ratio(c.measured.median)} the "
-            f"{c.measure} (median over blocks): that part is padding, not time",
+            m.ratio.median,
+            f"and each trains {ratio(trained)} as many tokens on average, which makes {ratio(m.ratio.median)} the "
+            f"{m.measure} (median over blocks): that part is padding, not time",
         )

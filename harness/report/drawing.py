@@ -1,4 +1,4 @@
-"""What all pictures share: axes of rows, points with intervals, ratio axes, PNG bytes."""
+"""Draws what all pictures share: axes of rows, points with intervals, ratio axes; makes PNG bytes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def row_labels(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def short(name: str) -> str:
-    """A long name with its middle left out: what tells arms apart is mostly at its ends."""
+    """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
     return name if len(name) <= 36 else f"{name[:17]}…{name[-18:]}"
 
 
@@ -97,7 +97,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def png(figure: Figure, emulated: bool = False) -> bytes:
-    """The picture as PNG bytes; one of a device on paper says so."""
+    """The picture as PNG bytes, marked where the device is emulated."""
     if emulated:
         figure.text(
             0.992, 0.99, "EMULATED DEVICE", ha="right", va="top", fontsize=9, fontweight="bold", color="#D55E00"

@@ -1,4 +1,4 @@
-"""The section "The machine" of summary.md: what host and devices were doing while steps were measured."""
+"""Writes the section "The machine" of summary.md: what host and devices were doing while steps were measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from harness.analysis.probes.device_health import DeviceHealth
 from harness.analysis.probes.host_load import HostLoad, RoleLoad
+from harness.report.findings import device_finding, host_finding
 from harness.report.tables import NOT_MEASURED, number_cell, safe, table
 from harness.report.words import number, percent
 
@@ -17,15 +18,17 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
     parts = []
     if loads:
         parts += ["### Host", _host_table(loads), HOST_NOTE]
-        if limits := [f"- {safe(load.arm)}: {safe(words)}" for load in loads if (words := _limits(load))]:
-            parts.append("\n".join(["Limits of the run's cgroup:", "", *limits]))
+        if limited := [f"- {safe(load.arm)}: {safe(limits)}" for load in loads if (limits := _limits(load))]:
+            parts.append("\n".join(["Limits of the run's cgroup:", "", *limited]))
     if devices:
         parts += ["### Devices", _device_table(devices), DEVICE_NOTE]
         if moved := [device for device in devices if device.traffic]:
             parts.append(_traffic_table(moved))
-    findings = [f"- {safe(load.arm)}: {safe(text)}" for load in loads for text in load.findings]
+    findings = [f"- {safe(load.arm)}: {safe(host_finding(one))}" for load in loads for one in load.findings]
     findings += [
-        f"- {safe(device.arm)}, device {device.device}: {safe(text)}" for device in devices for text in device.findings
+        f"- {safe(device.arm)}, device {device.device}: {safe(device_finding(one))}"
+        for device in devices
+        for one in device.findings
     ]
     if findings:
         parts += ["### What held it back", "\n".join(findings)]

@@ -1,16 +1,21 @@
-"""summary.md: the verdicts first, then the numbers behind them, for a person in a hurry."""
+"""Writes summary.md: the verdicts first, then the numbers behind them, then how to read and how to repeat them."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
-from harness.analysis.comparisons import Comparison
-from harness.analysis.probes.probe_cost import is_probe_control
-from harness.analysis.report_types import ArmReport, StudyReport
-from harness.report import guide, machine, probe_cost, profile, stacks, why
-from harness.report.evidence import NONE, ProbeResults
+from harness.analysis.probes.probe_cost import ProbeCost, is_probe_control
+from harness.analysis.probes.results import NO_RESULTS, ProbeResults
+from harness.analysis.report_types import ArmReport, Comparison, NotCompared, StudyReport
+from harness.analysis.statistics import RESAMPLES, Estimate
+from harness.report import machine, profile, stacks, why
+from harness.report.absent import mfu_reason, probe_problem_lines, problem_lines
+from harness.report.confounds import confound_lines
+from harness.report.recorded import NO_FILES, RecordedFiles
+from harness.report.sentences import predicted_ratio, sentence
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
-from harness.report.words import number, percent
+from harness.report.words import number, percent, probes_named
 from harness.study.store import STAGES
 
 PICTURES = {
@@ -21,29 +26,35 @@ PICTURES = {
 
 
 def summary(
-    report: StudyReport, pictures: Sequence[str], found: ProbeResults = NONE, timeline_cut: Sequence[str] = ()
+    report: StudyReport,
+    pictures: Sequence[str],
+    found: ProbeResults = NO_RESULTS,
+    files: RecordedFiles = NO_FILES,
+    timeline_cut: Sequence[str] = (),
 ) -> str:
     """The whole page; ``pictures`` are the file names that exist under plots/.
 
-    ``found``: what the probes recorded; ``timeline_cut``: what the timeline leaves out, a sentence each.
+    ``found``: what the probes recorded; ``files``: those of profiled runs; ``timeline_cut``: what the timeline leaves
+    out, a sentence each.
     """
     study = report.study
     parts = [f"# {study.scenario}", f"**Question:** {' '.join(study.question.split())}" if study.question else ""]
     parts.append(why.emulation(report))
-    parts.append(_problems(report.problems))
+    parts.append(_problems(problem_lines(report.problems)))
     parts.append(_verdicts(report.comparisons))
     parts += [_picture(name, pictures) for name in ("isolated-vs-end-to-end.png", "comparisons.png")]
     parts.append(why.section(report, pictures))
-    parts.append(_comparison_table([c for c in report.comparisons if c.measured is not None]))
+    parts.append(_comparison_table(report.compared))
     plain = [arm for arm in report.arms if not arm.control]
     parts.append(_arm_table(plain))
     parts.append(_picture("ledger.png", pictures))
     parts.append(_control_table([arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]))
     parts.append(machine.section(found.loads, found.devices))
     parts.append(profile.section(found.profiles, pictures))
-    parts.append(stacks.section(found.stacks, found.files))
-    parts.append(probe_cost.section(report.probe_costs, [*report.probe_problems, *found.problems, *timeline_cut]))
-    parts += [guide.HOW_TO_READ, guide.reproduction(report)]
+    parts.append(stacks.section(found.stacks, files.names))
+    problems = [*probe_problem_lines(report.probe_problems), *files.problems, *timeline_cut]
+    parts.append(_probes(report.probe_costs, problems))
+    parts += [HOW_TO_READ, _reproduction(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -51,14 +62,14 @@ def _problems(problems: Sequence[str]) -> str:
     return "\n".join(f"> **{safe(problem)}.**  " for problem in problems)
 
 
-def _verdicts(comparisons: Sequence[Comparison]) -> str:
+def _verdicts(comparisons: Sequence[Comparison | NotCompared]) -> str:
     if not comparisons:
         return "## Verdict\n\nThe scenario compares nothing."
     lines = ["## Verdict"]
     differences: dict[str, list[str]] = {}
     for c in comparisons:
-        for confound in c.confounds:
-            differences.setdefault(confound, []).append(f"{c.candidate} against {c.baseline}")
+        for line in confound_lines(c.confounds) if isinstance(c, Comparison) else ():
+            differences.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
     if differences:
         lines.append("What differs although no arm declared it:")
         lines.append("\n".join(f"- **{safe(what)}** ({'; '.join(pairs)})" for what, pairs in differences.items()))
@@ -66,9 +77,9 @@ def _verdicts(comparisons: Sequence[Comparison]) -> str:
     return "\n\n".join(lines)
 
 
-def _bullet(c: Comparison) -> str:
+def _bullet(c: Comparison | NotCompared) -> str:
     """The sentence as a list item, with its finding (what comes before the evidence in parentheses) in bold."""
-    finding, parenthesis, evidence = safe(c.sentence).partition(" (")
+    finding, parenthesis, evidence = safe(sentence(c)).partition(" (")
     return f"- **{finding}**{parenthesis}{evidence}"
 
 
@@ -82,12 +93,12 @@ def _comparison_table(comparisons: Sequence[Comparison]) -> str:
     rows = [
         [
             f"{c.candidate} / {c.baseline}",
-            *(ratio_cell(one) for one in (c.isolated, c.ceiling, c.ideal, c.predicted, c.measured, c.step_time)),
-            NOT_MEASURED if c.noise_floor is None else percent(c.noise_floor),
+            *(ratio_cell(one) for one in (m.isolated, m.ceiling, m.ideal, predicted_ratio(c), m.ratio, m.step_time)),
+            NOT_MEASURED if m.noise_floor is None else percent(m.noise_floor),
         ]
-        for c in comparisons
+        for c, m in ((c, c.measured) for c in comparisons)
     ]
-    measures = " or ".join(dict.fromkeys(c.measure for c in comparisons))
+    measures = " or ".join(dict.fromkeys(c.measured.measure for c in comparisons))
     note = (
         f"How many times as fast, median [95 % interval]. *measured* counts {measures}; *step time*, *ceiling* and "
         "*ideal data* concern the time of a step; *isolated* is the data path alone; *predicted* is what replaying "
@@ -99,30 +110,30 @@ def _comparison_table(comparisons: Sequence[Comparison]) -> str:
 def _arm_table(arms: Sequence[ArmReport]) -> str:
     header = [
         "arm", "tokens/s", "trained tokens/s", "step p50, p95 (ms)", f"exposed ms: {' / '.join(STAGES)}",
-        f"hidden ms: {' / '.join(STAGES[:3])}", "contended ms", "model GFLOP/s", "MFU", "loss",
+        f"hidden ms: {' / '.join(STAGES[:3])}", "waiting for a core ms", "model GFLOP/s", "MFU", "loss",
     ]  # fmt: skip
     rows = [
         [
             arm.name,
-            estimate_cell(arm.tokens_per_s),
-            estimate_cell(arm.trained_tokens_per_s),
-            ", ".join(number_cell(value) for value in (arm.p50_ms, arm.p95_ms)),
-            stages_cell(arm.exposed_ms, STAGES),
-            stages_cell(arm.hidden_ms, STAGES[:3]),
-            number_cell(arm.contended_ms),
-            NOT_MEASURED if arm.model_flops_per_s is None else number(arm.model_flops_per_s / 1e9),
-            NOT_MEASURED if arm.mfu is None else percent(arm.mfu),
-            NOT_MEASURED if arm.loss is None else f"{arm.loss:.3f}",
+            estimate_cell(arm.totals.tokens_per_s),
+            estimate_cell(arm.totals.trained_tokens_per_s),
+            ", ".join(number_cell(value) for value in (arm.totals.p50_ms, arm.totals.p95_ms)),
+            stages_cell(arm.totals.exposed_ms, STAGES),
+            stages_cell(arm.totals.hidden_ms, STAGES[:3]),
+            number_cell(arm.totals.contended_ms),
+            NOT_MEASURED if arm.speed.flops_per_s is None else number(arm.speed.flops_per_s / 1e9),
+            NOT_MEASURED if arm.speed.mfu is None else percent(arm.speed.mfu),
+            NOT_MEASURED if arm.totals.loss is None else f"{arm.totals.loss:.3f}",
         ]
         for arm in arms
     ]
     blocks = sorted({arm.blocks for arm in arms})
-    reasons = dict.fromkeys(arm.mfu_reason for arm in arms if arm.mfu is None and arm.mfu_reason)
+    reasons = dict.fromkeys(why for arm in arms if (why := mfu_reason(arm.speed.no_mfu)))
     note = (
         f"Medians over {' or '.join(map(str, blocks))} blocks [95 % interval]; milliseconds are means per step; the "
         f"loss is that of the last measured steps; {NOT_MEASURED} is not measured."
     )
-    peaks = dict.fromkeys(arm.mfu_of for arm in arms if arm.mfu is not None)
+    peaks = dict.fromkeys(arm.speed.mfu_of for arm in arms if arm.speed.mfu is not None)
     if peaks:
         note += f" MFU is the share of: {'; '.join(peaks)}."
     if reasons:
@@ -133,15 +144,15 @@ def _arm_table(arms: Sequence[ArmReport]) -> str:
 def _control_table(controls: Sequence[ArmReport]) -> str:
     if not controls:
         return ""
-    header = ["control", "of", "step p50, p95 (ms)", "tokens/s", "times as fast as its arm", "contended ms"]
+    header = ["control", "of", "step p50, p95 (ms)", "tokens/s", "times as fast as its arm", "waiting for a core ms"]
     rows = [
         [
             arm.control or "",
             arm.of or "",
-            ", ".join(number_cell(value) for value in (arm.p50_ms, arm.p95_ms)),
-            estimate_cell(arm.tokens_per_s),
+            ", ".join(number_cell(value) for value in (arm.totals.p50_ms, arm.totals.p95_ms)),
+            estimate_cell(arm.totals.tokens_per_s),
             ratio_cell(arm.against_arm),
-            number_cell(arm.contended_ms),
+            number_cell(arm.totals.contended_ms),
         ]
         for arm in controls
     ]
@@ -154,3 +165,80 @@ def _control_table(controls: Sequence[ArmReport]) -> str:
 
 def _picture(name: str, pictures: Sequence[str]) -> str:
     return f"![{PICTURES[name]}](plots/{name})" if name in pictures else ""
+
+
+def _probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
+    """What the probes cost and what went wrong with them; empty where nothing was calibrated and nothing did."""
+    parts = []
+    if costs:
+        header = ["probe", "added to", "cost, share of the step", "ms per step", "blocks"]
+        rows = [
+            [*probes_named(cost), _share(cost.share), number_cell(cost.cost_ms), str(cost.share.n)] for cost in costs
+        ]
+        parts.append(table(header, rows))
+        parts.append(
+            "Median [95 % interval] of the step time with the probe / without it, minus 1; both alternated in this "
+            "study. A cost whose interval holds 0 cannot be told from none here, but may be as much as its upper end. "
+            "*torch_profiler* and *py_spy* run beside no measured step: each arm has one more run for them. Their cost "
+            "here is that of recording in the trainer's main process, without writing the profile; the profiled run "
+            "also marks phases and profiles the loader workers."
+        )
+    if problems:
+        parts.append("What the probes could not do:")
+        parts.append("\n".join(f"- {safe(problem)}" for problem in problems))
+    return "\n\n".join(["## Probes", *parts]) if parts else ""
+
+
+def _share(share: Estimate) -> str:
+    def percent(value: float) -> str:
+        return f"{100 * value:+.2f} %"
+
+    if share.ci_low is None or share.ci_high is None:
+        return f"{percent(share.median)} {NOT_MEASURED}"
+    return f"{percent(share.median)} [{percent(share.ci_low)}, {percent(share.ci_high)}]"
+
+
+HOW_TO_READ = f"""## How to read this
+
+- **exposed**: stage time that the step really waited for. **hidden**: stage time that ran while the step did
+  something else. **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue
+  delay).
+- **ceiling**: the largest gain that removing *all* waits for data could give, known before anyone tries. A change to
+  the input side cannot beat it, unless hidden work takes cores; the *ideal data* control checks that by measurement.
+- **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
+  **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
+  small a difference would have shown.
+- **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
+  flatter it.
+- Intervals: medians over blocks, paired within a block (total over its repetitions; each block sees the documents
+  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks.
+  Fewer than 3 blocks give none.
+- `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and device idle by cause, counters,
+  operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
+
+
+def _reproduction(report: StudyReport) -> str:
+    """The command, the scenario, how arms were interleaved, and what it ran on."""
+    study = report.study
+    lines = ["## How to reproduce"]
+    if study.command:
+        lines.append(f"```\n{shlex.join(study.command)}\n```")
+    facts = [f"scenario file `{study.scenario_file}`"] if study.scenario_file else []
+    facts.append(f"{study.blocks} blocks, interleave: {study.interleave}")
+    if study.interleave_reason:
+        facts[-1] += f" ({study.interleave_reason})"
+    if study.created_utc:
+        facts.append(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else ""))
+    lines.append("\n".join(f"- {fact}" for fact in facts))
+    environment = {key: value for key, value in report.environment.items() if value is not None}
+    devices = dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.control != "data-only")
+    if devices:
+        environment = {"device": ", ".join(devices), **environment}
+    if environment:
+        lines.append("- " + ", ".join(f"{key} {value}" for key, value in environment.items()))
+    if study.notes:
+        lines.append("\n".join(f"- {note}" for note in study.notes))
+    lines.append(
+        "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`."
+    )
+    return "\n\n".join(lines)

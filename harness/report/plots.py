@@ -1,4 +1,4 @@
-"""The three pictures of a report, as PNG bytes: promise against result, where each step's time goes, all verdicts."""
+"""Draws the pictures of a report: promise against result, the chain between them, all verdicts, steps and memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.comparisons import SAME, Comparison
+import numpy as np
+
+from harness.analysis.comparisons import SAME
+from harness.analysis.probes.memory_timeline import MemoryTimeline
 from harness.analysis.probes.probe_cost import is_probe_control
-from harness.analysis.report_types import ArmReport, StudyReport
+from harness.analysis.probes.torch_profile import TorchProfile
+from harness.analysis.report_types import ArmReport, Comparison, StudyReport
+from harness.report.chain import chain
 from harness.report.drawing import (
+    TICKS,
     beside,
     bounds,
     legend_below,
@@ -21,7 +27,6 @@ from harness.report.drawing import (
     short,
     title,
 )
-from harness.report.why_plot import why
 from harness.report.words import interval, number, percent, ratio
 from harness.study.store import CAUSES, PHASES, STAGES
 
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 ISOLATED, LEDGER, FOREST = "isolated-vs-end-to-end.png", "ledger.png", "comparisons.png"
 WHY = "why.png"
 NAMES = (ISOLATED, LEDGER, FOREST, WHY)
-MAX_ROWS = 60  # a taller picture is read by nobody; the tables have every row
+MAX_ROWS = 60  # a taller picture cannot be read; the tables have every row
 # Okabe and Ito's palette, safe for colour-blind readers: warm for the input side, cool and grey for the rest.
 COLOURS = {
     "read": "#F0E442",
@@ -49,17 +54,30 @@ COLOURS = {
     "other": "#BBBBBB",
 }
 VERDICT_COLOURS = {"gain": "#009E73", "loss": "#D55E00", "none": "#555555"}
+# The links that have a ratio, and what the axis says about them.
+STATIONS = {
+    "isolated": "in isolation\n(data path alone)",
+    "share of the step": "if all data work\nwere waited for",
+    "ceiling": "ceiling\n(what is waited for)",
+    "predicted": "predicted\n(replay)",
+    "measured": "measured\n(time of a step)",
+}
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
+MOST_LINES = len(LINE_COLOURS)  # lines that can still be told apart
+MOST_CURVES = 8
+_MOST_POINTS = 4000  # per curve: more than the picture has pixels
+_CURVE, _PEAK, _STEP = "#0072B2", "#D55E00", "#DDDDDD"
 
 
 def pictures(report: StudyReport) -> dict[str, bytes]:
     """{file name: PNG} of the pictures that have something to show."""
     found: dict[str, bytes] = {}
-    measured = [c for c in report.comparisons if c.measured is not None][:MAX_ROWS]
-    if measured:
-        found[ISOLATED] = png(isolated(measured), report.emulated)
-        found[FOREST] = png(forest(measured), report.emulated)
-    if (chain := why(measured)) is not None:
-        found[WHY] = png(chain, report.emulated)
+    compared = report.compared[:MAX_ROWS]
+    if compared:
+        found[ISOLATED] = png(isolated(compared), report.emulated)
+        found[FOREST] = png(forest(compared), report.emulated)
+    if (figure := why(compared)) is not None:
+        found[WHY] = png(figure, report.emulated)
     shown = [arm for arm in report.arms if arm.control != "a-a" and not is_probe_control(arm.control)]
     arms = [arm for arm in shown if arm.blocks][:MAX_ROWS]
     if arms:
@@ -82,30 +100,30 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
     }
     values: list[float] = []
     for row, c in enumerate(comparisons):
-        training = c.tokens_ratio or c.measured
-        assert training is not None
-        shown = [one for one in (c.isolated, c.ceiling, training) if one is not None]
+        m = c.measured
+        training = m.tokens_ratio or m.ratio
+        shown = [one for one in (m.isolated, m.ceiling, training) if one is not None]
         span = [min(one.median for one in shown), max(one.median for one in shown)]
         axes.plot(span, [row, row], color="#E2E2E2", linewidth=6, zorder=1, solid_capstyle="butt")
-        if c.isolated is not None:
-            point(axes, c.isolated, row - 0.2, "#E69F00", "D", legend.pop("isolated", None))
-        if c.ceiling is not None:
+        if m.isolated is not None:
+            point(axes, m.isolated, row - 0.2, "#E69F00", "D", legend.pop("isolated", None))
+        if m.ceiling is not None:
             label = legend.pop("ceiling", None)
             axes.plot(
-                [c.ceiling.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label
+                [m.ceiling.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label
             )
         point(axes, training, row + 0.2, "#0072B2", "o", legend.pop("training", None))
-        words = [
+        figures = [
             f"{name} {ratio(one.median)}"
-            for name, one in (("isolated", c.isolated), ("ceiling", c.ceiling), ("training", training))
+            for name, one in (("isolated", m.isolated), ("ceiling", m.ceiling), ("training", training))
             if one is not None
         ]
-        if c.measured is not None and abs(math.log(c.measured.median / training.median)) > SAME:
-            shown.append(c.measured)
-            point(axes, c.measured, row + 0.2, "#56B4E9", "s", legend.pop("trained", None), hollow=True)
-            words[-1] += f" ({ratio(c.measured.median)} trained)"
+        if abs(math.log(m.ratio.median / training.median)) > SAME:
+            shown.append(m.ratio)
+            point(axes, m.ratio, row + 0.2, "#56B4E9", "s", legend.pop("trained", None), hollow=True)
+            figures[-1] += f" ({ratio(m.ratio.median)} trained)"
         values += [bound for one in shown for bound in bounds(one)]
-        beside(axes, row, ", ".join(words[:-1]) + f"\n{words[-1]}" if len(words) > 1 else words[0], "#333333")
+        beside(axes, row, ", ".join(figures[:-1]) + f"\n{figures[-1]}" if len(figures) > 1 else figures[0], "#333333")
     ratio_axis(axes, values)
     row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
     axes.set_xlabel("how many times as fast as the baseline (log scale, 95 % intervals)")
@@ -119,22 +137,23 @@ def forest(comparisons: Sequence[Comparison]) -> Figure:
     figure, axes = row_axes(len(comparisons), 0.5, 1.9)
     band_label: str | None = "noise floor (an arm against itself)"
     for row, c in enumerate(comparisons):
-        assert c.measured is not None
-        if c.noise_floor is not None:
-            low, high = max(1 - c.noise_floor, 1e-3), 1 + c.noise_floor
+        m = c.measured
+        if m.noise_floor is not None:
+            low, high = max(1 - m.noise_floor, 1e-3), 1 + m.noise_floor
             axes.fill_betweenx([row - 0.5, row + 0.5], low, high, color="#E4E4E4", label=band_label, zorder=0)
             band_label = None
-        colour = VERDICT_COLOURS[c.verdict]
-        point(axes, c.measured, row, colour, "o", None)
-        undecided = c.measured.ci_low is None
-        verdict = "undecided" if undecided else {"none": "no detectable difference"}.get(c.verdict, c.verdict)
-        if c.trained_per_step is not None and abs(c.trained_per_step - 1) > SAME:
-            verdict += f", {ratio(c.trained_per_step)} tokens a step"
-        beside(axes, row, f"{verdict}\n{ratio(c.measured.median)} ({interval(c.measured)})", colour)
-    floors = [b for c in comparisons if c.noise_floor is not None for b in (1 - c.noise_floor, 1 + c.noise_floor)]
-    ratio_axis(axes, [b for c in comparisons for b in bounds(c.measured)] + [b for b in floors if b > 0])
+        colour = VERDICT_COLOURS[m.verdict]
+        point(axes, m.ratio, row, colour, "o", None)
+        undecided = m.ratio.ci_low is None
+        verdict = "undecided" if undecided else {"none": "no detectable difference"}.get(m.verdict, m.verdict)
+        if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
+            verdict += f", {ratio(m.trained_per_step)} tokens a step"
+        beside(axes, row, f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})", colour)
+    floors = [one for c in comparisons if (one := c.measured.noise_floor) is not None]
+    reaches = [b for floor in floors for b in (1 - floor, 1 + floor) if b > 0]
+    ratio_axis(axes, [b for c in comparisons for b in bounds(c.measured.ratio)] + reaches)
     row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
-    measures = dict.fromkeys(c.measure for c in comparisons)
+    measures = dict.fromkeys(c.measured.measure for c in comparisons)
     axes.set_xlabel(f"{' or '.join(measures)}, candidate / baseline (log scale, 95 % intervals)")
     title(figure, "Right of 1 the candidate is faster; inside the grey band an unchanged arm would look the same")
     if band_label is None:
@@ -146,9 +165,11 @@ def ledger(arms: Sequence[ArmReport]) -> Figure:
     """Milliseconds per step by phase, stacked; the fetch is split into the stages that the step waited for."""
     figure, axes = row_axes(len(arms), 0.36, 2.0)
     seen: set[str] = set()
-    longest = max(sum(arm.phase_ms.values()) for arm in arms)
+    longest = max(sum(arm.totals.phase_ms.values()) for arm in arms)
     where = (
-        "the host's main thread" if not any(arm.starved_ms for arm in arms) else "the device, where it is asynchronous"
+        "the host's main thread"
+        if not any(arm.totals.starved_ms for arm in arms)
+        else "the device, where it is asynchronous"
     )
     for row, arm in enumerate(arms):
         left = 0.0
@@ -160,7 +181,7 @@ def ledger(arms: Sequence[ArmReport]) -> Figure:
                 label=None if known else label, alpha=0.55 if arm.control else 1.0,
             )  # fmt: skip
             left += width
-        waited = sum(arm.exposed_ms.values()) if arm.exposed_ms else arm.phase_ms.get("fetch", 0.0)
+        waited = sum(arm.totals.exposed_ms.values()) if arm.totals.exposed_ms else arm.totals.phase_ms.get("fetch", 0.0)
         share = f", {percent(waited / left)} waiting for data" if left else ""
         axes.text(left + 0.01 * longest, row, f"{number(left)} ms{share}", va="center", fontsize=8, color="#333333")
     row_labels(axes, [short(arm.name) for arm in arms])
@@ -180,22 +201,116 @@ _CAUSE_COLOURS = {"python": "other", "checkpoint": "optimizer"}
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
     """(colour key, milliseconds, legend label) from left to right; of the device where it runs by itself."""
-    if arm.starved_ms:
-        starved = [(_CAUSE_COLOURS.get(cause, cause), arm.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
-        busy = ("backward", arm.device_busy_ms or 0.0, "device busy")
-        return [busy, *((colour, value, f"starved: {cause}") for colour, value, cause in starved if value > 0)]
-    fetch = [(stage, arm.exposed_ms.get(stage, 0.0), f"wait: {stage}") for stage in STAGES]
-    if not arm.exposed_ms:
-        fetch = [("fetch", arm.phase_ms.get("fetch", 0.0), "wait for data")]
-    rest = [(phase, arm.phase_ms.get(phase, 0.0), phase) for phase in PHASES if phase != "fetch"]
+    if arm.totals.starved_ms:
+        idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
+        busy = ("backward", arm.totals.device_busy_ms or 0.0, "device busy")
+        return [busy, *((colour, value, f"idle: {cause}") for colour, value, cause in idle if value > 0)]
+    fetch = [(stage, arm.totals.exposed_ms.get(stage, 0.0), f"wait: {stage}") for stage in STAGES]
+    if not arm.totals.exposed_ms:
+        fetch = [("fetch", arm.totals.phase_ms.get("fetch", 0.0), "wait for data")]
+    rest = [(phase, arm.totals.phase_ms.get(phase, 0.0), phase) for phase in PHASES if phase != "fetch"]
     return [part for part in (*fetch, *rest) if part[1] > 0]
 
 
 def _order_legend(figure: Figure, axes: Axes) -> None:
     """Legend entries in the order of the stack, whatever arm showed them first."""
-    order = ["device busy", *(f"starved: {cause}" for cause in CAUSES), *(f"wait: {stage}" for stage in STAGES)]
+    order = ["device busy", *(f"idle: {cause}" for cause in CAUSES), *(f"wait: {stage}" for stage in STAGES)]
     order += ["wait for data", *PHASES]
     pairs = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: order.index(pair[1]))
     handles: list[Any] = [handle for handle, _ in pairs]
     labels = [label for _, label in pairs]
     figure.legend(handles, labels, loc="outside lower left", ncols=6, fontsize=8.5, frameon=False)
+
+
+def why(comparisons: Sequence[Comparison]) -> Figure | None:
+    """One line per comparison (the first few), from link to link; None where no chain has two ratios."""
+    lines = []
+    for c in comparisons:
+        found = {one.name: one.ratio for one in chain(c) if one.ratio is not None and one.name in STATIONS}
+        if len(found) >= 2:
+            lines.append((c, found))
+    if not lines:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    shown = lines[:MOST_LINES]
+    figure = Figure(figsize=(10.5, 4.6 + 0.2 * len(shown)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    places = {name: place for place, name in enumerate(STATIONS)}
+    for (c, found), colour in zip(shown, LINE_COLOURS, strict=False):
+        xs, ys = [places[name] for name in found], list(found.values())
+        label = f"{short(c.candidate)} against {short(c.baseline)}: {ratio(ys[0])} to {ratio(ys[-1])}"
+        axes.plot(xs, ys, "o-", color=colour, linewidth=1.8, markersize=6, label=label, alpha=0.9)
+        steps = c.measured.step_time
+        if steps is not None and steps.ci_low is not None and steps.ci_high is not None:
+            at = [places["measured"]] * 2
+            axes.plot(at, [steps.ci_low, steps.ci_high], color=colour, linewidth=5, alpha=0.3)
+    values = [value for _, found in shown for value in found.values()]
+    low, high = min(0.9, *values) * 0.9, max(1.5, *values) * 1.1
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in TICKS if low <= tick <= high]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}x"))
+    axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
+    axes.set_xticks(range(len(STATIONS)), STATIONS.values(), fontsize=9)
+    axes.set_xlim(-0.3, len(STATIONS) - 0.7)
+    axes.grid(axis="y", color="#EEEEEE")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.set_ylabel("how many times as fast (log scale)")
+    left_out = f" (the first {MOST_LINES} of {len(lines)} comparisons)" if len(lines) > MOST_LINES else ""
+    title(figure, f"From the gain in isolation to the gain in training{left_out}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=1, fontsize=8.5, frameon=False)
+    return figure
+
+
+def memory(profiles: Sequence[TorchProfile]) -> Figure | None:
+    """The main processes' memory (the first few); None where none was recorded."""
+    rows = [(profile.arm, one) for profile in profiles for one in profile.memory if one.role == "main"]
+    if not rows:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = rows[:MOST_CURVES]
+    figure = Figure(figsize=(10.5, 1.0 + 2.1 * len(shown)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, (arm, one) in enumerate(shown):
+        _memory_row(figure.add_subplot(len(shown), 1, place + 1), arm, one)
+    figure.axes[-1].set_xlabel("ms since the first event (profiled steps shaded alternately)")
+    left_out = f" (the first {MOST_CURVES} of {len(rows)})" if len(rows) > MOST_CURVES else ""
+    title(figure, f"Allocated memory over the profiled steps{left_out}")
+    return figure
+
+
+def _memory_row(axes: Axes, arm: str, one: MemoryTimeline) -> None:
+    first = int(one.time_ns[0])
+    for place, (_, start, end) in enumerate(one.steps_ns):
+        if place % 2 == 0:
+            axes.axvspan((start - first) / 1e6, (end - first) / 1e6, color=_STEP, alpha=0.5, linewidth=0)
+    time, size = thinned(one.time_ns, one.allocated_bytes)
+    axes.step((time - first) / 1e6, size / 2**20, where="post", color=_CURVE, linewidth=1.1)
+    where = f"step {one.peak_step}" if one.peak_step is not None else "outside the steps"
+    during = f", {one.peak_phase}" if one.peak_phase else ""
+    axes.plot((one.peak_ns - first) / 1e6, one.peak_bytes / 2**20, "o", color=_PEAK, markersize=5)
+    peak = f"peak {number(one.peak_bytes / 2**20)} MiB: {where}{during}"
+    axes.set_title(peak, loc="right", fontsize=8.5, color=_PEAK)
+    axes.set_ylabel(f"{short(arm)}\n{one.device}, MiB", fontsize=8.5)
+    axes.set_ylim(bottom=min(0.0, float(size.min()) / 2**20))
+    axes.grid(axis="y", color="#EEEEEE")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """Of long curves the lowest and the highest point of each of ``most / 2`` pieces, in order: no peak is lost."""
+    if len(size) <= most:
+        return time, size
+    pieces = np.array_split(np.arange(len(size)), most // 2)
+    kept = np.unique([at for piece in pieces for at in (piece[size[piece].argmin()], piece[size[piece].argmax()])])
+    return time[kept], size[kept]

@@ -1,4 +1,4 @@
-"""The section "Operators" of summary.md: what torch.profiler recorded of the profiled steps."""
+"""Writes the section "Operators" of summary.md: what torch.profiler recorded of the profiled steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.analysis.probes.memory_timeline import MemoryTimeline
 from harness.analysis.probes.operators import KernelUse, Operator, RoleOperators
-from harness.analysis.probes.torch_profile import TorchProfile
+from harness.analysis.probes.torch_profile import CutProfile, LostProfile, TorchProfile
 from harness.report.tables import number_cell, safe, short, table
 from harness.report.words import count, ms, number, percent
 
@@ -42,7 +42,7 @@ NOTE = (
 
 def _arm(profile: TorchProfile) -> list[str]:
     parts = [f"### {safe(profile.arm)}: operators"]
-    parts += [f"- {safe(problem)}" for problem in profile.problems]
+    parts += [f"- {safe(line)}" for line in (*profile.problems, *map(gap_line, profile.gaps))]
     roles = profile.operators.roles
     workers = [role for role in roles if role.role != "main"]
     for role in (*[role for role in roles if role.role == "main"], *workers[:MOST_WORKERS]):
@@ -53,6 +53,13 @@ def _arm(profile: TorchProfile) -> list[str]:
     if profile.operators.kernels:
         parts.append(_kernel_table(profile))
     return parts
+
+
+def gap_line(gap: CutProfile | LostProfile) -> str:
+    """What is missing from a profiled run, in one line."""
+    if isinstance(gap, CutProfile):
+        return f"a profile of {count(gap.steps, 'step')} is not whole, or of no window: left out"
+    return f"steps {gap.first} to {gap.last} were profiled, but no whole profile of them is here"
 
 
 def _title(profile: TorchProfile, role: RoleOperators) -> str:

@@ -1,27 +1,30 @@
-"""A comparison in words: what was measured and how surely, what could have been gained, and why.
+"""Writes the verdict of a comparison: what was measured and how surely, what could have been gained, and why.
 
 The reader bets a week of device time on these lines: never a bare ratio, and every witness that disagrees is named.
 """
 
 from __future__ import annotations
 
-from harness.analysis.comparisons import SAME, Comparison, Waits
+from harness.analysis.comparisons import SAME, Measured, Waits
+from harness.analysis.replay.prediction import TOLERANCE
+from harness.analysis.report_types import Comparison, NotCompared, PredictedRatio
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.report.absent import ASK_FOR, absent_text, missing_text
+from harness.report.dose import dose_line
 from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
-ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
 COARSE = 0.1  # a study that resolves no better says so
-TOLERANCE = 0.05  # an unedited replay further off than this gives its predictions no licence
 NOTHING = 0.001  # a share of the step below this is called nothing
 
 
-def sentence(c: Comparison) -> str:
+def sentence(c: Comparison | NotCompared) -> str:
     """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
-    if c.missing is not None or c.measured is None:
-        return f"{c.candidate} against {c.baseline}: not measured ({c.missing or 'no throughput in the tables'})."
-    where = f" on an {c.emulated}" if c.emulated else ""
-    parts = [f"{c.candidate} against {c.baseline}{where}: {_finding(c, c.measured)}."]
-    steps = _steps(c)
+    if isinstance(c, NotCompared):
+        return f"{c.candidate} against {c.baseline}: not measured ({missing_text(c.missing)})."
+    devices = emulated_devices(c)
+    where = f" on an {devices}" if devices else ""
+    parts = [f"{c.candidate} against {c.baseline}{where}: {_finding(c.measured, c.baseline)}."]
+    steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
     parts.append(f"{_reason(c)}.")
@@ -34,47 +37,57 @@ def sentence(c: Comparison) -> str:
     return " ".join(parts)
 
 
-def _finding(c: Comparison, measured: Estimate) -> str:
+def emulated_devices(c: Comparison) -> str | None:
+    """``emulated gh200``: the devices that exist on paper only; None where all are real."""
+    return " and an ".join(c.explained.emulated) or None
+
+
+def predicted_ratio(c: Comparison) -> Estimate | None:
+    """What the replay predicts for the measured ratio; None where nothing was predicted."""
+    return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
+
+
+def _finding(m: Measured, baseline: str) -> str:
+    measured = m.ratio
     if measured.ci_low is None:
         return (
-            f"undecided ({ratio(measured.median)} the {c.measure} from {count(measured.n, 'block')}, and fewer than "
+            f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}, and fewer than "
             f"{MIN_BLOCKS} give no interval: repeat with --repeats {ASK_FOR})"
         )
-    evidence = (
-        f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, {_floor(c)}"
-    )
-    if c.verdict != "none":
-        return f"{c.verdict} of {percent(measured.median - 1)} in {c.measure}{_more_tokens(c)} ({evidence})"
-    found = f"no detectable difference in {c.measure} (smaller than {percent(c.resolution or 0)}; {evidence})"
+    evidence = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
+    evidence += _floor(m, baseline)
+    if m.verdict != "none":
+        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({evidence})"
+    found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {evidence})"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
         return f"{found}, as the median does not clear the noise floor"
-    if (c.resolution or 0) > COARSE:
+    if (m.resolution or 0) > COARSE:
         found += f", too coarse to decide much: repeat with more than {count(measured.n, 'block')} or a quieter machine"
     return found
 
 
-def _more_tokens(c: Comparison) -> str:
+def _more_tokens(m: Measured) -> str:
     """Keeps a change of padding or batch size from passing as a change of speed."""
-    per_step = c.trained_per_step
+    per_step = m.trained_per_step
     return "" if per_step is None or abs(per_step - 1) <= SAME else f" with {ratio(per_step)} as many of them per step"
 
 
-def _floor(c: Comparison) -> str:
-    if c.noise_floor is None:
-        return f"noise floor unknown: {c.reasons.get('noise_floor', 'not measured')}"
-    other = "" if c.noise_floor_of == c.baseline else f" measured on {c.noise_floor_of}"
-    return f"noise floor {percent(c.noise_floor)}{other}"
+def _floor(m: Measured, baseline: str) -> str:
+    if m.noise_floor is None:
+        return f"noise floor unknown: {absent_text(m, 'noise_floor')}"
+    other = "" if m.noise_floor_of == baseline else f" measured on {m.noise_floor_of}"
+    return f"noise floor {percent(m.noise_floor)}{other}"
 
 
-def _steps(c: Comparison) -> str | None:
+def _steps(m: Measured) -> str | None:
     """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
-    trained, positions = c.trained_per_step, c.positions_per_step
+    trained, positions = m.trained_per_step, m.positions_per_step
     if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
         return None
-    text = f"Steps take {_time(c.step_time)}" if c.step_time is not None else "The time of a step was not measured"
-    if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or c.tokens_ratio is None:
+    text = f"Steps take {_time(m.step_time)}" if m.step_time is not None else "The time of a step was not measured"
+    if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:
         return text
-    rate = f"{ratio(c.tokens_ratio.median)} the tokens/s, {interval(c.tokens_ratio)}"
+    rate = f"{ratio(m.tokens_ratio.median)} the tokens/s, {interval(m.tokens_ratio)}"
     return f"{text} for {ratio(positions)} as many positions, padding included ({rate})"
 
 
@@ -89,14 +102,14 @@ def _time(speed: Estimate) -> str:
 
 
 def _reason(c: Comparison) -> str:
+    m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
     isolated = ""
-    if c.isolated is not None:
-        isolated = f"In isolation its data path is {ratio(c.isolated.median)} as fast ({interval(c.isolated)})"
-    waits = c.baseline_waits
-    if waits is None or waits.waited_ms is None:
+    if m.isolated is not None:
+        isolated = f"In isolation its data path is {ratio(m.isolated.median)} as fast ({interval(m.isolated)})"
+    if waits.waited_ms is None:
         return f"{isolated + '; ' if isolated else ''}how long {c.baseline} waits for data was not measured"
     share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
-    contrast = _contrast(c)
+    contrast = _contrast(m)
     link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
     if share < NOTHING:
         text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {ms(waits.step_ms)} step"
@@ -104,38 +117,33 @@ def _reason(c: Comparison) -> str:
         text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{ms(waits.waited_ms)} of each "
         text += f"{ms(waits.step_ms)} step ({percent(share)}"
     text += f"{_stages(waits)})"
-    other = c.candidate_waits
-    if other is not None and other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
+    if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
         text += f" and {c.candidate} {ms(other.waited_ms)} of {ms(other.step_ms)}"
-    if c.ceiling is None:
-        return f"{text}; no ceiling ({c.reasons.get('ceiling', 'not measured')})"
-    if c.ceiling.median - 1 < NOTHING:
-        text += f", so ending that wait would not speed {c.baseline} up (ceiling {ratio(c.ceiling.median)})"
+    if m.ceiling is None:
+        return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
+    gain = m.ceiling.median - 1
+    if gain < NOTHING:
+        text += f", so ending that wait would not speed {c.baseline} up (ceiling {ratio(m.ceiling.median)})"
     else:
         text += (
-            f", so without any wait for data {c.baseline} could be at most {ratio(c.ceiling.median)} as fast (ceiling)"
+            f", so without any wait for data {c.baseline} could be at most {ratio(m.ceiling.median)} as fast (ceiling)"
         )
-    if (
-        c.ceiling.median - 1 >= NOTHING
-        and c.verdict == "none"
-        and c.resolution is not None
-        and c.ceiling.median - 1 < c.resolution
-    ):
+    if gain >= NOTHING and m.verdict == "none" and m.resolution is not None and gain < m.resolution:
         text += ", less than this study can resolve"
     if not isolated:
-        text += f"; isolated ratio unknown: {c.reasons.get('isolated', 'not measured')}"
+        text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"
     return text
 
 
-def _contrast(c: Comparison) -> bool:
+def _contrast(m: Measured) -> bool:
     """Whether isolation promises far more than waiting allows: then the sentence says "but … only"."""
-    if c.isolated is None or c.ceiling is None:
+    if m.isolated is None or m.ceiling is None:
         return False
-    return c.isolated.median > 1 and (c.isolated.median - 1) > 2 * (c.ceiling.median - 1)
+    return m.isolated.median > 1 and (m.isolated.median - 1) > 2 * (m.ceiling.median - 1)
 
 
 def _stages(waits: Waits) -> str:
-    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize is hidden; contended 0.8 ms``: what is worth a word."""
+    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: what is worth a word."""
     worth = max(0.005, 0.05 * (waits.waited_ms or 0))
     exposed = [f"{stage} {number(value)}" for stage, value in waits.exposed_ms.items() if value >= worth]
     text = f": {', '.join(exposed)} ms" if exposed else ""
@@ -143,46 +151,45 @@ def _stages(waits: Waits) -> str:
     if hidden:
         text += f"; {ms(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
     if waits.contended_ms is not None and waits.contended_ms >= 0.01 * waits.step_ms:
-        text += f"; contended {ms(waits.contended_ms)}"
+        text += f"; {ms(waits.contended_ms)} waiting for a core"
     return text
 
 
 def _witnesses(c: Comparison) -> str:
-    """What replay predicted and what the dose showed."""
+    """What replay predicted and what slowdown injections showed."""
     found = []
-    if c.predicted is not None:
+    predicted = c.explained.predicted
+    if isinstance(predicted, PredictedRatio) and predicted.ratio is not None:
         found.append(
-            f"replay of {c.baseline} with {c.candidate}'s data path predicts {ratio(c.predicted.median)} "
-            f"({interval(c.predicted)})"
-            + ("" if c.within_tolerance else f", not licensed: unedited it is {percent(c.validation or 0)} off")
+            f"replay of {c.baseline} with {c.candidate}'s data path predicts {ratio(predicted.ratio.median)} "
+            f"({interval(predicted.ratio)})"
+            + ("" if predicted.within_tolerance else f", outside tolerance: unedited {percent(predicted.error)} off")
         )
-    found += [dose.words for dose in c.doses if dose.slope is not None]
+    found += [dose_line(dose) for dose in c.explained.doses if dose.slope is not None]
     text = "; ".join(found)
     return text[:1].upper() + text[1:]
 
 
 def disagreements(c: Comparison) -> list[str]:
     """Where two witnesses differ by more than their intervals and the noise floor allow."""
+    m, waits = c.measured, c.measured.baseline_waits
     found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
-    floor = 1 + (c.noise_floor or 0.0)
-    limit = c.ceiling
+    floor = 1 + (m.noise_floor or 0.0)
+    limit = m.ceiling
     if limit is None:
         return found
     top, bottom = (limit.ci_high or limit.median) * floor, (limit.ci_low or limit.median) / floor
-    waits = c.baseline_waits
-    contended = ""
-    if waits is not None and waits.contended_ms is not None:
-        contended = f" (contended: {ms(waits.contended_ms)} per step)"
-    ideal = c.ideal
+    core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
+    ideal = m.ideal
     if ideal is not None and ideal.ci_low is not None and ideal.ci_high is not None:
         what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
         if ideal.ci_low > top:
             found.append(
                 f"{what}, more than its ceiling of {ratio(limit.median)} from waiting, "
                 + (
-                    f"so hidden data work may slow the step as well{contended}"
+                    f"so hidden data work may slow the step as well{core}"
                     if _hides(waits)
-                    else f"and why is not known{contended}"
+                    else f"and why is not known{core}"
                 )
             )
         elif ideal.ci_high < bottom:
@@ -190,24 +197,25 @@ def disagreements(c: Comparison) -> list[str]:
                 f"{what}, less than its ceiling of {ratio(limit.median)} from waiting, "
                 "so part of the wait is not caused by data work"
             )
-    step = c.step_time
-    same_positions = c.positions_per_step is None or abs(c.positions_per_step - 1) <= SAME
+    step = m.step_time
+    same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
         found.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
-            f"{ratio(limit.median)} from waiting, so more than the wait for data changed{contended}"
+            f"{ratio(limit.median)} from waiting, so more than the wait for data changed{core}"
         )
     return found
 
 
-def _hides(waits: Waits | None) -> bool:
+def _hides(waits: Waits) -> bool:
     """Whether any data work runs behind the step: only then can hidden work be blamed for anything."""
-    return waits is not None and sum(waits.hidden_ms.values()) > 0
+    return sum(waits.hidden_ms.values()) > 0
 
 
 def _prediction_against_measurement(c: Comparison) -> list[str]:
-    measured, predicted, floor = c.measured, c.predicted, 1 + (c.noise_floor or 0.0)
-    if measured is None or predicted is None or measured.ci_low is None or measured.ci_high is None:
+    measured, replayed, floor = c.measured.ratio, c.explained.predicted, 1 + (c.measured.noise_floor or 0.0)
+    predicted = predicted_ratio(c)
+    if predicted is None or measured.ci_low is None or measured.ci_high is None:
         return []
     low, high = predicted.ci_low or predicted.median, predicted.ci_high or predicted.median
     if low <= measured.ci_high * floor and high >= measured.ci_low / floor:
@@ -216,23 +224,23 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
         f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "
         f"({interval(measured)}) was measured, so more than the data path changed"
     )
-    if c.validation is not None and c.validation > TOLERANCE:
-        found += f" or the replay is not to be trusted (unedited it is {percent(c.validation)} off)"
+    if isinstance(replayed, PredictedRatio) and replayed.error > TOLERANCE:
+        found += f" or the replay is not to be trusted (unedited it is {percent(replayed.error)} off)"
     return [found]
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
     """What costs nothing when there is more of it cannot be what the step waits for; and hidden work may cost."""
-    waits, found = c.baseline_waits, []
-    for dose in c.doses:
-        exposed = waits.exposed_ms.get(dose.what) if waits is not None else None
-        if waits is None or exposed is None or dose.slope is None or dose.slope.ci_low is None:
+    waits, found = c.measured.baseline_waits, []
+    for dose in c.explained.doses:
+        exposed = waits.exposed_ms.get(dose.what)
+        if exposed is None or dose.slope is None or dose.slope.ci_low is None:
             continue
         share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
-        if dose.kind == "hidden" and share > max(COARSE / 2, c.noise_floor or 0.0):
+        if dose.kind == "hidden" and share > max(COARSE / 2, c.measured.noise_floor or 0.0):
             found.append(
                 f"the ledger has {ms(exposed)} of {dose.what} exposed, and more of it costs nothing "
-                f"(dose slope {low:.2f} to {high:.2f})"
+                f"(slope of the injected slowdown {low:.2f} to {high:.2f})"
             )
         elif dose.kind == "contended":
             found.append(

@@ -1,4 +1,4 @@
-"""The section "Stacks" of summary.md: which functions a phase or stage was spent in, by py-spy's samples."""
+"""Writes the section "Stacks" of summary.md: in which functions each phase and stage spent its time, by py-spy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,24 @@ def _arm(name: str, report: StackReport, files: Sequence[str]) -> str:
     links = [f"[{what}]({path})" for name, what in FILES.items() for path in files if path.endswith(f"/{name}")]
     if links:
         parts.append(f"{'; '.join(links)}.")
-    parts += [f"**{safe(sentence)}**" for sentence in report.tokenization]
+    parts += [f"**{safe(line)}**" for line in tokenization_lines(report)]
     parts += [_functions(report), _deepest(report), _quality(report)]
     return "\n\n".join(part for part in parts if part)
+
+
+def tokenization_lines(report: StackReport) -> list[str]:
+    """A sentence for the main thread and one for the workers, where tokenizing takes the most samples."""
+    return [_tokenizing(place) for place in report.tokenization]
+
+
+def _tokenizing(place: Place) -> str:
+    whole, top = place.whole, place.python
+    doubt = f" A rough share: {place.near} of its {whole.samples} samples may belong elsewhere." if place.rough else ""
+    share = f"{whole.share:.0%} [{whole.low:.0%} to {whole.high:.0%}]"
+    return (
+        f"Tokenizing took the most samples of the {place.threads}: {share}, {top.share:.0%} of those in {top.name}."
+        f"{doubt}"
+    )
 
 
 def _functions(report: StackReport) -> str:
@@ -60,19 +75,19 @@ def _deepest(report: StackReport) -> str:
     for place in _shown(report):
         frames = place.stacks[0].name.split(";")
         shown = " → ".join(f"`{_frame(frame)}`" for frame in frames[-FRAMES:])
-        where = f"{place.who}: {_named(place)}{', rough' * place.rough}"
+        where = f"{place.threads}: {_named(place)}{', rough' * place.rough}"
         rows.append([where, f"{'… → ' * (len(frames) > FRAMES)}{shown}", _share(place.stacks[0])])
     return table(header, rows)
 
 
 def _quality(report: StackReport) -> str:
     clock = report.clock
-    outside = {place.who: place.whole for place in report.places if place.name == OUTSIDE}
+    outside = {place.threads: place.whole for place in report.places if place.name == OUTSIDE}
     parts = [
         f"{count(report.readings, 'reading')} of {report.expected_readings} asked for",
         *(
-            f"{share.samples} samples ({percent(share.share)}) of the {who} in no {_kind(who)}"
-            for who, share in outside.items()
+            f"{share.samples} samples ({percent(share.share)}) of the {threads} in no {_kind(threads)}"
+            for threads, share in outside.items()
         ),
         f"{report.samples.get('other threads', 0)} samples of other threads left out",
         f"{clock.agreeing} of {clock.edges} edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to "
@@ -90,7 +105,7 @@ def _shown(report: StackReport) -> list[Place]:
 
 
 def _where(place: Place, report: StackReport) -> str:
-    where = f"{place.who}: {_named(place)}"
+    where = f"{place.threads}: {_named(place)}"
     if not place.rough:
         return where
     doubt = ms(report.clock.doubt_ns / 1e6)
@@ -104,11 +119,11 @@ def _frame(frame: str) -> str:
 
 
 def _named(place: Place) -> str:
-    return f"no {_kind(place.who)}" if place.name == OUTSIDE else place.name
+    return f"no {_kind(place.threads)}" if place.name == OUTSIDE else place.name
 
 
-def _kind(who: str) -> str:
-    return "phase" if who.startswith("main") else "stage"
+def _kind(threads: str) -> str:
+    return "phase" if threads.startswith("main") else "stage"
 
 
 def _share(share: Share) -> str:

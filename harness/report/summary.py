@@ -1,145 +1,194 @@
-"""summary.json: the results contract's machine-readable summary (section 5 of the design; extra keys are additions)."""
+"""Makes summary.json: the results contract's machine-readable summary."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
-from harness.analysis.comparisons import Comparison
-from harness.analysis.report_types import ArmReport, StudyReport
-from harness.analysis.statistics import Estimate
-from harness.report.evidence import NONE, ProbeResults
+from harness.analysis.comparisons import Figure
+from harness.analysis.dose import Dose
+from harness.analysis.probes.results import NO_RESULTS, ProbeResults
+from harness.analysis.report_types import ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
+from harness.report.absent import mfu_reason, missing_text, probe_problem_lines, problem_lines, reason
+from harness.report.as_json import Json, estimate_json, finite, plain
+from harness.report.chain import chain
+from harness.report.confounds import confound_lines
+from harness.report.dose import dose_line, dose_reason
+from harness.report.findings import device_finding, host_finding
+from harness.report.sentences import emulated_devices, predicted_ratio, sentence
+from harness.report.words import probes_named
 from harness.study.store import SCHEMA
 
 TOP = 30  # operators of each role
 
 
-def summary(report: StudyReport, found: ProbeResults = NONE) -> dict[str, Any]:
-    """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it."""
+def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Sequence[str] = ()) -> Json:
+    """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it.
+
+    ``unread``: files of probes that could not be read, a line each.
+    """
     return {
         "schema": SCHEMA,
         "scenario": report.study.scenario,
         "question": report.study.question,
         "status": report.study.status,
-        "problems": report.problems,
+        "problems": problem_lines(report.problems),
         "interleave": report.study.interleave,
         "blocks": report.study.blocks,
         "arms": {arm.name: _arm(arm) for arm in report.arms},
         "comparisons": [_comparison(comparison) for comparison in report.comparisons],
         "emulated": report.emulated,
-        "environment": report.environment,
+        "environment": dict(report.environment),
         "probe_costs": [
             {
-                "probe": cost.probe,
-                "against": cost.against,
-                "share": _estimate(cost.share),
-                "without_ms": _finite(cost.step_ms),
+                "probe": probe,
+                "against": against,
+                "share": estimate_json(cost.share),
+                "without_ms": finite(cost.step_ms),
             }
             for cost in report.probe_costs
+            for probe, against in [probes_named(cost)]
         ],
-        "probe_problems": [*report.probe_problems, *found.problems],
-        "host": [_plain(load) for load in found.loads],
-        "devices": [_plain(device) for device in found.devices],
+        "probe_problems": [*probe_problem_lines(report.probe_problems), *unread],
+        "host": [plain(load) | {"findings": [*map(host_finding, load.findings)]} for load in found.loads],
+        "devices": [plain(device) | {"findings": [*map(device_finding, device.findings)]} for device in found.devices],
         "operators": {
-            one.arm: {
-                role.role: [_plain(operator) for operator in role.operators[:TOP]] for role in one.operators.roles
-            }
+            one.arm: {role.role: [plain(operator) for operator in role.operators[:TOP]] for role in one.operators.roles}
             for one in found.profiles
         },
     }
 
 
-def _arm(arm: ArmReport) -> dict[str, Any]:
+def _arm(arm: ArmReport) -> Json:
+    totals, explained, speed = arm.totals, arm.explained, arm.speed
     return {
         "control": arm.control,
         "of": arm.of,
         "blocks": arm.blocks,
-        "steps": arm.steps,
-        "tokens_per_s": _estimate(arm.tokens_per_s),
-        "trained_tokens_per_s": _estimate(arm.trained_tokens_per_s),
-        "step_ms": _estimate(arm.step_ms),
-        "step_p50_ms": _finite(arm.p50_ms),
-        "step_p95_ms": _finite(arm.p95_ms),
-        "useful_fraction": _finite(arm.useful_fraction),
-        "mfu": _finite(arm.mfu),
-        "mfu_reason": arm.mfu_reason if arm.mfu is None else None,
-        "mfu_of": arm.mfu_of or None,
-        "model_flops_per_s": _finite(arm.model_flops_per_s),
-        "device": arm.device,
-        "ledger": arm.ledger,
-        "phase_ms": arm.phase_ms,
-        "exposed_ms": arm.exposed_ms,
-        "hidden_ms": arm.hidden_ms,
-        "contended_ms": _finite(arm.contended_ms),
-        "device_busy_ms": _finite(arm.device_busy_ms),
-        "device_starved_ms": _finite(arm.device_starved_ms),
-        "device_slack_ms": _finite(arm.slack_ms),
-        "starved_ms": arm.starved_ms,
-        "bound": arm.bound,
-        "blocking_calls": [asdict(call) for call in arm.syncs],
-        "replay_error": _finite(arm.replay_error),
-        "replay_resampled_error": _finite(arm.resampled_error),
-        "ideal_predicted_ratio": _estimate(arm.ideal_predicted),
-        "emulation": arm.emulation,
-        "loss": _finite(arm.loss),
-        "against_arm_ratio": _estimate(arm.against_arm),
+        "steps": totals.steps,
+        "tokens_per_s": estimate_json(totals.tokens_per_s),
+        "trained_tokens_per_s": estimate_json(totals.trained_tokens_per_s),
+        "step_ms": estimate_json(totals.step_ms),
+        "step_p50_ms": finite(totals.p50_ms),
+        "step_p95_ms": finite(totals.p95_ms),
+        "useful_fraction": finite(totals.useful_fraction),
+        "mfu": finite(speed.mfu),
+        "mfu_reason": mfu_reason(speed.no_mfu),
+        "mfu_of": speed.mfu_of or None,
+        "model_flops_per_s": finite(speed.flops_per_s),
+        "device": speed.device,
+        "ledger": dict(totals.ledger),
+        "phase_ms": dict(totals.phase_ms),
+        "exposed_ms": dict(totals.exposed_ms),
+        "hidden_ms": dict(totals.hidden_ms),
+        "contended_ms": finite(totals.contended_ms),
+        "device_busy_ms": finite(totals.device_busy_ms),
+        "device_starved_ms": finite(totals.device_starved_ms),
+        "device_slack_ms": finite(totals.slack_ms),
+        "starved_ms": dict(totals.starved_ms),
+        "bound": totals.bound,
+        "blocking_calls": [asdict(call) for call in explained.syncs],
+        "replay_error": finite(explained.replay_error),
+        "replay_resampled_error": finite(explained.resampled_error),
+        "ideal_predicted_ratio": estimate_json(explained.ideal_predicted),
+        "emulation": speed.emulation,
+        "loss": finite(totals.loss),
+        "against_arm_ratio": estimate_json(arm.against_arm),
     }
 
 
-def _comparison(c: Comparison) -> dict[str, Any]:
+def _comparison(c: Comparison | NotCompared) -> Json:
+    if isinstance(c, NotCompared):
+        return _NOTHING | {
+            "baseline": c.baseline,
+            "candidate": c.candidate,
+            "sentence": sentence(c),
+            "reasons": {"measured": missing_text(c.missing)},
+        }
+    m, explained = c.measured, c.explained
+    replayed = explained.predicted if isinstance(explained.predicted, PredictedRatio) else None
     return {
         "baseline": c.baseline,
         "candidate": c.candidate,
-        "isolated_ratio": _estimate(c.isolated),
-        "ceiling_ratio": _estimate(c.ceiling),
-        "ideal_ratio": _estimate(c.ideal),
-        "measured_ratio": _estimate(c.measured),
-        "measured_in": c.measure or None,
-        "tokens_ratio": _estimate(c.tokens_ratio),
-        "step_time_ratio": _estimate(c.step_time),
-        "trained_tokens_per_step_ratio": _finite(c.trained_per_step),
-        "predicted_ratio": _estimate(c.predicted),
-        "replay_error": _finite(c.validation),
-        "replay_licensed": c.within_tolerance,
-        "predicted_step_time_ratio": _estimate(c.predicted_step),
-        "doses": [asdict(dose) for dose in c.doses],
-        "chain": [asdict(link) for link in c.chain],
-        "whatif": [asdict(whatif) for whatif in c.whatifs],
-        "hidden_behind_ms": c.baseline_waits.hidden_behind if c.baseline_waits is not None else {},
-        "emulated": c.emulated,
-        "noise_floor": _finite(c.noise_floor),
-        "noise_floor_of": c.noise_floor_of,
-        "resolution": _finite(c.resolution),
-        "verdict": c.verdict,
-        "sentence": c.sentence,
-        "confounds": c.confounds,
-        "reasons": c.reasons if c.missing is None else {"measured": c.missing},
+        "isolated_ratio": estimate_json(m.isolated),
+        "ceiling_ratio": estimate_json(m.ceiling),
+        "ideal_ratio": estimate_json(m.ideal),
+        "measured_ratio": estimate_json(m.ratio),
+        "measured_in": m.measure,
+        "tokens_ratio": estimate_json(m.tokens_ratio),
+        "step_time_ratio": estimate_json(m.step_time),
+        "trained_tokens_per_step_ratio": finite(m.trained_per_step),
+        "predicted_ratio": estimate_json(predicted_ratio(c)),
+        "replay_error": None if replayed is None else finite(replayed.error),
+        "replay_licensed": replayed is None or replayed.within_tolerance,
+        "predicted_step_time_ratio": None if replayed is None else estimate_json(replayed.step_time),
+        "doses": [_dose(dose) for dose in explained.doses],
+        "chain": [{"name": link.name, "ratio": link.ratio, "words": link.text} for link in chain(c)],
+        "whatif": [asdict(whatif) for whatif in explained.whatifs],
+        "hidden_behind_ms": dict(explained.hidden_behind_ms),
+        "emulated": emulated_devices(c),
+        "noise_floor": finite(m.noise_floor),
+        "noise_floor_of": m.noise_floor_of,
+        "resolution": finite(m.resolution),
+        "verdict": m.verdict,
+        "sentence": sentence(c),
+        "confounds": confound_lines(c.confounds),
+        "reasons": _reasons(c),
     }
 
 
-def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
-    if estimate is None:
-        return None
+# A comparison of which nothing was measured, with every key of one that was.
+_NOTHING: Json = {
+    "baseline": None,
+    "candidate": None,
+    "isolated_ratio": None,
+    "ceiling_ratio": None,
+    "ideal_ratio": None,
+    "measured_ratio": None,
+    "measured_in": None,
+    "tokens_ratio": None,
+    "step_time_ratio": None,
+    "trained_tokens_per_step_ratio": None,
+    "predicted_ratio": None,
+    "replay_error": None,
+    "replay_licensed": True,
+    "predicted_step_time_ratio": None,
+    "doses": [],
+    "chain": [],
+    "whatif": [],
+    "hidden_behind_ms": {},
+    "emulated": None,
+    "noise_floor": None,
+    "noise_floor_of": None,
+    "resolution": None,
+    "verdict": "none",
+    "sentence": "",
+    "confounds": [],
+    "reasons": {},
+}
+
+
+def _reasons(c: Comparison) -> dict[str, str]:
+    """By figure that is null: why."""
+    absent = dict(c.measured.absent)
+    if not isinstance(c.explained.predicted, PredictedRatio):
+        absent["predicted"] = c.explained.predicted
+    order: tuple[Figure, ...] = ("isolated", "ideal", "ceiling", "predicted", "noise_floor")
+    return {figure: reason(absent[figure]) for figure in order if figure in absent}
+
+
+def _dose(dose: Dose) -> Json:
+    """With the reason and the line that the page shows; without what only the line needs."""
     return {
-        "median": _finite(estimate.median),
-        "ci_low": _finite(estimate.ci_low),
-        "ci_high": _finite(estimate.ci_high),
-        "n": estimate.n,
+        "arm": dose.arm,
+        "what": dose.what,
+        "kind": dose.kind,
+        "words": dose_line(dose),
+        "reason": dose_reason(dose),
+        "points": [asdict(point) for point in dose.points],
+        "slope": estimate_json(dose.slope),
+        "local_slope": estimate_json(dose.local_slope),
+        "waited_slope": estimate_json(dose.waited_slope),
+        "slack_ms": estimate_json(dose.slack_ms),
+        "blocks_needed": dose.blocks_needed,
     }
-
-
-def _plain(one: Any) -> Any:
-    """A dataclass as plain data; a number that is not finite is null."""
-    if is_dataclass(one) and not isinstance(one, type):
-        one = asdict(one)
-    if isinstance(one, Mapping):
-        return {str(key): _plain(value) for key, value in one.items()}
-    if isinstance(one, list | tuple):
-        return [_plain(value) for value in one]
-    return _finite(one) if isinstance(one, float) else one
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The picture of a sweep: step time against the swept value, with tokenization as recorded and without it."""
+"""Says where a sweep crosses over, and draws step time against the swept value, with and without tokenization."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.analysis.replay.prediction import Prediction
-from harness.analysis.replay.sweep import Sweep
+from harness.analysis.replay.sweep import MATTERS, Crossing, Sweep
 from harness.analysis.statistics import Estimate
 from harness.report.drawing import legend_below, png, short, title
 from harness.report.words import ms, number, percent
@@ -24,6 +24,25 @@ AXES = {
 }
 RECORDED, FREE, MEASURED = "#D55E00", "#0072B2", "black"
 _LOG_SPAN = 4  # values further apart than this are drawn on a log scale
+
+
+def sweep_sentence(sweep: Sweep) -> str:
+    """Where tokenization starts to matter, or that it does not in this range."""
+    if sweep.crossings:
+        texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
+        return f"crossover at {MATTERS * 100:.0f} % of the step: {texts}"
+    most, least = max(sweep.shares), min(sweep.shares)
+    span = f"{sweep.key} from {sweep.texts[0]} to {sweep.texts[-1]}"
+    if most > MATTERS:
+        return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
+    return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
+
+
+def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
+    """``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
+    verb = "stops mattering" if crossing.matters_below else "starts to matter"
+    where = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
+    return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({where})"
 
 
 def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> bytes:
@@ -55,7 +74,8 @@ def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[
         _point(axes, sweep.was, unswept.measured_ms, "*", f"measured: {ms(unswept.measured_ms.median)}{note}")
     for number_of, (at, value) in enumerate(checks):
         _point(axes, at, value, "D", "measured by another arm" if number_of == 0 else None)
-    for at, _ in sweep.crossings:
+    for crossing in sweep.crossings:
+        at = crossing.at
         axes.axvline(at, color="#888888", linewidth=1, linestyle="--", zorder=1)
         text, where = f" tokenization costs\n 1 % of the step:\n {number(at)}", ("data", "axes fraction")
         axes.annotate(text, (at, 0.97), xycoords=where, va="top", fontsize=8.5, color="#555555")
@@ -105,7 +125,7 @@ def _scale(axes: Axes, sweep: Sweep, log: bool) -> None:
 
 def _headline(sweep: Sweep) -> str:
     if sweep.crossings:
-        return sweep.crossings[0].text
+        return crossing_text(sweep, sweep.crossings[0])
     least, most = (percent(max(0.0, one(sweep.shares))) for one in (min, max))
     return f"tokenization costs {least} to {most} of the step"
 

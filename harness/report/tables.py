@@ -1,4 +1,4 @@
-"""Cells and tables of markdown."""
+"""Formats cells and tables of markdown."""
 
 from __future__ import annotations
 

@@ -1,38 +1,39 @@
-"""The section "Why" of summary.md: the chain of every comparison, the device's ledger, and what blocked the host."""
+"""Writes the section "Why" of summary.md: the chain of every comparison, the device's ledger, what blocked the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.comparisons import ChainLink, Comparison
 from harness.analysis.overlap import SyncCall
-from harness.analysis.report_types import ArmReport, StudyReport
+from harness.analysis.report_types import ArmReport, Comparison, StudyReport
+from harness.report.chain import ChainLink, chain
 from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
 from harness.report.words import listing, number, ratio
 from harness.study.store import CAUSES
 
 PICTURE = "why.png"
+LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them
 
 
 def section(report: StudyReport, pictures: Sequence[str]) -> str:
     """Everything between a gain in isolation and the gain in training; empty where nothing was compared."""
     parts = []
-    chains = [c for c in report.comparisons if c.chain]
-    if chains:
+    compared = report.compared
+    if compared:
         parts.append("## Why")
         if PICTURE in pictures:
             parts.append(f"![From the gain in isolation to the gain in training](plots/{PICTURE})")
-        parts += [_chain(c) for c in chains]
-    device = [arm for arm in report.arms if arm.starved_ms and not arm.control]
+        parts += [_chain(c) for c in compared]
+    device = [arm for arm in report.arms if arm.totals.starved_ms and not arm.control]
     if device:
         parts += ["### The device's ledger", _device_table(device), _device_note()]
-    audited = [arm for arm in report.arms if arm.syncs and not arm.control]
+    audited = [arm for arm in report.arms if arm.explained.syncs and not arm.control]
     if audited:
         parts += ["### Blocking calls", _sync_table(audited), SYNC_NOTE]
-    looked = [c for c in report.comparisons if c.whatifs]
-    if looked:
-        parts += ["### What if", _whatif_table(looked), WHATIF_NOTE]
-    replayed = [arm for arm in report.arms if arm.replay_error is not None and not arm.control]
+    asked = [c for c in compared if c.explained.whatifs]
+    if asked:
+        parts += ["### What if", _whatif_table(asked), WHATIF_NOTE]
+    replayed = [arm for arm in report.arms if arm.explained.replay_error is not None and not arm.control]
     if replayed:
         parts += ["### Replay against measurement", _replay_table(replayed), REPLAY_NOTE]
     return "\n\n".join(parts)
@@ -57,7 +58,7 @@ def _whatif_table(comparisons: Sequence[Comparison]) -> str:
             ratio_cell(one.ratio),
         ]
         for c in comparisons
-        for one in c.whatifs
+        for one in c.explained.whatifs
     ]
     return table(header, rows)
 
@@ -71,26 +72,27 @@ WHATIF_NOTE = (
 
 def _chain(c: Comparison) -> str:
     lines = [f"**{safe(c.candidate)} against {safe(c.baseline)}**", ""]
-    lines += [f"{place}. {_link(link)}" for place, link in enumerate(c.chain, start=1)]
+    lines += [f"{place}. {_link(link)}" for place, link in enumerate(chain(c), start=1)]
     return "\n".join(lines)
 
 
 def _link(link: ChainLink) -> str:
     figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
-    return f"*{link.name}*{figure}: {safe(link.words)}"
+    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(link.text)}"
 
 
 def _device_table(arms: Sequence[ArmReport]) -> str:
-    shown = [cause for cause in CAUSES if any(arm.starved_ms.get(cause, 0) >= 0.005 for arm in arms)] or ["python"]
-    header = ["arm", "busy ms", "starved ms", f"starved by {' / '.join(shown)}", "slack ms", "bound"]
+    idle = [arm.totals.starved_ms for arm in arms]
+    shown = [cause for cause in CAUSES if any(by_cause.get(cause, 0) >= 0.005 for by_cause in idle)] or ["python"]
+    header = ["arm", "busy ms", "idle ms", f"idle by {' / '.join(shown)}", "slack ms", "bound"]
     rows = [
         [
             arm.name,
-            _ms(arm.device_busy_ms),
-            _ms(arm.device_starved_ms),
-            stages_cell(arm.starved_ms, shown),
-            _ms(arm.slack_ms),
-            arm.bound or NOT_MEASURED,
+            _ms(arm.totals.device_busy_ms),
+            _ms(arm.totals.device_starved_ms),
+            stages_cell(arm.totals.starved_ms, shown),
+            _ms(arm.totals.slack_ms),
+            arm.totals.bound or NOT_MEASURED,
         ]
         for arm in arms
     ]
@@ -99,15 +101,15 @@ def _device_table(arms: Sequence[ArmReport]) -> str:
 
 def _device_note() -> str:
     return (
-        "Means per step. *starved*: the device had nothing to do, named by what the host did at that moment. *slack*: "
+        "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
         "work still queued when the host began to fetch; data time up to that costs nothing. *bound*: host where the "
-        "device starves for more than 5 % of the step, device where it does not and the slack exceeds the fetch by "
+        "device is idle for more than 5 % of the step, device where it does not and the slack exceeds the fetch by "
         "more than 5 % of the step, else balanced."
     )
 
 
 def _sync_table(arms: Sequence[ArmReport]) -> str:
-    header = ["arm", "blocking call", "per step", "blocked ms", "then hidden ms (behind)", "then starved ms"]
+    header = ["arm", "blocking call", "per step", "blocked ms", "then hidden ms (behind)", "then idle ms"]
     rows = [
         [
             arm.name,
@@ -118,7 +120,7 @@ def _sync_table(arms: Sequence[ArmReport]) -> str:
             _ms(call.starved_ms),
         ]
         for arm in arms
-        for call in arm.syncs
+        for call in arm.explained.syncs
     ]
     return table(header, rows)
 
@@ -132,7 +134,7 @@ def _hid(call: SyncCall) -> str:
 
 SYNC_NOTE = (
     "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
-    "the next blocking call is hidden only behind what it queues meanwhile, and starves the device otherwise."
+    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise."
 )
 
 
@@ -141,10 +143,10 @@ def _replay_table(arms: Sequence[ArmReport]) -> str:
     rows = [
         [
             arm.name,
-            NOT_MEASURED if arm.replay_error is None else f"{arm.replay_error * 100:+.1f} %",
-            NOT_MEASURED if arm.resampled_error is None else f"{arm.resampled_error * 100:+.1f} %",
-            ratio_cell(arm.ideal_predicted),
-            ratio_cell(arm.ideal_measured),
+            NOT_MEASURED if arm.explained.replay_error is None else f"{arm.explained.replay_error * 100:+.1f} %",
+            NOT_MEASURED if arm.explained.resampled_error is None else f"{arm.explained.resampled_error * 100:+.1f} %",
+            ratio_cell(arm.explained.ideal_predicted),
+            ratio_cell(arm.explained.ideal_measured),
         ]
         for arm in arms
     ]
@@ -153,9 +155,9 @@ def _replay_table(arms: Sequence[ArmReport]) -> str:
 
 REPLAY_NOTE = (
     "The recorded durations played through a simulation of loop, loader and device. Unedited it must give the measured "
-    "step time (its licence): in the order recorded, which checks the simulation, and resampled, as predictions are "
-    "made; with all data work taken out it predicts what the *ideal data* control measures "
-    "(times as fast)."
+    "step time, and how far it is off is its validation error: in the order recorded, which checks the simulation, and "
+    "resampled, as predictions are made. With all data work taken out it predicts what the *ideal data* control "
+    "measures (times as fast)."
 )
 
 
@@ -167,11 +169,13 @@ def emulation(report: StudyReport) -> str:
     """What is on paper only, and by which assumptions; empty where everything ran."""
     notes: dict[str, list[str]] = {}
     for arm in report.arms:
-        if arm.emulation and not arm.control:
-            notes.setdefault(arm.emulation, []).append(safe(arm.name))
+        if arm.speed.emulation and not arm.control:
+            notes.setdefault(arm.speed.emulation, []).append(safe(arm.name))
     if not report.emulated:
         return ""
-    devices = listing(list(dict.fromkeys(arm.device for arm in report.arms if arm.device and arm.emulation)))
+    devices = listing(
+        list(dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.speed.emulation))
+    )
     text = (
         f"**Emulated:** the device ({devices}) exists on paper: its kernels take time and compute nothing; the data "
         "path is real."

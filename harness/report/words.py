@@ -1,8 +1,17 @@
-"""Numbers as a reader meets them: rounded to what the measurement supports, always with their unit."""
+"""Formats numbers for readers: rounded to what the measurement supports, always with their unit; names and lists."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.statistics import Estimate
+
+PROBES = {
+    "ledger": "step ledger (always on)",
+    "torch_profiler": "torch_profiler, while it records",
+    "py_spy": "py_spy, while it samples",
+}
 
 
 def ratio(value: float) -> str:
@@ -44,6 +53,23 @@ def count(n: int, noun: str) -> str:
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
+def blocks_named(blocks: Sequence[int]) -> str:
+    """``block 1``, ``blocks 1, 3``."""
+    return f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
+
+
+def signed_percent(fraction: float) -> str:
+    """``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
+    return f"{'+' if fraction >= 0 else '-'}{percent(fraction)}".replace("+under", "under").replace("-under", "under")
+
+
 def listing(items: list[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def probes_named(cost: ProbeCost) -> tuple[str, str]:
+    """The probes that a cost is of, and what they were added to."""
+    first, *others = cost.probes
+    name = f"{first} and {' and '.join(others)} together: every measured run" if others else PROBES.get(first, first)
+    return name, "no probe at all" if cost.against == "nothing" else "the ledger"

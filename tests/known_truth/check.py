@@ -60,25 +60,25 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
     own = _runs_of(runs, f"p{seed}")
     truth, edited_truth = (expected(one, machine, STEPS, len(own)) for one in (pipeline, pipeline.edited(edit)))
     arm, other = report.arm(f"p{seed}"), report.arm(f"p{seed}-edited")
-    comparison = next(c for c in report.comparisons if c.baseline == f"p{seed}")
+    comparison = next(c for c in report.compared if c.baseline == f"p{seed}")
     assert arm is not None
-    assert arm.step_ms is not None
+    assert arm.totals.step_ms is not None
     assert other is not None
-    assert other.step_ms is not None
-    assert comparison.step_time is not None
-    starved = {cause: arm.starved_ms.get(cause, 0.0) - truth.starved.get(cause, 0.0) for cause in CAUSES}
-    hidden = {stage: arm.hidden_ms.get(stage, 0.0) - truth.hidden.get(stage, 0.0) for stage in STAGES[:3]}
+    assert other.totals.step_ms is not None
+    assert comparison.measured.step_time is not None
+    starved = {cause: arm.totals.starved_ms.get(cause, 0.0) - truth.starved.get(cause, 0.0) for cause in CAUSES}
+    hidden = {stage: arm.totals.hidden_ms.get(stage, 0.0) - truth.hidden.get(stage, 0.0) for stage in STAGES[:3]}
     ratio = truth.step / edited_truth.step
-    floor = comparison.noise_floor or 0.0
-    verdict = comparison.verdict
+    floor = comparison.measured.noise_floor or 0.0
+    verdict = comparison.measured.verdict
     # Outside the noise floor (and what the truth itself is known to) it must be called, by its right name; inside,
     # never by the wrong one.
     outside = abs(ratio - 1) > max(floor, WITHIN_SHARE)
     direction = "gain" if ratio > 1 else "loss"
     right = verdict == direction or (verdict == "none" and not outside)
-    if verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.step_time.median - 1):
+    if verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1):
         right = True  # next to nothing is declared: neither name is wrong, and it is listed by itself
-    false_call = verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.step_time.median - 1)
+    false_call = verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1)
     predicted = predict(own, parse_edits([edit]))
     return Row(
         seed=seed,
@@ -86,21 +86,21 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) 
         pipeline=pipeline,
         machine=machine,
         truth=truth,
-        step_ms=arm.step_ms.median,
-        starved_ms=arm.starved_ms,
-        hidden_ms=arm.hidden_ms,
+        step_ms=arm.totals.step_ms.median,
+        starved_ms=dict(arm.totals.starved_ms),
+        hidden_ms=dict(arm.totals.hidden_ms),
         allowed_ms=max(WITHIN_SHARE * truth.step, WITHIN_MS),
         worst_starved=max(starved.items(), key=lambda one: abs(one[1])),
         worst_hidden=max(hidden.items(), key=lambda one: abs(one[1])),
         true_ratio=ratio,
-        measured_ratio=comparison.step_time.median,
-        noise_floor=comparison.noise_floor,
+        measured_ratio=comparison.measured.step_time.median,
+        noise_floor=comparison.measured.noise_floor,
         verdict=verdict,
         verdict_right=right,
         false_call=false_call,
         unedited=[unedited_error(run) for run in own],
         resampled=list(predicted.validation.resampled.values()),
-        edited=predicted.step_ms.median / other.step_ms.median - 1,
+        edited=predicted.step_ms.median / other.totals.step_ms.median - 1,
     )
 
 

@@ -1,17 +1,17 @@
-"""What NVIDIA's counters say of the cards a run used: how busy, fast and hot, throttled by what, at what energy."""
+"""Sums up NVIDIA's counters for each card of each arm: how busy, fast and hot, throttled by what, at what energy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.confounds import Confound
 from harness.analysis.ledger import column
 from harness.analysis.probes.samples import Array, Split, mean, most, pooled, split, total
-from harness.report.words import number, percent
 from harness.study.store import RunData
 
 if TYPE_CHECKING:
@@ -33,6 +33,21 @@ DIFFERENT = 0.01  # of the mean clock of two arms
 UNEVEN = 0.05  # difference of two arms' share of throttled samples
 PARTS = 4  # of a run, in time, whose clocks are compared
 MISSED = 0.01
+DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "missed readings"]
+
+
+@dataclass(frozen=True)
+class DeviceFinding:
+    """Something that held a card back, with the figures that show it.
+
+    "clock fell": from ``value`` to ``other`` MHz; "slowed down": by ``reason`` in the share ``value`` of the samples;
+    "other processes": ``value`` of them, holding ``other`` bytes; "missed readings": ``value`` of ``other``.
+    """
+
+    kind: DeviceFindingKind
+    value: float
+    other: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ class DeviceHealth:
     other_memory_bytes: float | None = None
     taken: int = 0
     missed: int = 0
-    findings: list[str] = field(default_factory=list)
+    findings: tuple[DeviceFinding, ...] = ()
 
 
 def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
@@ -76,29 +91,24 @@ def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
     return found
 
 
-def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[str]:
-    """What the cards of two arms did differently though nobody declared it: clocks, throttling, others' work."""
+def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[Confound]:
+    """What the cards of two arms did differently though no arm declared it: clocks, throttling, others' work."""
     found = []
+    names = (baseline, candidate)
     for one in (health for health in devices if health.arm == baseline):
         other = next((health for health in devices if (health.arm, health.device) == (candidate, one.device)), None)
         if other is None:
             continue
-        label = f"device {one.device}"
         clocks = one.sm_clock_mhz, other.sm_clock_mhz
         if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > DIFFERENT * max(clocks[0], clocks[1]):
-            found.append(
-                f"{label}: SM clock {clocks[0]:,.0f} MHz during {baseline}, {clocks[1]:,.0f} during {candidate}"
-            )
-        told = [health.throttled for health in (one, other) if health.throttled is not None]
-        for words in sorted(set().union(*told)) if len(told) == 2 else ():
-            shares = [reasons.get(words, 0.0) for reasons in told]
+            found.append(Confound("SM clock", names, values=clocks, device=one.device))
+        recorded = [health.throttled for health in (one, other) if health.throttled is not None]
+        for reason in sorted(set().union(*recorded)) if len(recorded) == 2 else ():
+            shares = recorded[0].get(reason, 0.0), recorded[1].get(reason, 0.0)
             if abs(shares[1] - shares[0]) > UNEVEN:
-                found.append(
-                    f"{label}: slowed down by {words} in {percent(shares[0])} of the samples during {baseline}, "
-                    f"{percent(shares[1])} during {candidate}"
-                )
+                found.append(Confound("throttled", names, reason, shares, device=one.device))
         if one.other_processes or other.other_processes:
-            found.append(f"{label}: other processes computed on it")
+            found.append(Confound("other processes", names, device=one.device))
     return found
 
 
@@ -140,8 +150,8 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
         missed=sum(run.probes.missed_samples.get("nvml", 0) for run in runs),
     )
     falls = [fall for one in splits if (source, "sm_clock_mhz") in one and (fall := _fall(one, source)) is not None]
-    health.findings.extend(_findings(health, max(falls, key=lambda fall: fall[0] - fall[1], default=None)))
-    return health
+    fall = max(falls, key=lambda fall: fall[0] - fall[1], default=None)
+    return replace(health, findings=tuple(_findings(health, fall)))
 
 
 def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
@@ -154,7 +164,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
         )
         if energy is None or not computed or run.steps is None:
             continue
-        # A card that was lost half-way gave no energy for the turns that followed: their tokens do not count either.
+        # A card that was lost gave no energy for the repetitions that followed: their tokens do not count either.
         rows, readings = _fully_read(run.steps, energy.t_ns)
         measured = np.not_equal(column(run.steps, "warmup"), 1) & rows
         joules += float(energy.values[readings].sum())
@@ -164,7 +174,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which steps (rows,) lie in a turn that was read to its end, and which readings are of such turns."""
+    """Which steps (rows,) lie in a repetition that was read to its end, and which readings are of such."""
     turn, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted((start[turn == one].min(), start[turn == one].max(), one) for one in np.unique(turn))
     rows, readings = np.zeros(len(turn), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
@@ -177,12 +187,12 @@ def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArr
 
 
 def throttled(reasons: Array) -> dict[str, float] | None:
-    """The share of samples in which each reason slowed the card, the commonest first; None where nothing told."""
+    """The share of samples in which each reason slowed the card, the commonest first; None: not recorded."""
     if not reasons.size:
         return None
     bits = reasons.astype(np.int64)
-    shares = {words: float(((bits & bit) != 0).mean()) for bit, words in REASONS.items()}
-    return dict(sorted(((w, share) for w, share in shares.items() if share), key=lambda item: -item[1]))
+    shares = {reason: float(((bits & bit) != 0).mean()) for bit, reason in REASONS.items()}
+    return dict(sorted(((reason, share) for reason, share in shares.items() if share), key=lambda item: -item[1]))
 
 
 def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
@@ -207,14 +217,13 @@ def _fall(one: Split, source: str) -> tuple[float, float] | None:
     return clock_fall(clocks.t_ns[busy].astype(np.float64), clocks.values[busy])
 
 
-def _findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterable[str]:
-    causes = {words: share for words, share in (health.throttled or {}).items() if share > THROTTLED}
+def _findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterator[DeviceFinding]:
     if fall is not None:
-        yield f"SM clock fell from {fall[0]:,.0f} to {fall[1]:,.0f} MHz during the measured steps"
-    for words, share in causes.items():
-        yield f"slowed down by {words} in {percent(share)} of the samples"
+        yield DeviceFinding("clock fell", *fall)
+    for reason, share in (health.throttled or {}).items():
+        if share > THROTTLED:
+            yield DeviceFinding("slowed down", share, reason=reason)
     if health.other_processes:
-        memory = (health.other_memory_bytes or 0) / 1e9
-        yield f"{health.other_processes:.0f} other processes computed on it, holding {number(memory)} GB of its memory"
+        yield DeviceFinding("other processes", health.other_processes, health.other_memory_bytes or 0.0)
     if health.missed > MISSED * (health.missed + health.taken):
-        yield f"{health.missed} of {health.missed + health.taken} readings were missed"
+        yield DeviceFinding("missed readings", health.missed, health.missed + health.taken)

@@ -1,4 +1,4 @@
-"""What held a run back on the host: its own processes' use of cores, disk and memory, its limits, and others' load.
+"""Sums up the host for each arm: its own processes' use of cores, disk and memory, its limits, and others' load.
 
 Counters come as what they grew by over ``interval_s`` of measured steps, so that every rate here is
 sum of growth / sum of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
@@ -6,12 +6,12 @@ sum of growth / sum of intervals, over all runs of an arm (docs of ``harness.pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from harness.analysis.confounds import LOAD
 from harness.analysis.probes.samples import Split, mean, most, pooled, split, total
-from harness.report.words import number, percent
 from harness.study.store import RunData
 
 # Below these a finding would be noise.
@@ -26,12 +26,40 @@ MISSED = 0.01  # of the deadlines
 WINDOW_S = 0.5  # a tick is then 2 % of a core
 UNCOUNTED = 0.1  # of the run's own CPU
 
-WHO = {"main": "the trainer", "loaders": "the loader workers", "sampler": "the sampling process"}  # by role
+ROLES = ("main", "loaders", "sampler")
+HostFindingKind = Literal[
+    "quota throttled",
+    "threads over quota",
+    "near the memory limit",
+    "waited for memory",
+    "waited for the disk",
+    "waited for a core",
+    "waited for the quota",
+    "read from disk",
+    "page faults",
+    "other processes",
+    "stolen cores",
+    "missed readings",
+]
+
+
+@dataclass(frozen=True)
+class HostFinding:
+    """Something that held a run back, with the figure that shows it.
+
+    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count, as the kind
+    says; ``limit`` what it is held against: the quota in cores, the memory limit, all readings, the most at a time.
+    """
+
+    kind: HostFindingKind
+    value: float
+    limit: float | None = None
+    role: str = ""  # whose processes, where the finding is about those of one role
 
 
 @dataclass(frozen=True)
 class RoleLoad:
-    """Processes of one role together; rates per second of measured steps. None: not told by this kernel."""
+    """Processes of one role together; rates per second of measured steps. None: this kernel does not report it."""
 
     role: str
     processes: int
@@ -63,7 +91,7 @@ class HostLoad:
     pressure: dict[str, float] = field(default_factory=dict)  # share of the time that some process waited, by resource
     taken: int = 0
     missed: int = 0
-    findings: list[str] = field(default_factory=list)
+    findings: tuple[HostFinding, ...] = ()
 
 
 def host_load(arms: Mapping[str, Sequence[RunData]]) -> list[HostLoad]:
@@ -84,7 +112,7 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
         return None if grown is None else grown / seconds
 
     sources = {source for one in splits for source, _ in one if source.startswith("host:")}
-    by_role = {role: sorted(source for source in sources if _role(source) == role) for role in WHO}
+    by_role = {role: sorted(source for source in sources if _role(source) == role) for role in ROLES}
     periods = total(splits, "host", "cgroup_periods")
     throttled = total(splits, "host", "cgroup_throttled_periods")
     roles = [_of_role(role, names, splits, seconds) for role, names in by_role.items() if names]
@@ -110,19 +138,19 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
         missed=_count((run.probes.missed_samples for run in runs), "host"),
     )
     threads = max((int(run.record.facts.get("threads") or 0) for run in runs), default=0)
-    load.findings.extend(_findings(load, threads))
-    return load
+    return replace(load, findings=tuple(_findings(load, threads)))
 
 
 def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
     """(mean, most) cores that others used; None where the kernel does not count them.
 
-    ``cores``: all that were used, less this run's: below zero by more than a clock tick makes, nobody counted the rest.
+    ``cores``: all that were used, less this run's: where that is below zero by more than a clock tick makes, the
+    kernel did not count the rest.
     The most is over windows of ``WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
     """
     if cores is None or cores < -UNCOUNTED * own_cores:
         return None, None
-    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over turns put together, half a second or more
+    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, >= 0.5 s
     for one in splits:
         if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
             used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
@@ -165,56 +193,34 @@ def _count(by_run: Iterable[Mapping[str, int]], source: str) -> int:
     return sum(counts.get(source, 0) for counts in by_run)
 
 
-def _findings(load: HostLoad, threads: int) -> Iterable[str]:
-    """Sentences, the gravest first."""
+def _findings(load: HostLoad, threads: int) -> Iterator[HostFinding]:
+    """The gravest first."""
     yield from _limits(load, threads)
     held = (load.throttled_share or 0) > THROTTLED
     for role in load.roles:
-        name = WHO.get(role.role, role.role)
         if (role.delay or 0) > DELAYED:
-            yield (
-                f"threads of {name} were runnable without a core for {number(role.delay or 0)} s in every second: "
-                + ("what the quota held back counts in" if held else "more wanted to run than there were cores")
-            )
+            yield HostFinding("waited for the quota" if held else "waited for a core", role.delay or 0, role=role.role)
         if (role.disk_bytes_per_s or 0) > DISK_BYTES_PER_S:
-            yield (
-                f"{name} read {number((role.disk_bytes_per_s or 0) / 1e6)} MB/s from disk during measured steps: "
-                "the page cache did not have it"
-            )
+            yield HostFinding("read from disk", role.disk_bytes_per_s or 0, role=role.role)
         if (role.faults_per_s or 0) > FAULTS_PER_S:
-            yield (
-                f"{name} had {number(role.faults_per_s or 0)} major page faults a second during measured steps, each a "
-                "wait for storage"
-            )
+            yield HostFinding("page faults", role.faults_per_s or 0, role=role.role)
     if (load.other_cores or 0) > LOAD:
-        yield f"other processes used {number(load.other_cores or 0)} cores" + (
-            f" (at most {number(load.other_cores_max)})" if load.other_cores_max is not None else ""
-        )
+        yield HostFinding("other processes", load.other_cores or 0, load.other_cores_max)
     if (load.stolen_cores or 0) > LOAD:
-        yield f"the hypervisor kept {number(load.stolen_cores or 0)} cores for others"
+        yield HostFinding("stolen cores", load.stolen_cores or 0)
     if load.missed > MISSED * (load.missed + load.taken):
-        yield (
-            f"{load.missed} of {load.missed + load.taken} host readings were missed: "
-            "the sampler did not get a core in time"
-        )
+        yield HostFinding("missed readings", load.missed, load.missed + load.taken)
 
 
-def _limits(load: HostLoad, threads: int) -> Iterable[str]:
-    quota = load.quota_cores
+def _limits(load: HostLoad, threads: int) -> Iterator[HostFinding]:
+    quota, limit = load.quota_cores, load.memory_limit_bytes
     if quota is not None and (load.throttled_share or 0) > THROTTLED:
-        yield (
-            f"throttled by the cgroup's CPU quota of {number(quota)} cores in {percent(load.throttled_share or 0)} of "
-            "its periods: everything stood still until the next one"
-        )
+        yield HostFinding("quota throttled", load.throttled_share or 0, quota)
     if quota is not None and threads > quota:
-        yield f"torch computes with {threads} threads under a CPU quota of {number(quota)} cores"
-    limit = load.memory_limit_bytes
+        yield HostFinding("threads over quota", threads, quota)
     if limit and (load.memory_bytes or 0) > NEAR_LIMIT * limit:
-        yield (
-            f"{number((load.memory_bytes or 0) / 1e9)} GB of a memory limit of {number(limit / 1e9)} GB were in use, "
-            "page cache included: what is read may be dropped again at once"
-        )
+        yield HostFinding("near the memory limit", load.memory_bytes or 0, limit)
     if load.pressure.get("memory", 0) > SHORT_OF_MEMORY:
-        yield f"some process waited for memory {percent(load.pressure['memory'])} of the time"
+        yield HostFinding("waited for memory", load.pressure["memory"])
     if load.pressure.get("io", 0) > STALLED:
-        yield f"some process waited for the disk {percent(load.pressure['io'])} of the time"
+        yield HostFinding("waited for the disk", load.pressure["io"])

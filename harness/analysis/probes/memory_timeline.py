@@ -1,8 +1,8 @@
-"""Allocated bytes over time from a profile's memory events, per process and device, and where the peak was.
+"""Builds allocated bytes over time from a profile's memory events, per process and device, and finds the peak.
 
-The profiler tells the total of a device's allocator after each allocation and release. Of a CPU it knows only what was
-allocated while it recorded, and its totals leave out shared memory (batches of loader workers): there the sizes are
-summed up from the window's start, and what was allocated before does not show.
+For a device the profiler records the allocator's total after each allocation and release. For a CPU it records only
+what is allocated in the window, and its totals leave out shared memory (batches of loader workers): the sizes are then
+summed up from the window's start, and earlier allocations do not show.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MemoryTimeline:
 
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
-    """One timeline per process and device that told of memory: main first, devices before the CPU.
+    """One timeline per process and device with memory events: main first, devices before the CPU.
 
     ``profiles``: the files of one run as :func:`harness.traces.kineto.read_profile` gives them. ``windows``: of the
     profiled steps, [start_ns, end_ns, first step, last step] each.
@@ -44,23 +44,23 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
     import pyarrow as pa
 
     table = pa.concat_tables(profiles).unify_dictionaries()
-    told = table.column("bytes").is_valid().to_numpy()
-    if not told.any():
+    with_bytes = table.column("bytes").is_valid().to_numpy()
+    if not with_bytes.any():
         return []
-    events = table.filter(pa.array(told))
-    file = np.repeat(np.arange(len(profiles)), [len(profile) for profile in profiles])[told]
-    words = events.column("role").combine_chunks()
+    events = table.filter(pa.array(with_bytes))
+    file = np.repeat(np.arange(len(profiles)), [len(profile) for profile in profiles])[with_bytes]
+    roles = events.column("role").combine_chunks()
     kind, number, time, size, total = (
         events.column(name).fill_null(-1).to_numpy()
         for name in ("device_type", "device_id", "start_ns", "bytes", "total_allocated_bytes")
     )
-    role = words.indices.to_numpy()
+    role = roles.indices.to_numpy()
     group = together(role, kind, number)
     found = []
     for code in range(group.max() + 1):
         rows = np.flatnonzero(group == code)
         rows = rows[np.argsort(time[rows], kind="stable")]
-        name = words.dictionary[int(role[rows[0]])].as_py()
+        name = roles.dictionary[int(role[rows[0]])].as_py()
         steps, spans = _marks(table, name, windows)
         device = _device_name(int(kind[rows[0]]), int(number[rows[0]]))
         allocated = _sums(size[rows], file[rows]) if device == CPU else total[rows]

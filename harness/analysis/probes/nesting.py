@@ -1,4 +1,4 @@
-"""Events that nest in time on their threads: which lies directly in which, and the time that is an event's own."""
+"""Nests the events of each thread in time: finds which lies directly in which, and the time that is an event's own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
     while True:
         around = _innermost(begins, stops)
         limit = np.where(around >= 0, stops[around], stops)
-        # An event can only be cut to one that is open when it begins. Repeat until no event outlasts its parent.
+        # Cut each event to the one around it that is still open. Repeat until no event outlasts its parent.
         late = (stops > limit) & (limit > begins)
         if not late.any():
             break

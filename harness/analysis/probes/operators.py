@@ -1,4 +1,4 @@
-"""The operators of a profile by the time that is their own, on the host and on the device.
+"""Sums up a profile by operator: the time that is its own, on the host and on the device.
 
 Host: an operator's self time is its duration without that of the operators and runtime calls directly inside it on the
 same thread. Device: a kernel belongs to the operator that launched it, wherever and whenever it ran:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # What the host did, by torch's categories. Python frames (with stack: true) are left out: they would take the self time
-# of every operator's surroundings, and py-spy tells of Python.
+# of every operator's surroundings, and py-spy samples Python.
 KINDS = {
     "cpu_op": "operator",
     "user_annotation": "mark",
@@ -78,7 +78,7 @@ class ProfiledOperators:
 
 @dataclass(frozen=True)
 class Events:
-    """The columns of a profile as numpy arrays; words as codes into lists."""
+    """The columns of a profile as numpy arrays; texts as codes into lists."""
 
     category: Integers
     categories: list[str]
@@ -101,7 +101,7 @@ class Events:
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
     """``profiles``: the files of one run as :func:`harness.traces.kineto.read_profile` gives them, at least one.
 
-    ``profiled_ns``: how long its profiled steps took, together; 0 where nobody knows.
+    ``profiled_ns``: how long its profiled steps took, together; 0 where that is not known.
     """
     events = read_events(profiles)
     host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
@@ -129,7 +129,7 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 
     table = pa.concat_tables(profiles).unify_dictionaries()
 
-    def words(name: str) -> tuple[Integers, list[str]]:
+    def texts(name: str) -> tuple[Integers, list[str]]:
         column = table.column(name).combine_chunks()
         return column.indices.to_numpy().astype(np.int64), column.dictionary.to_pylist()
 
@@ -141,9 +141,9 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
     correlation, external = (np.where((ids := numbers(name)) < 0, -1, ids + file) for name in _IDS)
     start = numbers("start_ns")
     thread = together(numbers("pid"), numbers("tid"))
-    category, categories = words("category")
-    name, names = words("name")
-    role, roles = words("role")
+    category, categories = texts("category")
+    name, names = texts("name")
+    role, roles = texts("role")
     end = start + numbers("duration_ns")
     return Events(category, categories, name, names, role, roles, thread, start, end, correlation, external)
 

@@ -1,4 +1,4 @@
-"""The samples table by series, and the arithmetic on counters that every reader of it shares."""
+"""Splits the samples table into series, with the arithmetic on counters that every reader of it shares."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def split(samples: pa.Table | None) -> Split:
 
 
 def total(runs: Iterable[Split], source: str, metric: str) -> float | None:
-    """Sum over all samples of all runs; None where nobody sampled it."""
+    """Sum over all samples of all runs; None where it was not sampled."""
     sums = [float(run[source, metric].values.sum()) for run in runs if (source, metric) in run]
     return sum(sums) if sums else None
 
 
 def pooled(runs: Iterable[Split], source: str, metric: str) -> Array:
-    """All its values, run after run; empty where nobody sampled it."""
+    """All its values, run after run; empty where it was not sampled."""
     found = [run[source, metric].values for run in runs if (source, metric) in run]
     return np.concatenate(found) if found else np.empty(0)
 

@@ -1,4 +1,4 @@
-"""Sampled stacks by what the ledger says its thread did at that moment: the functions behind a phase or stage.
+"""Counts sampled stacks by phase and stage: which functions a thread was in while the ledger says what it did.
 
 A sample belongs to the innermost span of its own thread that holds its time:
 
@@ -63,9 +63,9 @@ class Share:
 class Place:
     """One phase or stage of the main thread, or one stage of the loader workers together."""
 
-    who: str
+    threads: str  # MAIN or WORKERS
     name: str  # "forward"; an inline stage as "fetch: tokenize"; OUTSIDE
-    whole: Share  # of the samples of all that ``who`` did
+    whole: Share  # of the samples of all that these threads did
     functions: tuple[Share, ...]  # by self time: the innermost frame with a name, "function (file)"
     python: Share  # the Python function met most, with what it called in other languages
     stacks: tuple[Share, ...]  # whole ones, frames from the outermost, joined by ";"
@@ -73,7 +73,7 @@ class Place:
 
     @property
     def rough(self) -> bool:
-        """Whether so many samples may belong elsewhere that its shares say little."""
+        """Whether its shares are rough: many of its samples may belong elsewhere."""
         return self.near > ROUGH * self.whole.samples
 
 
@@ -82,14 +82,23 @@ class StackReport:
     """What was sampled in one run's window, by place."""
 
     places: tuple[Place, ...]  # the main thread's first; the largest first, OUTSIDE last
-    samples: Mapping[str, int]  # by who; also of threads that have no spans: "other threads"
+    samples: Mapping[str, int]  # by MAIN or WORKERS; also of threads that have no spans: "other threads"
     readings: int  # how often the main thread was sampled
     expected_readings: int  # what the rate asks for in that window
     clock: FittedClock
     near_edges: int  # of all places: see Place.near
-    tokenization: tuple[str, ...]  # a sentence for each of MAIN and WORKERS where tokenizing takes the most samples
     period_ms: float  # between two samples: how far a single one may be from its true place
     lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
+
+    @property
+    def tokenization(self) -> tuple[Place, ...]:
+        """Tokenizing, of the main thread and of the workers, where it takes the most samples of all they did."""
+        found = []
+        for threads in (MAIN, WORKERS):
+            largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
+            if largest is not None and largest.name.removeprefix("fetch: ") == "tokenize":
+                found.append(largest)
+        return tuple(found)
 
 
 class _Met(NamedTuple):
@@ -126,15 +135,15 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
         times = np.array([row["time_ns"] for row in own], dtype=np.int64)
         edges, names = segments(known[role])
         near = (_distance(times, edges) <= clock.doubt_ns).tolist()
-        who = found.setdefault(MAIN if role == "main" else WORKERS, {})
+        by_name = found.setdefault(MAIN if role == "main" else WORKERS, {})
         for row, name, is_near in zip(own, names_at(times, edges, names), near, strict=True):
             stack = _without_recorder(tuple(row["stack"]), native)
-            who.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
-    placed = {who: sum(map(len, at.values())) for who, at in found.items()}
+            by_name.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
+    placed = {threads: sum(map(len, at.values())) for threads, at in found.items()}
     places = tuple(
-        _place(who, name, met, placed[who], native)
-        for who in (MAIN, WORKERS)
-        for name, met in sorted(found.get(who, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
+        _place(threads, name, met, placed[threads], native)
+        for threads in (MAIN, WORKERS)
+        for name, met in sorted(found.get(threads, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
     )
     start_ns, end_ns = facts.window
     return StackReport(
@@ -144,7 +153,6 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
         expected_readings=round((end_ns - start_ns) / 1e9 * facts.rate_hz),
         clock=clock,
         near_edges=sum(place.near for place in places),
-        tokenization=tuple(_tokenization(places)),
         period_ms=1000 / facts.rate_hz,
         lower_bound=facts.gil,
     )
@@ -210,12 +218,12 @@ def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.
     return nearest
 
 
-def _place(who: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
+def _place(threads: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
     functions = Counter(_function(_named(stack, native)) for stack, _ in met)
     python = Counter(_function([frame for frame in stack if _is_python(frame, native)]) for stack, _ in met)
     whole = Counter(";".join(stack) for stack, _ in met)
     return Place(
-        who=who,
+        threads=threads,
         name=name,
         whole=_share(name, len(met), total),
         functions=_top(functions, len(met)),
@@ -237,7 +245,7 @@ def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
 
 
 def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """The stack up to the last function with a name: which library it calls without one says nothing of why."""
+    """The stack up to the last function with a name: frames of libraries below it have none."""
     named = [
         place for place, frame in enumerate(stack) if _is_python(frame, native) or not frame.startswith("unnamed (")
     ]
@@ -260,20 +268,3 @@ def _top(counts: Counter[str], total: int) -> tuple[Share, ...]:
 
 def _share(name: str, count: int, total: int) -> Share:
     return Share(name, count, count / total, *wilson(count, total))
-
-
-def _tokenization(places: Sequence[Place]) -> Iterable[str]:
-    for who in (MAIN, WORKERS):
-        own = [place for place in places if place.who == who and place.name != OUTSIDE]
-        if not own or own[0].name.removeprefix("fetch: ") != "tokenize":
-            continue
-        whole, top = own[0].whole, own[0].python
-        doubt = (
-            f" A rough share: {own[0].near} of its {whole.samples} samples may belong elsewhere."
-            if own[0].rough
-            else ""
-        )
-        yield (
-            f"Tokenizing took the most samples of the {who}: {whole.share:.0%} [{whole.low:.0%} to {whole.high:.0%}], "
-            f"{top.share:.0%} of those in {top.name}.{doubt}"
-        )

@@ -1,4 +1,4 @@
-"""What torch.profiler recorded of one run, worked out: operators, kernels and memory of the profiled steps."""
+"""Works out what torch.profiler recorded of one run: operators, kernels and memory of the profiled steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
 from harness.analysis.probes.operators import ProfiledOperators, profiled_operators
-from harness.report.words import count
 from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.kineto import is_cut
 from harness.traces.names import STEP
@@ -21,6 +20,21 @@ Window = tuple[int, int, int, int]  # start_ns, end_ns (CLOCK_MONOTONIC), first 
 
 
 @dataclass(frozen=True)
+class CutProfile:
+    """A profile that is not whole, or belongs to no window: left out."""
+
+    steps: int  # that it has marks of
+
+
+@dataclass(frozen=True)
+class LostProfile:
+    """Steps that were profiled, with no whole profile of them."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class TorchProfile:
     """One profiled run. Its steps ran under the profiler, so their times compare with each other and nothing else."""
 
@@ -29,7 +43,8 @@ class TorchProfile:
     operators: ProfiledOperators
     memory: tuple[MemoryTimeline, ...]
     flops: dict[str, float]  # floating point operations by operator, over all windows; empty where not asked for
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # of recording and reading, a line each
+    gaps: tuple[CutProfile | LostProfile, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -51,13 +66,15 @@ def torch_profile(
     operators = profiled_operators(full, profiled_ns) if full else ProfiledOperators((), (), None)
     memory = tuple(memory_timelines(full, windows)) if full else ()
     flops = {} if gaps else dict(facts.flops)  # of all windows: too many for those that are left
-    return TorchProfile(arm, tuple(windows), operators, memory, flops, (*problems, *gaps))
+    return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps))
 
 
-def _whole(profiles: Sequence[pa.Table], windows: Sequence[Window]) -> tuple[list[pa.Table], list[Window], list[str]]:
-    """The profiles and the windows that belong together, and a line for each that lacks the other.
+def _whole(
+    profiles: Sequence[pa.Table], windows: Sequence[Window]
+) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
+    """The profiles and the windows that belong together, and a record of each that lacks the other.
 
-    A window's profile has a mark of torch's for each of its steps, and was not cut. Where nobody told the windows, all
+    A window's profile has a mark of torch's for each of its steps, and was not cut. Where no windows were recorded, all
     profiles count.
     """
     import pyarrow.compute as pc
@@ -66,7 +83,7 @@ def _whole(profiles: Sequence[pa.Table], windows: Sequence[Window]) -> tuple[lis
         return list(profiles), [], []
     kept: list[pa.Table] = []
     found: set[int] = set()
-    gaps: list[str] = []
+    gaps: list[CutProfile | LostProfile] = []
     ends = [end for _, end, _, _ in windows]
     for profile in profiles:
         if "main" not in pc.unique(profile["role"]).to_pylist():
@@ -81,9 +98,7 @@ def _whole(profiles: Sequence[pa.Table], windows: Sequence[Window]) -> tuple[lis
             kept.append(profile)
             found.add(place)
         else:
-            gaps.append(f"a profile of {count(len(starts), 'step')} is not whole, or of no window: left out")
+            gaps.append(CutProfile(len(starts)))
     missing = [window for place, window in enumerate(windows) if place not in found]
-    gaps += [
-        f"steps {first} to {last} were profiled, but no whole profile of them is here" for *_, first, last in missing
-    ]
+    gaps += [LostProfile(first, last) for *_, first, last in missing]
     return kept, [window for place, window in enumerate(windows) if place in found], gaps

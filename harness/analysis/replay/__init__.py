@@ -1,4 +1,4 @@
-"""Replay: the loop simulated over the recorded durations of a run, as it was, or edited to see what would have been.
+"""Simulates the loop over the recorded durations of a run: as it was, or edited to predict what would have been.
 
 ``recording`` turns a run's tables into durations (``batches``, ``handover``) and what the host did (``programs``),
 ``pipeline`` applies ``edits`` to them, ``simulate`` runs them, ``contention`` says how much longer CPU work takes where

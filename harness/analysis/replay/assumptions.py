@@ -1,52 +1,76 @@
-"""What a replay takes for granted, in words: only what matters for this run and these edits."""
+"""Lists what a replay takes for granted: only what matters for this run and these edits.
+
+``harness.report.assumptions`` says it in words.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
 from harness.analysis.replay.recording import Recording
 from harness.scenario.edits import Edits
 
+AssumptionKind = Literal[
+    "loader alone",
+    "recording",
+    "device not recorded",
+    "hand-over",
+    "stages inline",
+    "prefetch without workers",
+    "batch size",
+    "device speed",
+    "sync on a synchronous device",
+    "deep queue",
+    "ranks",
+    "shared cores",
+]
 
-def assumptions(recording: Recording, edits: Edits) -> tuple[str, ...]:
-    """One sentence each, without a full stop."""
-    found = list(recording.batches.assumed)
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something a replay takes for granted. The figures are those of its kind; the others are 0."""
+
+    kind: AssumptionKind
+    detail: str = ""  # "recording": what was taken for something that never was observed
+    tensors: int = 0  # "hand-over": of each batch
+    tensor_ms: float = 0.0
+    asynchronous: bool = False  # "device speed": whether the recorded device was
+    ranks: int = 0
+    cores: float = 0  # "shared cores": shared by these threads and workers
+    threads: int = 0
+    workers: int = 0
+
+
+def assumptions(recording: Recording, edits: Edits) -> tuple[Assumption, ...]:
+    """What the replay of ``recording`` under ``edits`` takes for granted."""
+    return tuple(_assumptions(recording, edits))
+
+
+def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
+    for detail in recording.batches.assumed:
+        yield Assumption("recording", detail)
     workers = recording.workers if edits.workers is None else edits.workers
     cores = edits.cores or recording.cores
     if recording.untold:
-        found.append(
-            "what the device did was not recorded: time on the host stands for it, and a wait of the host counts as one"
-        )
+        yield Assumption("device not recorded")
     if workers and not recording.workers:
-        found.append(
-            "the recording has no workers: handing a batch over to the main thread is taken to cost "
-            f"{DEFAULT_TENSOR_MS} ms for each of its {recording.tensors} tensors (transfer=... sets it otherwise)"
-        )
+        yield Assumption("hand-over", tensors=recording.tensors, tensor_ms=DEFAULT_TENSOR_MS)
     if recording.workers and not workers:
-        found.append("without workers the stages take as long inline as they did in the workers, with no hand-over")
+        yield Assumption("stages inline")
     if edits.prefetch is not None and not workers:
-        found.append("prefetch has no effect without workers")
+        yield Assumption("prefetch without workers")
     if edits.batch_size is not None and edits.batch_size != recording.batch_size:
-        found.append(
-            "stages, h2d, forward and backward grow in proportion to the batch (consecutive recorded batches "
-            "are put together), gradient norm and optimizer do not, nor does the hand-over"
-        )
+        yield Assumption("batch size")
     if edits.device is not None:
-        found.append(
-            "all work on the device changes speed alike"
-            + ("" if recording.asynchronous else ", and forward, backward and optimizer are all of it")
-        )
+        yield Assumption("device speed", asynchronous=recording.asynchronous)
     if not edits.sync and not recording.asynchronous:
-        found.append("sync=off changes little here: on a synchronous device there is no queue to wait for")
+        yield Assumption("sync on a synchronous device")
     if not edits.sync and recording.asynchronous and recording.queue_depth is None:
-        found.append("the device's queue is taken to be deep enough to hold all that is launched between two syncs")
+        yield Assumption("deep queue")
     if (edits.ranks or 1) > 1:
-        found.append(
-            f"each of {edits.ranks} ranks draws its own stretch of the recording and has cores of its own; "
-            "backward ends when the slowest rank's does, and the communication itself takes no time"
-        )
+        yield Assumption("ranks", ranks=edits.ranks or 1)
     if (recording.threads + recording.workers > recording.cores) or (recording.threads + workers > cores):
-        found.append(
-            f"{cores} cores are shared fairly among {recording.threads} compute threads and {workers} workers, which "
-            "want them independently of one another (mean field); other processes are left out"
-        )
-    return tuple(found)
+        yield Assumption("shared cores", cores=cores, threads=recording.threads, workers=workers)

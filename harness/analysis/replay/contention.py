@@ -1,8 +1,8 @@
-"""How much longer CPU work takes because others want the same cores: a mean-field estimate.
+"""Estimates how much longer CPU work takes because others want the same cores (mean field).
 
-Who wants a core: the main thread with its ``threads`` (1 beside an asynchronous device) for a share m of the time, and
-each of W loader workers for a share a of the time, independently of one another. C cores are shared fairly among those
-who want one at a moment, so with n of them each runs at min(1, C / n):
+Two kinds of processes want cores: the main thread with its ``threads`` (1 beside an asynchronous device) for a share m
+of the time, and each of W loader workers for a share a of the time, independently of one another. C cores are shared
+fairly among those that want one at a moment, so with n of them each runs at min(1, C / n):
 
     stretch of the main thread  = E[max(1, (threads + k) / C)],               k ~ Binomial(W, a)
     stretch of a worker         = E[max(1, (threads x j + 1 + k) / C)],       j ~ Bernoulli(m), k ~ Binomial(W - 1, a)

@@ -1,7 +1,7 @@
-"""Predictions from replays: step time and throughput with an interval, why, and the licence to believe them.
+"""Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has as many values as there are blocks. The licence is the error of
-the replay of what really ran: a model that cannot even repeat the past is not asked for the future.
+Every run is replayed by itself, so a prediction has as many values as there are blocks. The validation error is that of
+the unedited replay, against what was measured: where it exceeds the tolerance, predictions are not to be relied on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.replay.assumptions import assumptions
+from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.contention import Stretch, stretch
 from harness.analysis.replay.pipeline import Pipeline, build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
@@ -29,8 +29,7 @@ __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data
 Array = NDArray[np.float64]
 REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
 SEED = 20240229
-ALONE = "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
-MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and tell nothing new
+MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
 _ROUNDS = 12  # of step time against contention
 _CLOSE = 0.005
 
@@ -76,7 +75,7 @@ class Replays:
             if ahead > MOST_AHEAD:
                 raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
             offsets = _offsets(run.recording, self._replicates, edits.ranks or 1)
-            after = _settle(partial(build, run.recording, edits, run.then), offsets, run.then)
+            after = _consistent(partial(build, run.recording, edits, run.then), offsets, run.then)
             found.append(_Edited(run, after, tokens_per_step(run.recording, edits)))
         return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
 
@@ -95,7 +94,7 @@ class Replays:
             fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
             then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
             grown = feeder.batch_size / own.batch_size
-            after = _settle(partial(build, fed, Edits(), then, grown=grown), run.offsets, then)
+            after = _consistent(partial(build, fed, Edits(), then, grown=grown), run.offsets, then)
             tokens = None
             if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
                 tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
@@ -103,7 +102,7 @@ class Replays:
         if not found:
             raise InputError("replay: no block in which both the run and the data-only run finished")
         fed_first = replace(found[0].run.recording, workers=feeders[found[0].run.recording.block].workers)
-        return _prediction(found, Edits(), (ALONE, *assumptions(fed_first, Edits())))
+        return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
     def _replay(self, recording: Recording) -> _Run:
         offsets = _offsets(recording, self._replicates, 1)
@@ -167,8 +166,8 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
     return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
 
 
-def _settle(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) -> Simulated:
-    """A replay with the contention that goes with its step time: each decides the other, so they are found in turns."""
+def _consistent(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) -> Simulated:
+    """A replay with the contention that goes with its step time: each decides the other, so both are iterated."""
     now = then
     for _ in range(_ROUNDS):
         pipeline = make(now)
@@ -180,7 +179,7 @@ def _settle(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) 
     return result
 
 
-def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[str, ...]) -> Prediction:
+def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
     def over_blocks(value: Callable[[_Edited], Array]) -> Estimate:
         """From one array per block, over its replicates."""
         arrays = [value(one) for one in found]

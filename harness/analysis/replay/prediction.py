@@ -1,4 +1,4 @@
-"""What a replay answers: a prediction with its interval, its reasons and its licence."""
+"""Defines what a replay answers: a prediction with its interval, its reasons and its validation error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.statistics import Estimate
 from harness.scenario.edits import Edits
 
-TOLERANCE = 0.05  # an unedited replay that is further off than this licenses no prediction
+TOLERANCE = 0.05  # a prediction is not to be relied on where the unedited replay is further off than this
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class ReplayValidation:
         return float(np.median(list(self.resampled.values())))
 
     @property
-    def granted(self) -> bool:
+    def within_tolerance(self) -> bool:
         """Whether both are typically small enough (:data:`TOLERANCE`) to believe a prediction."""
         return all(float(np.median(np.abs(list(e.values())))) <= TOLERANCE for e in (self.errors, self.resampled))
 
@@ -67,5 +68,5 @@ class Prediction:
     starved_ms: float | None
     was_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
     emulated: bool

@@ -1,4 +1,4 @@
-"""The loop, the loader's workers and the device, run on paper: a max-plus recursion, step by step, for many at once.
+"""Simulates the loop, the loader's workers and the device: a max-plus recursion, step by step, for many at once.
 
 Every quantity is an array (replicates, ranks): the replicates start at different places of the recorded sequence and
 wrap around (a moving block: what was recorded side by side stays side by side), and so does each rank of a replicate.
@@ -7,7 +7,7 @@ wrap around (a moving block: what was recorded side by side stays side by side),
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
     launch   completion = max(now, completion before) + duration, and not before it was queued
     sync     now = max(now, completion) + latency
-    reduce   the slowest rank's completion is everybody's (all-reduce at the end of backward; its own time is left out)
+    reduce   every rank completes when the slowest does (all-reduce at the end of backward; its own time is left out)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Simulated:
     """Means over the measured steps, each (replicates,), in ms; and every step's time in ns, (replicates, steps).
 
     ``waits``: by stage, the time that the step waited for it: of the host, or on an asynchronous device the time that
-    the device was starved while the host waited. ``starved`` besides counts what the host did otherwise (None where the
+    the device was idle while the host waited. ``starved`` besides counts what the host did otherwise (None where the
     device is synchronous).
     """
 

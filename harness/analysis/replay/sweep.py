@@ -1,15 +1,13 @@
-"""One edit over a range of values, with tokenization as recorded and without: where does it start to matter?"""
+"""Predicts one edit over a range of values, with and without tokenization, and finds where tokenization matters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.prediction import Prediction
-from harness.report.words import number, percent
 from harness.scenario.edits import COUNTS, Edits, parse_edits
 from trainer.errors import InputError
 
@@ -18,11 +16,13 @@ MATTERS = 0.01  # a difference of step time by this share is called one
 _HALVINGS = 6  # of the stretch in which the crossover lies
 
 
-class Crossing(NamedTuple):
-    """Where the cost of tokenization passes 1 % of the step."""
+@dataclass(frozen=True)
+class Crossing:
+    """Where the cost of tokenization passes 1 % of the step, between two neighbours of the values given."""
 
     at: float  # the first value on the other side
-    text: str
+    between: tuple[str, str]  # the neighbours, as given
+    matters_below: bool  # whether tokenization matters at the lower one, and no longer at the higher one
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,6 @@ class Sweep:
     def shares(self) -> tuple[float, ...]:
         """What part of the step tokenization costs, at each value."""
         return tuple(_share(full, free) for full, free in zip(self.recorded, self.without, strict=True))
-
-    @property
-    def sentence(self) -> str:
-        """Where tokenization starts to matter, or that it does not in this range."""
-        if self.crossings:
-            texts = "; ".join(crossing.text for crossing in self.crossings)
-            return f"crossover at {MATTERS * 100:.0f} % of the step: {texts}"
-        most, least = max(self.shares), min(self.shares)
-        span = f"{self.key} from {self.texts[0]} to {self.texts[-1]}"
-        if most > MATTERS:
-            return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
-        return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
 
 
 def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
@@ -116,6 +104,4 @@ def _crossing(
             left = middle
         else:
             right = middle
-    verb = "stops mattering" if before else "starts to matter"
-    where = f"about {number(right)}x" if key == "device" else f"at {right:.0f}"
-    return Crossing(right, f"tokenization {verb} between {key}={low[1]} and {high[1]} ({where})")
+    return Crossing(right, (low[1], high[1]), before)

@@ -1,4 +1,4 @@
-"""Which arm of the same study already is what the edits ask for: a prediction that can be checked is checked."""
+"""Finds arms of the same study that already are what the edits ask for: their measurement checks the prediction."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 from harness.scenario.edits import Edits
 from harness.scenario.overrides import flatten, lookup
+from harness.scenario.plan import DOSES
 from harness.study.store import STAGES, RunRecord
 
 # Differ between blocks, or say how long to measure.
 IGNORED = ("seed", "steps", "warmup_steps")
-DOSES = {"read": "data.extra_reads", "tokenize": "data.extra_tokenizations"}
+EXTRA_WORK: Mapping[str, str] = {
+    str(what): key for what, key in DOSES.items()
+}  # by stage: the key that repeats its work
 
 
 def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
-    """Names of other arms (controls included, a-a twins left out) that ran what ``arm`` would be under ``edits``."""
+    """Names of other arms (controls included, A/A controls left out) that ran what ``arm`` would be under ``edits``."""
     own = next((record for record in records if record.arm == arm), None)
     if own is None or not edits:
         return []
@@ -34,15 +37,15 @@ def _removes_data(edits: Edits) -> bool:
 
 
 def _edited(config: Mapping[str, Any], edits: Edits) -> dict[str, Any] | None:
-    """The configuration under ``edits``; None where no key of it says the same."""
+    """The configuration under ``edits``; None where its keys cannot express them."""
     flat = flatten(config)
     if edits.cores is not None or (edits.ranks or 1) > 1:
         return None
     for stage, change in edits.stages.items():
         times = change.factor
-        if change.ms is not None or stage not in DOSES or times < 1 or times != int(times):
+        if change.ms is not None or stage not in EXTRA_WORK or times < 1 or times != int(times):
             return None
-        flat[DOSES[stage]] = (1 + int(flat.get(DOSES[stage]) or 0)) * int(times) - 1
+        flat[EXTRA_WORK[stage]] = (1 + int(flat.get(EXTRA_WORK[stage]) or 0)) * int(times) - 1
     if edits.device is not None:
         if not isinstance(lookup(config, "compute.device"), Mapping):
             return None

@@ -7,7 +7,10 @@ import math
 import pyarrow as pa
 import pytest
 
+from harness.analysis.report_types import Comparison, NotCompared
 from harness.analysis.study import analyse
+from harness.report.confounds import confound_lines
+from harness.report.sentences import sentence
 from tests.harness.synthetic import Arm, build
 
 QUIET = {"block": 0.003, "turn": 0.004, "step": 0.01}
@@ -21,7 +24,15 @@ def slower(factor):
 
 
 def compared(arms, pair, **how):
-    return analyse(*build(arms, [pair], **how)).comparisons[0]
+    (comparison,) = analyse(*build(arms, [pair], **how)).comparisons
+    assert isinstance(comparison, Comparison)
+    return comparison
+
+
+def not_compared(arms, pair, **how):
+    (comparison,) = analyse(*build(arms, [pair], **how)).comparisons
+    assert isinstance(comparison, NotCompared)
+    return comparison
 
 
 def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
@@ -29,21 +40,23 @@ def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
     for seed in range(40):
         arms = [BASE, slower(1.05), *BASE.controls("a-a")]
         results.append(compared(arms, ("text-padded", "slower"), seed=seed, noise=QUIET))
-    assert sum(c.verdict == "loss" for c in results) >= 38
-    assert sum(c.measured.ci_low <= 1 / 1.05 <= c.measured.ci_high for c in results) >= 36
-    assert "loss of" in results[0].sentence
+    assert sum(c.measured.verdict == "loss" for c in results) >= 38
+    assert sum(c.measured.ratio.ci_low <= 1 / 1.05 <= c.measured.ratio.ci_high for c in results) >= 36
+    assert "loss of" in sentence(results[0])
 
 
 def test_no_change_is_called_none_in_at_least_95_percent_of_the_studies():
-    verdicts = [compared([BASE, slower(1.0)], ("text-padded", "slower"), seed=seed).verdict for seed in range(100)]
+    verdicts = [
+        compared([BASE, slower(1.0)], ("text-padded", "slower"), seed=seed).measured.verdict for seed in range(100)
+    ]
     assert verdicts.count("none") >= 95
 
 
 def test_gains_and_losses_change_places_with_the_arms():
     arms = [BASE, slower(1.2)]
     forward, back = (compared(arms, pair) for pair in (("text-padded", "slower"), ("slower", "text-padded")))
-    assert (forward.verdict, back.verdict) == ("loss", "gain")
-    assert forward.measured.median == pytest.approx(1 / back.measured.median)
+    assert (forward.measured.verdict, back.measured.verdict) == ("loss", "gain")
+    assert forward.measured.ratio.median == pytest.approx(1 / back.measured.ratio.median)
 
 
 def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_says_why():
@@ -52,107 +65,107 @@ def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_
     quick = Arm("tokens", workers=1, tokenize=0.0, read=0.3, pack=0.02)
     controls = [*hidden.controls("a-a", "ideal-data", "data-only"), *quick.controls("data-only")]
     c = compared([hidden, quick, *controls], ("text", "tokens"))
-    assert c.verdict == "none"
-    assert c.isolated.median == pytest.approx(4.3 / 0.32, rel=0.1)
-    assert c.ceiling.median == pytest.approx(1.0, abs=0.001)
-    assert c.ideal.ci_low <= 1.0 <= c.ideal.ci_high
-    assert "In isolation its data path is" in c.sentence
-    assert ", but text hardly waits for data" in c.sentence
-    assert "tokenize hidden behind the step" in c.sentence
-    assert "disagree" not in c.sentence
+    assert c.measured.verdict == "none"
+    assert c.measured.isolated.median == pytest.approx(4.3 / 0.32, rel=0.1)
+    assert c.measured.ceiling.median == pytest.approx(1.0, abs=0.001)
+    assert c.measured.ideal.ci_low <= 1.0 <= c.measured.ideal.ci_high
+    assert "In isolation its data path is" in sentence(c)
+    assert ", but text hardly waits for data" in sentence(c)
+    assert "tokenize hidden behind the step" in sentence(c)
+    assert "disagree" not in sentence(c)
 
 
 def test_an_exposed_cost_shows_in_ceiling_ideal_and_measured_alike():
     base = Arm("slow-data", tokenize=10.0)
     c = compared([base, FASTER_DATA, *base.controls("a-a", "ideal-data")], ("slow-data", "tokens-padded"))
     truth = (29.72 + 10.3) / 29.72
-    assert c.ceiling.median == pytest.approx(truth, rel=0.02)
-    assert c.ideal.median == pytest.approx(truth, rel=0.02)
-    assert c.measured.median == pytest.approx(40.02 / 29.82, rel=0.02)
-    assert c.verdict == "gain"
-    assert "slow-data waits for data" in c.sentence
-    assert "disagree" not in c.sentence
+    assert c.measured.ceiling.median == pytest.approx(truth, rel=0.02)
+    assert c.measured.ideal.median == pytest.approx(truth, rel=0.02)
+    assert c.measured.ratio.median == pytest.approx(40.02 / 29.82, rel=0.02)
+    assert c.measured.verdict == "gain"
+    assert "slow-data waits for data" in sentence(c)
+    assert "disagree" not in sentence(c)
 
 
 def test_padding_is_told_apart_from_speed():
     packed = Arm("stream", trained=2040)
     padded = Arm("padded", trained=850)
     c = compared([padded, packed], ("padded", "stream"))
-    assert c.verdict == "gain"
-    assert c.measured.median == pytest.approx(2.4, rel=0.03)
-    assert c.tokens_ratio.ci_low <= 1 <= c.tokens_ratio.ci_high
-    assert "in trained tokens/s with 2.40x as many of them per step (2.4" in c.sentence
-    assert "Steps take the same time (" in c.sentence
-    assert any("useful tokens" in line for line in c.confounds)
+    assert c.measured.verdict == "gain"
+    assert c.measured.ratio.median == pytest.approx(2.4, rel=0.03)
+    assert c.measured.tokens_ratio.ci_low <= 1 <= c.measured.tokens_ratio.ci_high
+    assert "in trained tokens/s with 2.40x as many of them per step (2.4" in sentence(c)
+    assert "Steps take the same time (" in sentence(c)
+    assert any("useful tokens" in line for line in confound_lines(c.confounds))
 
 
 def test_a_larger_batch_is_told_apart_from_speed():
     c = compared([BASE, Arm("batch-2", tokens=4096, trained=3800)], ("text-padded", "batch-2"))
-    assert "with 2.00x as many of them per step" in c.sentence
-    assert "Steps take the same time" in c.sentence
+    assert "with 2.00x as many of them per step" in sentence(c)
+    assert "Steps take the same time" in sentence(c)
     both = compared([BASE, Arm("both", tokens=4096, trained=1900)], ("text-padded", "both"))
-    assert both.verdict == "none"
-    assert "for 2.00x as many positions, padding included" in both.sentence
+    assert both.measured.verdict == "none"
+    assert "for 2.00x as many positions, padding included" in sentence(both)
 
 
 def test_contention_makes_the_witnesses_disagree_and_is_named():
     base = Arm("busy", workers=1, contended=6.0, compute={"forward": 36.0})
     ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": 30.0})
     c = compared([base, FASTER_DATA, ideal], ("busy", "tokens-padded"))
-    assert c.ideal.median == pytest.approx(1.2, rel=0.02)
-    assert "Witnesses disagree: busy with ideal data is" in c.sentence
-    assert "contended: 6.00 ms per step" in c.sentence
+    assert c.measured.ideal.median == pytest.approx(1.2, rel=0.02)
+    assert "Witnesses disagree: busy with ideal data is" in sentence(c)
+    assert "waiting for a core: 6.00 ms per step" in sentence(c)
 
 
 def test_a_gain_above_the_ceiling_is_named():
     c = compared([BASE, Arm("smaller-model", compute={"forward": 10.0})], ("text-padded", "smaller-model"))
-    assert "more than the wait for data changed" in c.sentence
+    assert "more than the wait for data changed" in sentence(c)
 
 
 def test_the_noise_floor_silences_a_difference_that_the_twin_shows_too():
     twin = BASE.variant("a-a", compute={"forward": 9.0, "backward": 20.0, "optimizer": 3.0})
     arms = [BASE, slower(1.03), twin]
     c = compared(arms, ("text-padded", "slower"), noise={"block": 0.0, "turn": 0.0, "step": 0.001})
-    assert c.measured.ci_high < 1
-    assert c.noise_floor > 0.03
-    assert c.verdict == "none"
-    assert "does not clear the noise floor" in c.sentence
+    assert c.measured.ratio.ci_high < 1
+    assert c.measured.noise_floor > 0.03
+    assert c.measured.verdict == "none"
+    assert "does not clear the noise floor" in sentence(c)
     without = compared(arms[:2], ("text-padded", "slower"), noise={"block": 0.0, "turn": 0.0, "step": 0.001})
-    assert without.verdict == "loss"
-    assert "noise floor unknown: no finished a-a control" in without.sentence
+    assert without.measured.verdict == "loss"
+    assert "noise floor unknown: no finished a-a control" in sentence(without)
 
 
 def test_another_arms_twin_serves_as_floor_and_is_named():
     c = compared([BASE, slower(1.2), *BASE.controls("a-a")], ("slower", "text-padded"))
-    assert c.noise_floor is not None
-    assert "measured on text-padded" in c.sentence
+    assert c.measured.noise_floor is not None
+    assert "measured on text-padded" in sentence(c)
 
 
 def test_two_blocks_leave_it_undecided_and_say_what_to_do():
     c = compared([BASE, slower(1.5)], ("text-padded", "slower"), blocks=2)
-    assert c.verdict == "none"
-    assert c.measured.ci_low is None
-    assert "undecided" in c.sentence
-    assert "--repeats" in c.sentence
+    assert c.measured.verdict == "none"
+    assert c.measured.ratio.ci_low is None
+    assert "undecided" in sentence(c)
+    assert "--repeats" in sentence(c)
 
 
 def test_an_arm_that_never_finished_is_present_with_its_reason():
-    c = compared([BASE, Arm("gone", failed_blocks=tuple(range(5)))], ("text-padded", "gone"))
-    assert c.verdict == "none"
-    assert c.measured is None
-    assert c.sentence.startswith("gone against text-padded: not measured (no finished run of gone")
-    assert "killed by signal 9" in c.sentence
+    c = not_compared([BASE, Arm("gone", failed_blocks=tuple(range(5)))], ("text-padded", "gone"))
+    assert c.missing.kind == "no finished run"
+    assert sentence(c).startswith("gone against text-padded: not measured (no finished run of gone")
+    assert "killed by signal 9" in sentence(c)
 
 
 def test_arms_that_share_no_block_are_not_compared():
     first, second = Arm("first", failed_blocks=(1, 2)), Arm("second", failed_blocks=(0,))
-    assert "no block in which both finished" in compared([first, second], ("first", "second"), blocks=3).sentence
+    c = not_compared([first, second], ("first", "second"), blocks=3)
+    assert "no block in which both finished" in sentence(c)
 
 
 def test_runs_one_after_the_other_are_paired_by_block():
     c = compared([BASE, slower(1.3)], ("text-padded", "slower"), interleave="runs", noise=QUIET)
-    assert c.verdict == "loss"
-    assert c.measured.median == pytest.approx(1 / 1.3, rel=0.02)
+    assert c.measured.verdict == "loss"
+    assert c.measured.ratio.median == pytest.approx(1 / 1.3, rel=0.02)
 
 
 def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
@@ -162,7 +175,7 @@ def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
         for name in ("tokens", "trained_tokens", "exposed_read_ns", "hidden_read_ns", "contended_ns"):
             field = run.steps.schema.field(name)
             run.steps = run.steps.set_column(index[name], field, pa.nulls(len(run.steps), field.type))
-    c = analyse(study, runs).comparisons[0]
-    assert c.measure == "steps/s"
-    assert c.verdict == "loss"
-    assert math.isclose(c.measured.median, 1 / 1.2, rel_tol=0.02)
+    (c,) = analyse(study, runs).compared
+    assert c.measured.measure == "steps/s"
+    assert c.measured.verdict == "loss"
+    assert math.isclose(c.measured.ratio.median, 1 / 1.2, rel_tol=0.02)

@@ -6,13 +6,15 @@ import pytest
 
 from harness.analysis.confounds import flatten
 from harness.analysis.study import analyse
+from harness.report.confounds import confound_lines
 from tests.harness.synthetic import Arm, build
 
 BASE = Arm("base")
 
 
 def listed(candidate, base=BASE, **how):
-    return analyse(*build([base, candidate], [("base", candidate.name)], **how)).comparisons[0].confounds
+    (comparison,) = analyse(*build([base, candidate], [("base", candidate.name)], **how)).compared
+    return confound_lines(comparison.confounds)
 
 
 def test_arms_that_differ_in_nothing_have_no_confounds():
@@ -58,7 +60,8 @@ def test_a_declared_key_does_not_excuse_its_neighbour():
 def test_a_difference_in_one_block_only_is_listed_once():
     study, runs = build([BASE, Arm("c")], [("base", "c")])
     runs[-1].record.session = "another"
-    assert analyse(study, runs).comparisons[0].confounds == ["not alternated in time: different sessions in block 4"]
+    (comparison,) = analyse(study, runs).compared
+    assert confound_lines(comparison.confounds) == ["not alternated in time: different sessions in block 4"]
 
 
 def test_flatten_keeps_empty_sections():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.dose import Dose, dose, parse_control
 from harness.analysis.ledger import RunLedger, measure
+from harness.report.dose import dose_line, dose_reason
 from harness.scenario.model import Scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import STEP_COLUMNS, RunData, RunRecord, arrow_schema
@@ -113,15 +114,15 @@ class TestKnownTruth:
         assert found.kind == "exposed"
         assert found.slope is not None
         assert found.slope.median == pytest.approx(1, abs=0.1)
-        assert "tokenize of text is exposed: 1 ms more of it costs" in found.words
-        assert "today" not in found.words
+        assert "tokenize of text is exposed: 1 ms more of it costs" in dose_line(found)
+        assert "today" not in dose_line(found)
 
     def test_a_worker_that_keeps_up_hides_it(self) -> None:
         found = Pipeline(workers=1).dosed()
         assert found.kind == "hidden"
         assert found.slope is not None
         assert found.slope.median == pytest.approx(0, abs=0.1)
-        assert found.words.startswith("tokenize of text is hidden: 1 ms more of it costs")
+        assert dose_line(found).startswith("tokenize of text is hidden: 1 ms more of it costs")
 
     @pytest.mark.parametrize("workers", [1, 2, 4])
     def test_workers_that_cannot_keep_up_expose_it_whatever_their_number(self, workers: int) -> None:
@@ -130,13 +131,13 @@ class TestKnownTruth:
         assert found.slope is not None
         assert found.slope.median == pytest.approx(1, abs=0.05)
         # 50 ms of work every 20 ms of compute: a part of it is hidden, and any more is not
-        assert "though today" in found.words
+        assert "though today" in dose_line(found)
 
     @pytest.mark.parametrize(("workers", "takes_cores"), [(2, 0.5), (1, 0.9), (1, 1.0), (2, 1.2)])
     def test_it_is_contended_whatever_its_slope(self, workers: int, takes_cores: float) -> None:
         """A step that gets as much longer as there is more work, and waits for none of it, has lost its cores."""
         found = Pipeline(workers=workers, tokenize=10, compute=40, takes_cores=takes_cores).dosed()
-        assert found.kind == "contended", found.words
+        assert found.kind == "contended", dose_line(found)
 
     @pytest.mark.parametrize("workers", [1, 3])
     def test_hidden_work_that_takes_cores_is_contended(self, workers: int) -> None:
@@ -146,7 +147,7 @@ class TestKnownTruth:
         assert found.waited_slope is not None
         assert found.slope.median == pytest.approx(0.5, abs=0.1)
         assert found.waited_slope.median == pytest.approx(0, abs=0.02)
-        assert "hidden, it takes cores from the step" in found.words
+        assert "hidden, it takes cores from the step" in dose_line(found)
 
     def test_half_of_every_batch_waited_for_is_partly_exposed(self) -> None:
         def half(k: int, block: int) -> dict[str, float]:
@@ -155,8 +156,8 @@ class TestKnownTruth:
 
         found = judged(curve(half))
         assert found.kind == "partial"
-        assert found.words.startswith("tokenize of text is partly exposed: 1 ms more of it costs 0.5")
-        assert "0.50 ms by waiting" in found.words
+        assert dose_line(found).startswith("tokenize of text is partly exposed: 1 ms more of it costs 0.5")
+        assert "0.50 ms by waiting" in dose_line(found)
 
     @pytest.mark.parametrize("workers", [1, 2])
     @pytest.mark.parametrize(("own", "slack"), [(8.0, 11.5), (5.0, 14.5)])
@@ -166,7 +167,7 @@ class TestKnownTruth:
         assert found.kind == "kink"
         assert found.slack_ms is not None
         assert found.slack_ms.median == pytest.approx(slack, abs=1.0)
-        assert "slack that is used up at about 1" in found.words
+        assert "slack that is used up at about 1" in dose_line(found)
 
     def test_data_time_exactly_at_the_slack(self) -> None:
         """Nothing of it is waited for, and any more would be: the adversary of who looks at one of both only."""
@@ -174,7 +175,7 @@ class TestKnownTruth:
         assert found.kind == "kink"
         assert found.slack_ms is not None
         assert found.slack_ms.median == pytest.approx(0, abs=1.0)
-        assert re.match(r"tokenize of text just fits into the slack \(it takes (19|20|21)", found.words)
+        assert re.match(r"tokenize of text just fits into the slack \(it takes (19|20|21)", dose_line(found))
 
     def test_long_documents_that_a_short_queue_cannot_hide(self) -> None:
         """In steps with a long document the worker is late, in the others it is not: in sum the curve bends."""
@@ -187,14 +188,14 @@ class TestKnownTruth:
         found = Pipeline(tokenize=0.05, compute=300.0, noise=0.05).dosed()
         assert found.kind == "undecided"
         assert found.blocks_needed is None
-        assert "even 1000 blocks would not decide" in found.words
+        assert "even 1000 blocks would not decide" in dose_line(found)
 
     def test_so_many_more_blocks_do_decide(self) -> None:
         loop = Pipeline(tokenize=0.6, noise=0.06)
         few = loop.dosed(blocks=4, seed=3)
         assert few.kind == "undecided"
         assert few.blocks_needed is not None
-        assert f"about {few.blocks_needed - 4} more blocks would decide" in few.words
+        assert f"about {few.blocks_needed - 4} more blocks would decide" in dose_line(few)
         assert loop.dosed(blocks=2 * few.blocks_needed, seed=3).kind == "exposed"
 
     def test_two_blocks_have_no_interval(self) -> None:
@@ -202,7 +203,7 @@ class TestKnownTruth:
         assert (found.kind, found.blocks_needed) == ("undecided", None)
         assert found.slope is not None
         assert found.slope.ci_low is None
-        assert found.words.endswith("fewer than 3 blocks give no interval")
+        assert dose_line(found).endswith("fewer than 3 blocks give no interval")
 
     @settings(max_examples=40, deadline=None)
     @given(
@@ -245,15 +246,15 @@ class TestDevice:
         assert found.slope is not None
         assert found.slope.median == pytest.approx(0.5, abs=0.01)
         assert [point.work_ms for point in found.points] == [30, 40, 50, 70]
-        assert "device time of text is partly exposed" in found.words
+        assert "device time of text is partly exposed" in dose_line(found)
 
     def test_without_a_device_the_forward_phase_counts(self) -> None:
         loop = Pipeline(compute=10.0)
         found = loop.dosed("compute")  # the simulated step spends all its compute in the forward phase
         wrong = dose(loop.blocks("text", 5, 1), {1: loop.blocks("dose-1", 5, 1)}, "device", 0)
         assert wrong.slope is None
-        assert "added no work" in wrong.words
-        assert found.reason == "its work was not measured"  # compute is no stage
+        assert "added no work" in dose_line(wrong)
+        assert dose_reason(found) == "its work was not measured"  # compute is no stage
         runs = {k: replace(loop, compute=10.0 * (1 + k)).blocks("text", 5, 1) for k in (0, *DOSES)}
         found = judged(runs, "device", workers=0)
         assert (found.kind, found.waited_slope) == ("exposed", None)
@@ -261,7 +262,7 @@ class TestDevice:
     def test_launching_is_no_device_time(self) -> None:
         runs = curve(lambda k, _: {"wall": 40.0 + k, "forward": 1.0 + k})
         runs[0][0].record.facts["asynchronous"] = True
-        assert judged(runs, "device").reason == "its work was not measured"
+        assert dose_reason(judged(runs, "device")) == "its work was not measured"
 
     def test_a_loop_that_waits_for_data_hides_slower_kernels(self) -> None:
         found = judged(curve(lambda k, block: {"wall": 50.0 + 0.1 * block, "device_busy": 10.0 + 4 * k}), "device")
@@ -276,11 +277,14 @@ class TestNothingToFit:
     def test_reasons(self) -> None:
         runs = curve(self.FULL)
         without = {0: runs[0], 1: {}, 2: {}, 4: {}}
-        assert judged(without).reason == "no finished run with a dose"
-        assert judged({**runs, 0: {}}).reason == "no finished run of the arm itself"
-        assert judged({0: {0: runs[0][0]}, 1: {1: runs[1][1]}}).reason == "no block in which k = 0 and 1 all finished"
-        assert judged(runs, "read").reason == "its work was not measured"
-        assert judged(dict.fromkeys(runs, runs[0])).reason == (
+        assert dose_reason(judged(without)) == "no finished run with a dose"
+        assert dose_reason(judged({**runs, 0: {}})) == "no finished run of the arm itself"
+        assert (
+            dose_reason(judged({0: {0: runs[0][0]}, 1: {1: runs[1][1]}}))
+            == "no block in which k = 0 and 1 all finished"
+        )
+        assert dose_reason(judged(runs, "read")) == "its work was not measured"
+        assert dose_reason(judged(dict.fromkeys(runs, runs[0]))) == (
             "the doses added no work (1.00 ms per step without, 1.00 ms with the largest)"
         )
 
@@ -288,14 +292,17 @@ class TestNothingToFit:
         runs = curve(self.FULL)
         found = judged({**runs, 0: {}})
         assert (found.arm, found.kind, found.slope, found.points) == ("text", "undecided", None, ())
-        assert found.words == "the dose of tokenize of text tells nothing: no finished run of the arm itself"
+        assert (
+            dose_line(found)
+            == "the slowdown injection (dose) of tokenize of text shows nothing: no finished run of the arm itself"
+        )
 
     def test_a_lost_dose_is_left_out_and_named(self) -> None:
         runs = curve(lambda k, block: {**self.FULL(k, block), "wall": 20.0 + k + 0.001 * block * k})
         found = judged({**runs, 4: {}})
         assert found.kind == "exposed"
         assert [point.k for point in found.points] == [0, 1, 2]
-        assert found.words.endswith("; k = 4 did not finish")
+        assert dose_line(found).endswith("; k = 4 did not finish")
 
     def test_only_blocks_with_every_dose_count(self) -> None:
         runs = curve(self.FULL, blocks=5)

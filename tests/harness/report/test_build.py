@@ -5,10 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
+from harness.analysis.comparisons import Measured
+from harness.analysis.confounds import Confound, ConfoundKind
+from harness.analysis.probes.host_load import HostFinding, HostFindingKind
+from harness.analysis.report_types import (
+    ArmExplained,
+    ArmReport,
+    ArmTotals,
+    Comparison,
+    Explained,
+    ModelSpeed,
+    NotCompared,
+    StudyReport,
+)
 from harness.report.build import build_report
+from harness.report.confounds import confound_lines
+from harness.report.findings import host_finding
 from harness.report.plots import NAMES
 from harness.study.store import PHASES, STAGES, StudyFolder
 from tests.harness.synthetic import Arm, build, write
@@ -146,3 +162,37 @@ def test_a_folder_that_is_no_study_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="is this a study folder") as error:
         build_report(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_comparison_that_was_not_measured_has_every_key_of_one_that_was(tmp_path):
+    _, measured, _ = report(tmp_path / "measured", arms())
+    _, missing, _ = report(tmp_path / "missing", arms(failed_blocks=(0, 1, 2, 3, 4)))
+    assert list(missing["comparisons"][0]) == list(measured["comparisons"][0])
+
+
+@pytest.mark.parametrize("kind", get_args(ConfoundKind))
+def test_every_kind_of_confound_has_its_line(kind):
+    (line,) = confound_lines([Confound(kind, ("a", "b"), "key", (0.25, 0.5), (1, 2), 0)])
+    assert line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("kind", get_args(HostFindingKind))
+def test_every_finding_about_the_host_has_its_line(kind):
+    assert "\n" not in (line := host_finding(HostFinding(kind, 0.5, 2.0, "main")))
+    assert any(figure in line for figure in ("0.50", "50 %", "0 ", "1 "))
+
+
+def test_records_of_the_analysis_cannot_be_changed():
+    for one in (
+        StudyReport,
+        ArmReport,
+        ArmTotals,
+        ArmExplained,
+        ModelSpeed,
+        Comparison,
+        NotCompared,
+        Measured,
+        Explained,
+    ):
+        assert one.__dataclass_params__.frozen, one

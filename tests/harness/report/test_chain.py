@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.comparisons import Comparison, Waits
-from harness.analysis.dose import Dose
+from harness.analysis.comparisons import Waits
+from harness.analysis.dose import Dose, DosePoint
 from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report.chain import chain
@@ -20,72 +21,78 @@ from tests.harness.synthetic import Arm
 def report(*arms: Arm, **settings: object) -> Comparison:
     everything = [one for arm in arms for one in (arm, *arm.controls("a-a", "ideal-data", "data-only"))]
     study, runs = synthetic.build(everything, [(arms[0].name, arm.name) for arm in arms[1:]], **settings)
-    return analyse(study, runs).comparisons[0]
+    return analyse(study, runs).compared[0]
 
 
 def test_every_link_of_an_inline_gain_has_its_number() -> None:
     """10 ms of tokenizing inline in a step of 40.5 ms against none: every witness must say 1.33x."""
     c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
-    found = {link.name: link for link in c.chain}
+    found = {link.name: link for link in chain(c)}
     assert list(found) == ["isolated", "share of the step", "hidden", "contended", "ceiling", "predicted", "measured"]
     assert found["isolated"].ratio == pytest.approx(10.3 / 0.3, rel=0.1)
     step = 0.1 + 10 + 0.2 + 0.1 + 9 + 17 + 3 + 0.6 + 0.02
     for name in ("share of the step", "predicted", "measured"):
         assert found[name].ratio == pytest.approx(step / (step - 10), rel=0.03), name
     assert found["ceiling"].ratio == pytest.approx(step / (step - 10.3), rel=0.03)
-    assert "nothing of it is hidden" in found["hidden"].words
+    assert "nothing of it is hidden" in found["hidden"].text
 
 
 def test_a_hidden_gain_melts_at_the_hidden_link() -> None:
     c = report(Arm("text", tokenize=10, workers=1), Arm("tokens", tokenize=0, workers=1))
-    found = {link.name: link for link in c.chain}
+    found = {link.name: link for link in chain(c)}
     assert found["share of the step"].ratio > 1.3
     assert found["ceiling"].ratio == pytest.approx(1, abs=0.02)
     assert found["predicted"].ratio == pytest.approx(1, abs=0.02)
     assert found["measured"].ratio == pytest.approx(1, abs=0.02)
-    assert "behind" in found["hidden"].words
-    assert "backward" in found["hidden"].words  # the longest phase
-    assert c.verdict == "none"
+    assert "behind" in found["hidden"].text
+    assert "backward" in found["hidden"].text  # the longest phase
+    assert c.measured.verdict == "none"
 
 
 def test_more_tokens_per_step_are_a_link_of_their_own() -> None:
     c = report(Arm("padded", trained=900), Arm("packed", trained=1800))
-    last = c.chain[-1]
+    last = chain(c)[-1]
     assert last.name == "trained tokens"
     assert last.ratio == pytest.approx(2, rel=0.02)
-    assert "padding, not time" in last.words
+    assert "padding, not time" in last.text
 
 
 def test_a_prediction_far_from_the_measurement_is_named() -> None:
     c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
-    assert not [words for words in disagreements(c) if "replay" in words]
-    c.predicted = Estimate(1.0, 0.99, 1.01, 5)
-    (found,) = [words for words in disagreements(c) if "replay" in words]
+    assert not [line for line in disagreements(c) if "replay" in line]
+    replayed = c.explained.predicted
+    assert isinstance(replayed, PredictedRatio)
+    wrong = replace(replayed, ratio=Estimate(1.0, 0.99, 1.01, 5))
+    (found,) = [line for line in disagreements(explained(c, predicted=wrong)) if "replay" in line]
     assert "1.000x" in found
-    c.validation = 0.2
-    assert any("20 % off" in words for words in disagreements(c))
+    assert any("20 % off" in line for line in disagreements(explained(c, predicted=replace(wrong, error=0.2))))
+
+
+def explained(c: Comparison, **changes: object) -> Comparison:
+    return replace(c, explained=replace(c.explained, **changes))
 
 
 def a_dose(kind: str, low: float, high: float) -> Dose:
     slope = Estimate((low + high) / 2, low, high, 5)
-    return Dose("text", "tokenize", kind, f"more tokenize costs {low:.2f} to {high:.2f}", slope=slope)  # type: ignore[arg-type]
+    points = DosePoint(0, 1.0, 40.0, 1.0, None), DosePoint(4, 5.0, 44.0, 5.0, None)
+    return Dose("text", "tokenize", kind, points=points, slope=slope)  # type: ignore[arg-type]
 
 
 def test_a_dose_that_contradicts_the_ledger_is_named() -> None:
     c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
-    c.doses = [a_dose("hidden", -0.01, 0.05)]
-    assert any("more of it costs nothing" in words for words in disagreements(c))
-    c.doses = [a_dose("exposed", 0.95, 1.05)]
-    assert not any("dose" in words for words in disagreements(c))
-    assert "more tokenize costs 0.95" in sentence(c).replace("More", "more")
-    c.doses = [a_dose("contended", 0.3, 0.6)]
-    assert any("takes cores from the step" in words for words in disagreements(c))
+    hidden = explained(c, doses=(a_dose("hidden", -0.01, 0.05),))
+    assert any("more of it costs nothing" in line for line in disagreements(hidden))
+    exposed = explained(c, doses=(a_dose("exposed", 0.95, 1.05),))
+    assert not any("slowdown" in line for line in disagreements(exposed))
+    assert "okenize of text is exposed: 1 ms more of it costs 1.00 ms" in sentence(exposed)
+    contended = explained(c, doses=(a_dose("contended", 0.3, 0.6),))
+    assert any("takes cores from the step" in line for line in disagreements(contended))
 
 
 def test_an_emulated_device_is_named_in_the_verdict() -> None:
     c = report(Arm("text"), Arm("tokens"))
-    assert "emulated" not in c.sentence
-    assert "on an emulated gh200" in sentence(replace(c, emulated="emulated gh200"))
+    assert "emulated" not in sentence(c)
+    assert "on an emulated gh200" in sentence(explained(c, emulated=("emulated gh200",)))
 
 
 @pytest.mark.parametrize(
@@ -102,11 +109,10 @@ def test_what_bounds_a_step(starved: float | None, slack: float | None, fetch: f
 
 def test_without_spans_or_stages_the_chain_says_what_is_missing() -> None:
     c = report(Arm("text"), Arm("tokens"))
-    assert c.baseline_waits is not None
-    c.baseline_waits = Waits(30.0, None, {}, {}, None)
-    words = {link.name: link.words for link in chain(c)}
-    assert words["share of the step"] == "how long its data work takes was not measured"
-    assert "not measured" in words["contended"]
+    unsplit = replace(c, measured=replace(c.measured, baseline_waits=Waits(30.0, None, {}, {}, None)))
+    texts = {link.name: link.text for link in chain(unsplit)}
+    assert texts["share of the step"] == "how long its data work takes was not measured"
+    assert "not measured" in texts["contended"]
 
 
 def test_a_comparison_under_the_scenarios_edits() -> None:
@@ -114,7 +120,7 @@ def test_a_comparison_under_the_scenarios_edits() -> None:
     arms = [Arm("text", tokenize=10), Arm("tokens", tokenize=0)]
     study, runs = synthetic.build(arms, [("text", "tokens")])
     study.scenario_text["whatif"] = [{"tokenize": 0}, {"device": "4x"}]
-    plain, without, faster = analyse(study, runs).comparisons[0].whatifs
+    plain, without, faster = analyse(study, runs).compared[0].explained.whatifs
     assert (plain.edits, without.edits, faster.edits) == ("", "tokenize=0", "device=4x")
     assert plain.ratio is not None
     assert without.ratio is not None
@@ -126,5 +132,5 @@ def test_a_comparison_under_the_scenarios_edits() -> None:
     assert plain.waits_ms == pytest.approx(10.3, rel=0.3)  # the synthetic days swing by 10 %
 
 
-def test_a_scenario_without_edits_has_no_outlook() -> None:
-    assert report(Arm("text"), Arm("tokens")).whatifs == []
+def test_a_scenario_without_edits_has_no_prediction() -> None:
+    assert report(Arm("text"), Arm("tokens")).explained.whatifs == ()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.analysis.probes.device_health import DeviceHealth
-from harness.analysis.probes.host_load import HostLoad, RoleLoad
+from harness.analysis.probes.device_health import DeviceFinding, DeviceHealth
+from harness.analysis.probes.host_load import HostFinding, HostLoad, RoleLoad
 from harness.report.machine import section
 
 ROLE = RoleLoad("main", 1, 1.5, None, 4e9, 3e9, 2e6, 0.0, 100.0, None)
@@ -53,8 +53,12 @@ def test_traffic_is_shown_for_links_that_some_card_has() -> None:
 
 
 def test_findings_and_problems_are_said_once_each() -> None:
-    text = section([replace(LOAD, findings=["throttled"])], [replace(DEVICE, findings=["hot"])], ["no X", "no X"])
-    assert "- plain: throttled\n- plain, device 0: hot" in text
+    text = section(
+        [replace(LOAD, findings=(HostFinding("stolen cores", 0.5),))],
+        [replace(DEVICE, findings=(DeviceFinding("slowed down", 0.25, reason="heat"),))],
+        ["no X", "no X"],
+    )
+    assert "- plain: the hypervisor kept 0.50 cores for others\n- plain, device 0: slowed down by heat in 25 %" in text
     assert text.count("no X") == 1
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from harness.analysis.probes.torch_profile import torch_profile
 from harness.report.drawing import png
-from harness.report.memory_plot import memory as memory_figure
-from harness.report.memory_plot import thinned
-from harness.report.profile import MOST_OPERATORS, MOST_WORKERS, section
+from harness.report.plots import memory as memory_figure
+from harness.report.plots import thinned
+from harness.report.profile import MOST_OPERATORS, MOST_WORKERS, gap_line, section
 from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.kineto import read_profile
 from tests.harness.traces.kineto_text import complete, memory, trace
@@ -97,10 +97,10 @@ def test_a_profile_that_was_cut_is_in_no_table() -> None:
     found = torch_profile("text", [read_profile(trace(MAIN), 0), cut], WINDOWS)
     assert found is not None
     assert found.steps == 2
-    assert found.problems == (
+    assert [*map(gap_line, found.gaps)] == [
         "a profile of 2 steps is not whole, or of no window: left out",
         "steps 33 to 34 were profiled, but no whole profile of them is here",
-    )
+    ]
 
 
 def test_a_profile_of_no_window_is_left_out() -> None:
@@ -114,7 +114,7 @@ def test_windows_whose_profiles_are_all_gone_are_said() -> None:
     found = torch_profile("text", [], WINDOWS)
     assert found is not None
     assert found.steps == 0
-    assert len(found.problems) == 2
+    assert len(found.gaps) == 2
 
 
 def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.probes.device_health import clock_fall, device_health, differences, throttled
+from harness.analysis.probes.device_health import DeviceHealth, clock_fall, device_health, differences, throttled
+from harness.report.confounds import confound_lines
+from harness.report.findings import device_finding
 from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
 
@@ -27,6 +29,10 @@ def run(metrics: dict[str, list[float]], device: int = 0, facts: dict | None = N
         pa.table(columns, schema=arrow_schema(SAMPLE_COLUMNS)),
         ProbesRecord(taken_samples={"nvml": 10}, missed_samples={"nvml": 0}),
     )
+
+
+def lines(health: DeviceHealth) -> list[str]:
+    return [*map(device_finding, health.findings)]
 
 
 def test_energy_per_token_is_joules_of_measured_steps_over_their_tokens() -> None:
@@ -81,7 +87,7 @@ def test_means_and_extremes_of_what_was_sampled_and_none_of_what_was_not() -> No
     assert health.traffic == {"pcie_rx": 2e9}
     assert health.throttled == {"its power limit": 1.0, "its temperature (software)": 0.5}
     assert health.tensor_active is None
-    assert health.findings == [
+    assert lines(health) == [
         "slowed down by its power limit in 100 % of the samples",
         "slowed down by its temperature (software) in 50 % of the samples",
     ]
@@ -90,14 +96,14 @@ def test_means_and_extremes_of_what_was_sampled_and_none_of_what_was_not() -> No
 def test_a_clock_that_falls_under_load_is_said_and_an_idle_card_s_is_not() -> None:
     fell = [1980.0] * 20 + [1410.0] * 20
     (health,) = device_health({"arm": [run({"sm_clock_mhz": fell, "throttle_reasons": [0.0] * 40})]})
-    assert health.findings == ["SM clock fell from 1,980 to 1,410 MHz during the measured steps"]
+    assert lines(health) == ["SM clock fell from 1,980 to 1,410 MHz during the measured steps"]
     (idle,) = device_health({"arm": [run({"sm_clock_mhz": fell, "throttle_reasons": [0.0] * 20 + [1.0] * 20})]})
-    assert idle.findings == []
+    assert idle.findings == ()
 
 
 def test_others_on_the_card_are_said() -> None:
     (health,) = device_health({"arm": [run({"other_processes": [0.0, 2.0], "other_memory_bytes": [0.0, 12e9]})]})
-    assert health.findings == ["2 other processes computed on it, holding 12.0 GB of its memory"]
+    assert lines(health) == ["2 other processes computed on it, holding 12.0 GB of its memory"]
 
 
 def test_arms_whose_cards_were_not_alike_are_told_apart() -> None:
@@ -107,14 +113,14 @@ def test_arms_whose_cards_were_not_alike_are_told_apart() -> None:
     same = device_health({"a": [clocked(1980, 0)], "b": [clocked(1975, 0)]})
     assert differences(same, "a", "b") == []
     unlike = device_health({"a": [clocked(1980, 0)], "b": [clocked(1700, 4)]})
-    assert differences(unlike, "a", "b") == [
+    assert confound_lines(differences(unlike, "a", "b")) == [
         "device 0: SM clock 1,980 MHz during a, 1,700 during b",
         "device 0: slowed down by its power limit in 0.0 % of the samples during a, 100 % during b",
     ]
     assert differences(unlike, "a", "c") == []
 
 
-def test_what_slowed_a_card_is_compared_only_where_both_tell() -> None:
+def test_what_slowed_a_card_is_compared_only_where_both_report_it() -> None:
     told = run({"sm_clock_mhz": [1980.0] * 4, "throttle_reasons": [4.0] * 4})
     silent = run({"sm_clock_mhz": [1980.0] * 4})
     health = device_health({"a": [told], "b": [silent]})

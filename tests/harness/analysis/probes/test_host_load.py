@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.probes.host_load import host_load
 from harness.analysis.probes.samples import split, total
+from harness.report.findings import host_finding
 from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 
@@ -32,7 +33,7 @@ def reading(interval_s: float = 1.0, **metrics: float) -> Rows:
 
 
 def findings(*readings: Rows, **options) -> list[str]:
-    return host_load({"arm": [run(*readings, **options)]})[0].findings
+    return [*map(host_finding, host_load({"arm": [run(*readings, **options)]})[0].findings)]
 
 
 def test_rates_are_what_counters_grew_by_over_the_time_that_they_took() -> None:
@@ -105,7 +106,7 @@ def test_a_quiet_machine_has_nothing_to_say() -> None:
         ({"stolen_cpu_s": 0.5}, "the hypervisor kept 0.25 cores"),
     ],
 )
-def test_what_held_a_run_back_is_said_in_words(metrics, words) -> None:
+def test_what_held_a_run_back_is_reported(metrics, words) -> None:
     (text,) = findings(reading(2.0, **metrics))
     assert words in text
 

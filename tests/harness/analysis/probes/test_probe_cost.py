@@ -11,7 +11,9 @@ from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
 from harness.report import markdown
+from harness.report.absent import probe_problem_lines
 from harness.report.summary import summary
+from harness.report.words import probes_named
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import ArmRecord
 from harness.study.store import RunData
@@ -28,10 +30,10 @@ def study(problems: dict[str, list[str]] | None = None, **probes: Any) -> StudyR
     record, runs = build([arm, *controls], noise=QUIET)
     profiled = Arm("text+profiled", control="profiled", of="text")
     record.arms.append(ArmRecord(profiled.name, "profiled", "text"))
-    looked_into = build([profiled], blocks=1)[1][0]
-    assert looked_into.steps is not None
-    warm = looked_into.steps.set_column(2, "warmup", [[True] * len(looked_into.steps)])
-    runs.append(replace(looked_into, steps=warm))
+    its_run = build([profiled], blocks=1)[1][0]
+    assert its_run.steps is not None
+    warm = its_run.steps.set_column(2, "warmup", [[True] * len(its_run.steps)])
+    runs.append(replace(its_run, steps=warm))
     ran: dict[str, Any] = {"taken_samples": {"host": 30}, "failed": [], **probes}
     problems = problems or {}
     reported = [
@@ -41,7 +43,7 @@ def study(problems: dict[str, list[str]] | None = None, **probes: Any) -> StudyR
 
 
 def test_declared_costs_come_out() -> None:
-    costs = {cost.probe: cost for cost in study().probe_costs}
+    costs = {probes_named(cost)[0]: cost for cost in study().probe_costs}
     assert list(costs) == [
         "step ledger (always on)",
         "host",
@@ -54,7 +56,7 @@ def test_declared_costs_come_out() -> None:
         assert cost.share.ci_high is not None
         assert cost.share.ci_low - 2e-3 <= share <= cost.share.ci_high + 2e-3  # stages of 0 ms are not quite free
         assert cost.share.median == pytest.approx(share, abs=2e-3)
-    assert costs["host"].against == "the ledger"
+    assert probes_named(costs["host"]) == ("host", "the ledger")
     assert costs["host"].cost_ms == pytest.approx(0.2, rel=0.1)
 
 
@@ -67,13 +69,13 @@ def test_declared_costs_come_out() -> None:
     ],
 )
 def test_a_probe_that_did_not_run_has_no_cost(probes: dict[str, object], left: list[str]) -> None:
-    assert [cost.probe for cost in study(**probes).probe_costs] == left
+    assert [probes_named(cost)[0] for cost in study(**probes).probe_costs] == left
 
 
-def test_the_run_that_is_looked_into_is_no_figure_and_no_gap() -> None:
+def test_the_profiled_run_is_no_figure_and_no_gap() -> None:
     report = study()
     assert report.arm("text+profiled") is None
-    assert report.problems == []
+    assert report.problems == ()
     text = markdown.summary(report, [])
     assert "text+profiled" not in text
     assert "| host | the ledger | +" in text
@@ -83,7 +85,7 @@ def test_the_run_that_is_looked_into_is_no_figure_and_no_gap() -> None:
 
 def test_what_a_probe_could_not_do_is_said_once() -> None:
     report = study({"text": ["nvml: no driver"], "text+profiled": ["nvml: no driver", "py-spy: not allowed"]})
-    assert report.probe_problems == [
+    assert probe_problem_lines(report.probe_problems) == [
         "nvml: no driver (text/0, text/1, text/2, ...)",
         "py-spy: not allowed (text+profiled/0)",
     ]

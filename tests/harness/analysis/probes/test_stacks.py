@@ -22,6 +22,7 @@ from harness.analysis.probes.stacks import (
     segments,
     wilson,
 )
+from harness.report.stacks import tokenization_lines
 from harness.study.probes_json import PySpyRecord
 from harness.traces.clock_marks import FittedClock
 
@@ -59,7 +60,7 @@ def spans_table(rows):
 
 
 def place(report, who, name):
-    return next(place for place in report.places if (place.who, place.name) == (who, name))
+    return next(place for place in report.places if (place.threads, place.name) == (who, name))
 
 
 names = st.sampled_from(["fetch", "tokenize", "forward"])
@@ -92,7 +93,7 @@ def test_no_sample_is_lost_or_counted_twice(spans, times):
     table = spans_table([("main", span.name, span.start_ns, span.end_ns) for span in spans])
     report = explain(samples_table(rows), table, FACTS)
     for who in (MAIN, WORKERS):
-        own = [place for place in report.places if place.who == who]
+        own = [place for place in report.places if place.threads == who]
         assert sum(place.whole.samples for place in own) == report.samples[who] == len(times)
         assert sum(place.whole.share for place in own) == pytest.approx(1)
         for one in own:
@@ -105,7 +106,7 @@ def test_phases_and_stages_are_of_the_samples_own_thread():
     spans = [("main", "fetch", 0, 100), ("loader-0", "tokenize", 0, 90), ("device", "gemm", 0, 100)]
     rows = [(50, "main", [LOOP, WAIT]), (50, "loader-0", [LOOP, ENCODE]), (95, "loader-0", [WAIT])]
     report = explain(samples_table(rows), spans_table(spans), FACTS)
-    assert [(place.who, place.name) for place in report.places] == [
+    assert [(place.threads, place.name) for place in report.places] == [
         (MAIN, "fetch"),
         (WORKERS, "tokenize"),
         (WORKERS, OUTSIDE),
@@ -138,7 +139,7 @@ def test_a_tokenization_heavy_run_names_the_tokenizer(tokenize, said):
     rows = [(10 * k + 5, "main", [LOOP, ENCODE] if k < tokenize else [LOOP]) for k in range(100)]
     report = explain(samples_table(rows), spans_table(spans), FACTS)
     assert place(report, MAIN, "fetch: tokenize").whole.samples == tokenize
-    assert [sentence[: len(said or "")] for sentence in report.tokenization] == ([said] if said else [])
+    assert [sentence[: len(said or "")] for sentence in tokenization_lines(report)] == ([said] if said else [])
 
 
 TRAIN, LEAVE = (
@@ -177,7 +178,7 @@ def test_native_functions_without_a_name_count_for_their_caller_and_the_headline
         ("encode_batch (trainer/data/tokenizers.py)", 4),
         (unnamed, 1),  # nobody called it
     ]
-    (said,) = report.tokenization
+    (said,) = tokenization_lines(report)
     assert said.endswith(f"{9 / 11:.0%} of those in encode_batch (trainer/data/tokenizers.py).")
 
 
@@ -196,7 +197,7 @@ def test_a_place_is_rough_where_more_than_a_third_may_be_its_neighbours(near, ro
     report = explain(samples_table(rows), spans, FACTS)
     found = place(report, MAIN, "fetch: tokenize")
     assert (found.near, found.rough) == (near, rough)
-    (said,) = report.tokenization
+    (said,) = tokenization_lines(report)
     assert said.endswith(f"A rough share: {near} of its 3 samples may belong elsewhere.") == rough
 
 

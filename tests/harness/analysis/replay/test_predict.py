@@ -1,4 +1,4 @@
-"""Predictions: what is known in closed form, intervals, licences, reasons and assumptions."""
+"""Predictions: what is known in closed form, intervals, validation errors, reasons and assumptions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.replay import Prediction, Replays, parse_edits, predict, replace_data
+from harness.report.assumptions import assumption_lines
 from harness.study.store import RunData
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
@@ -140,13 +141,13 @@ def test_three_blocks_give_an_interval_over_blocks_and_fewer_one_over_replicates
 
 def test_a_replay_that_cannot_repeat_the_past_has_no_licence() -> None:
     run = oracle.run(SERIAL)
-    assert ask(SERIAL, "tokenize=0").validation.granted
+    assert ask(SERIAL, "tokenize=0").validation.within_tolerance
     index = run.steps.column_names.index("wall_ns")
     longer = pa.array([round(wall * 1.0) + 2_000_000 for wall in run.steps.column("wall_ns").to_pylist()], pa.int64())
     starts = pa.array([start + 2_000_000 * row for row, start in enumerate(run.steps.column("start_ns").to_pylist())])
     # Steps that claim to be longer than what their spans account for, and do not touch one another.
     torn = replace(run, steps=run.steps.set_column(index, "wall_ns", longer).set_column(3, "start_ns", starts))
-    assert not predict([torn], parse_edits(["tokenize=0"])).validation.granted
+    assert not predict([torn], parse_edits(["tokenize=0"])).validation.within_tolerance
 
 
 def test_a_seed_makes_predictions_repeat_themselves() -> None:
@@ -177,8 +178,9 @@ def test_the_worst_error_keeps_its_sign_and_its_block() -> None:
     ],
 )
 def test_what_is_taken_for_granted_is_said(truth: Truth, texts: list[str], says: str) -> None:
-    assert any(says in one for one in ask(truth.having(steps=10), *texts).assumptions)
-    assert not any(says in one for one in ask(truth.having(steps=10), "read=0").assumptions)
+    edited, other = (ask(truth.having(steps=10), *edits).assumptions for edits in (texts, ["read=0"]))
+    assert any(says in line for line in assumption_lines(edited))
+    assert not any(says in line for line in assumption_lines(other))
 
 
 def test_fewer_cores_stretch_what_the_workers_hide() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from harness.analysis.replay import Edits, Replays, parse_edits
 from harness.analysis.replay.sweep import Sweep, parse_sweep, sweep
+from harness.report.sweeps import crossing_text, sweep_sentence
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.test_predict import SERIAL
 from trainer.errors import InputError
@@ -30,24 +31,24 @@ def test_the_crossover_is_found_between_the_values_given() -> None:
     (crossing,) = found.crossings
     # 1 % of a step of 12 / d + 4 ms is as long as 4 - 8 / d, the time that is exposed
     assert crossing.at == pytest.approx(8.12 / 3.96, rel=0.02)
-    assert crossing.text == "tokenization starts to matter between device=2x and 4x (about 2.07x)"
-    assert found.sentence.startswith("crossover at 1 % of the step: tokenization starts")
+    assert crossing_text(found, crossing) == "tokenization starts to matter between device=2x and 4x (about 2.07x)"
+    assert sweep_sentence(found).startswith("crossover at 1 % of the step: tokenization starts")
 
 
 def test_whole_numbers_are_tried_one_by_one() -> None:
     found = swept("workers=0,4", "device=4x")
     (crossing,) = found.crossings
-    assert (crossing.at, crossing.text) == (
+    assert (crossing.at, crossing_text(found, crossing)) == (
         1.0,
         "tokenization stops mattering between workers=0 and 4 (at 1)",
     )
 
 
 def test_no_crossover_is_said_with_what_there_is() -> None:
-    assert swept("device=0.5x,1x").sentence == (
+    assert sweep_sentence(swept("device=0.5x,1x")) == (
         "no crossover: tokenization costs at most 0.0 % of the step for device from 0.5x to 1x"
     )
-    assert swept("device=4x,8x").sentence == (
+    assert sweep_sentence(swept("device=4x,8x")) == (
         "no crossover: tokenization costs at least 29 % of the step for device from 4x to 8x"
     )
 

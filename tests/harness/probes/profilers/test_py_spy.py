@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from harness.analysis.probes.stacks import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
+from harness.report.stacks import tokenization_lines
 from harness.study.probes_json import PySpyRecord
 from harness.traces.py_spy import clock_of, read_stacks
 
@@ -64,7 +65,7 @@ def inline(tmp_path_factory):
 
 
 def places(report, who):
-    return {place.name: place for place in report.places if place.who == who}
+    return {place.name: place for place in report.places if place.threads == who}
 
 
 @slow
@@ -80,7 +81,7 @@ def test_phases_and_stages_are_spent_in_the_functions_that_fill_them(with_worker
 
 @slow
 def test_a_tokenization_heavy_run_names_the_tokenizer(with_workers, inline):
-    (said,) = with_workers.report().tokenization
+    (said,) = tokenization_lines(with_workers.report())
     assert "loader workers" in said
     assert "encode_batch (trainer/data/tokenizers.py)" in said
     inside = places(inline.report(), MAIN)["fetch: tokenize"].functions[0].name

@@ -158,7 +158,7 @@ def test_no_warmup_and_no_wait(tmp_path: Path) -> None:
     assert [names(table).count("aten::mm") for table in tables] == [1, 1]
     report = torch_profile("text", tables, recorded(probe))
     assert report is not None
-    assert (report.steps, report.problems) == (2, ())
+    assert (report.steps, report.problems, report.gaps) == (2, (), ())
 
 
 def test_what_was_asked_for_is_recorded(tmp_path: Path) -> None:

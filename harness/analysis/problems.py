@@ -1,0 +1,102 @@
+"""Finds what is missing from a study or went wrong in it: failed runs, missing blocks, what probes could not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.analysis.ledger import RunLedger
+from harness.analysis.statistics import MIN_BLOCKS
+from harness.study.records import ArmRecord
+from harness.study.store import PROFILED, RunData, RunRecord, StudyRecord
+
+StudyProblemKind = Literal["nothing finished", "partial", "status", "ended", "no measured step", "few blocks"]
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """How a run of ``arm`` ended before it was done; ``error``: the first line of its message."""
+
+    arm: str
+    status: str
+    error: str | None
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class StudyProblem:
+    """Something that is missing from a study."""
+
+    kind: StudyProblemKind
+    count: int = 0  # "partial": finished runs; "few blocks": blocks
+    planned: int = 0  # "partial": runs
+    status: str = ""  # "status": the study's
+    arm: str = ""  # "no measured step": whose
+    failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbeProblem:
+    """What a probe could not do, as it reported that, and in which runs (``arm/block``)."""
+
+    text: str
+    runs: tuple[str, ...]
+    everywhere: bool  # whether in all runs of the study
+
+
+def failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> tuple[RunFailure, ...]:
+    """The first failure of each arm that has one."""
+    bad = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
+    return tuple(_failure(found[0]) for found in bad if found)
+
+
+def study_problems(
+    study: StudyRecord,
+    arms: Sequence[ArmRecord],
+    records: Mapping[str, Sequence[RunRecord]],
+    ledgers: Mapping[str, Mapping[int, RunLedger]],
+    blocks: int,
+) -> tuple[StudyProblem, ...]:
+    """What is missing from ``study``, most important first. ``arms`` as in study.json, the rest by arm."""
+    found = []
+    profiled = {arm.name for arm in arms if arm.control == PROFILED}
+    profiled_runs = [record for name in profiled for record in records.get(name, ())]
+    planned = (len(arms) - len(profiled)) * blocks + len(profiled)
+    finished = sum(len(group) for group in ledgers.values()) + sum(r.status == "done" for r in profiled_runs)
+    if not finished:
+        found.append(StudyProblem("nothing finished"))
+    elif finished < planned:
+        found.append(StudyProblem("partial", finished, planned))
+    if study.status != "done":
+        found.append(StudyProblem("status", status=study.status))
+    endings: dict[RunFailure | str, list[int]] = {}  # one for all blocks of an arm that ended alike
+    for name, group in records.items():
+        for record in group:
+            if record.status != "done":
+                endings.setdefault(_failure(record), []).append(record.block)
+            elif name not in profiled and record.block not in ledgers.get(name, {}):
+                endings.setdefault(name, []).append(record.block)
+    for ending, where in endings.items():
+        if isinstance(ending, RunFailure):
+            found.append(StudyProblem("ended", failure=ending, blocks=tuple(where)))
+        else:
+            found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
+    if finished and blocks < MIN_BLOCKS:
+        found.append(StudyProblem("few blocks", blocks))
+    return tuple(found)
+
+
+def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:
+    """What probes could not do, each once."""
+    where: dict[str, list[str]] = {}
+    for run in runs:
+        for problem in dict.fromkeys(run.probes.problems):
+            where.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
+    return tuple(ProbeProblem(text, tuple(names), len(names) == len(runs)) for text, names in where.items())
+
+
+def _failure(record: RunRecord) -> RunFailure:
+    error = record.error.splitlines()[0] if record.error else None
+    return RunFailure(record.arm, record.status, error, record.exit_code)

@@ -1,0 +1,110 @@
+"""Says why a figure or a whole comparison is missing, and what is missing from a study or went wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.analysis.comparisons import Absent, Figure, Measured, Missing
+from harness.analysis.problems import ProbeProblem, RunFailure, StudyProblem
+from harness.analysis.report_types import NoMfu
+from harness.analysis.statistics import MIN_BLOCKS
+from harness.report.words import blocks_named, count
+
+ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
+_NAMED_RUNS = 3  # of those that had a problem with a probe
+
+
+def reason(absent: Absent) -> str:
+    """One line without a full stop."""
+    match absent.kind:
+        case "no data-only control":
+            return f"no finished data-only control of {' or '.join(absent.arms)}"
+        case "data-only controls apart":
+            return "the data-only controls share no finished block"
+        case "no ideal-data control":
+            return f"no finished ideal-data control of {absent.arms[0]}"
+        case "no finite ceiling":
+            return "the steps do nothing but wait for data, or their waits were not measured"
+        case "no a-a control":
+            return "no finished a-a control"
+        case "too few a-a blocks":
+            return f"the a-a control needs {MIN_BLOCKS} blocks and has {absent.blocks}"
+        case "no tables":
+            return "no tables to replay"
+        case "more than the data path differs":
+            return f"the arms differ in {absent.detail}, which changes more than the data path"
+        case "replay refused":
+            return absent.detail
+
+
+def absent_text(measured: Measured, figure: Figure) -> str:
+    """Why ``figure`` is missing."""
+    found = measured.absent.get(figure)
+    return "not measured" if found is None else reason(found)
+
+
+def missing_text(missing: Missing) -> str:
+    """Why nothing of a comparison was measured."""
+    match missing.kind:
+        case "no finished run":
+            text = f"no finished run of {' and of '.join(missing.arms)}"
+        case "no shared block":
+            text = "no block in which both finished"
+        case "no throughput":
+            text = "no throughput in the tables"
+    return text + "".join(f"; {failed.arm}: {_ending(failed)}" for failed in missing.failures)
+
+
+def mfu_reason(none: NoMfu | None) -> str | None:
+    """Why a share of a peak (MFU) is not given; None where it is."""
+    if none is None:
+        return None
+    match none.kind:
+        case "no run":
+            return "no finished run"
+        case "no compute":
+            return "this control computes nothing"
+        case "no flops":
+            return "the FLOPs per token are unknown, or no model is computed"
+        case "no profile":
+            return none.detail or f"no device profile for {none.device or 'an unnamed device'}"
+
+
+def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
+    """What is missing from a study, a line each."""
+    return [_problem(one) for one in problems]
+
+
+def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
+    """What the probes could not do, a line each, with the runs that reported it where not all did."""
+    return [one.text if one.everywhere else f"{one.text} ({_named(one.runs)})" for one in problems]
+
+
+def _named(runs: tuple[str, ...]) -> str:
+    return ", ".join(runs[:_NAMED_RUNS]) + (", ..." if len(runs) > _NAMED_RUNS else "")
+
+
+def _problem(one: StudyProblem) -> str:
+    match one.kind:
+        case "nothing finished":
+            return "No run has finished: there is nothing to report yet"
+        case "partial":
+            return f"Partial study: {one.count} of {count(one.planned, 'run')} finished"
+        case "status":
+            return f"The study's status is {one.status}"
+        case "no measured step":
+            return f"{one.arm}: done, but without a measured step in its tables, {blocks_named(one.blocks)}"
+        case "ended":
+            assert one.failure is not None
+            return f"{one.failure.arm}: {_ending(one.failure)}, {blocks_named(one.blocks)}"
+        case "few blocks":
+            return (
+                f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "
+                f"decided; repeat with --repeats {ASK_FOR}"
+            )
+
+
+def _ending(failed: RunFailure) -> str:
+    """``failed (killed by signal 9)``: how a run ended."""
+    code = "reason unknown" if failed.exit_code is None else f"exit code {failed.exit_code}"
+    return f"{failed.status} ({failed.error or code})"

@@ -1,0 +1,56 @@
+"""Says what a replay takes for granted, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.analysis.replay.assumptions import Assumption
+
+
+def assumption_lines(found: Iterable[Assumption]) -> list[str]:
+    """One line each, without a full stop."""
+    return [_text(one) for one in found]
+
+
+def _text(one: Assumption) -> str:
+    match one.kind:
+        case "loader alone":
+            return "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
+        case "recording":
+            return one.detail
+        case "device not recorded":
+            return (
+                "what the device did was not recorded: time on the host stands for it, and a wait of the host counts "
+                "as one"
+            )
+        case "hand-over":
+            return (
+                "the recording has no workers: handing a batch over to the main thread is taken to cost "
+                f"{one.tensor_ms} ms for each of its {one.tensors} tensors (transfer=... sets it otherwise)"
+            )
+        case "stages inline":
+            return "without workers the stages take as long inline as they did in the workers, with no hand-over"
+        case "prefetch without workers":
+            return "prefetch has no effect without workers"
+        case "batch size":
+            return (
+                "stages, h2d, forward and backward grow in proportion to the batch (consecutive recorded batches "
+                "are put together), gradient norm and optimizer do not, nor does the hand-over"
+            )
+        case "device speed":
+            rest = "" if one.asynchronous else ", and forward, backward and optimizer are all of it"
+            return f"all work on the device changes speed alike{rest}"
+        case "sync on a synchronous device":
+            return "sync=off changes little here: on a synchronous device there is no queue to wait for"
+        case "deep queue":
+            return "the device's queue is taken to be deep enough to hold all that is launched between two syncs"
+        case "ranks":
+            return (
+                f"each of {one.ranks} ranks draws its own stretch of the recording and has cores of its own; "
+                "backward ends when the slowest rank's does, and the communication itself takes no time"
+            )
+        case "shared cores":
+            return (
+                f"{one.cores} cores are shared fairly among {one.threads} compute threads and {one.workers} workers, "
+                "which want them independently of one another (mean field); other processes are left out"
+            )

@@ -1,0 +1,60 @@
+"""Says what differs between two arms although neither declared it, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from harness.analysis.confounds import Confound, ConfoundKind
+from harness.report.words import blocks_named, count, percent
+
+
+def confound_lines(found: Iterable[Confound]) -> list[str]:
+    """One line for each."""
+    return [_TEXTS[one.kind](one) for one in found]
+
+
+def _useful(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    return f"useful tokens: {percent(ours)} of the positions of {base} are trained, {percent(theirs)} of {other}'s"
+
+
+def _load(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    return f"host load by other processes: {ours:.2f} cores during {base}, {theirs:.2f} during {other}"
+
+
+def _clock(one: Confound) -> str:
+    ours, theirs = one.values
+    return f"device {one.device}: SM clock {ours:,.0f} MHz during {one.names[0]}, {theirs:,.0f} during {one.names[1]}"
+
+
+def _throttled(one: Confound) -> str:
+    ours, theirs = one.values
+    return (
+        f"device {one.device}: slowed down by {one.key} in {percent(ours)} of the samples during {one.names[0]}, "
+        f"{percent(theirs)} during {one.names[1]}"
+    )
+
+
+def _against(one: Confound) -> str:
+    return f"{one.key} is {one.values[0]!r} against {one.values[1]!r}"
+
+
+_TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
+    "configuration": lambda one: f"undeclared configuration: {_against(one)}",
+    "fact": _against,
+    "environment": lambda one: f"environment: {_against(one)}",
+    "useful tokens": _useful,
+    "host load": _load,
+    "sessions": lambda one: f"not alternated in time: different sessions in {blocks_named(one.blocks)}",
+    "unfinished": lambda one: f"{one.key} did not finish {blocks_named(one.blocks)}",
+    "block counts": lambda one: (
+        f"{one.names[0]} has {count(one.values[0], 'finished block')}, {one.names[1]} has {one.values[1]}"
+    ),
+    "compared blocks": lambda one: f"compared over {one.values[0]} of {count(one.values[1], 'planned block')}",
+    "SM clock": _clock,
+    "throttled": _throttled,
+    "other processes": lambda one: f"device {one.device}: other processes computed on it",
+}

@@ -1,0 +1,45 @@
+"""Reads what the profilers left in the folders of a study's profiled runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.analysis.probes.probe_cost import is_probe_control
+from harness.analysis.probes.results import ProfiledRun
+from harness.study.store import RunData, StudyFolder
+from harness.timeline.sources import Sources, read_sources
+
+
+@dataclass(frozen=True)
+class RecordedFiles:
+    """What was read. ``names``: the files of each profiled arm, as paths relative to the report."""
+
+    profiled: Sequence[ProfiledRun] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sources: Mapping[tuple[str, int], Sources] = field(default_factory=dict)  # for the timeline, by arm and block
+    problems: Sequence[str] = ()  # files that could not be read, a line each
+
+
+NO_FILES = RecordedFiles()
+
+
+def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
+    """The profiles and stacks of ``runs``; a file that cannot be read is reported as a problem."""
+    profiled: list[ProfiledRun] = []
+    names: dict[str, Sequence[str]] = {}
+    found: dict[tuple[str, int], Sources] = {}
+    problems: list[str] = []
+    for run in runs:
+        if run.folder is None or not is_probe_control(run.record.control):
+            continue
+        sources = read_sources(run)
+        profiler = run.probes.torch_profiler
+        windows = () if profiler is None else profiler.windows
+        if sources.operators is None and sources.stacks is None and not sources.problems and not windows:
+            continue
+        profiled.append(ProfiledRun(run, sources.profiles, sources.stacks))
+        found[run.record.arm, run.record.block] = sources
+        names[profiled[-1].arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
+        problems.extend(sources.problems)
+    return RecordedFiles(profiled, names, found, problems)
