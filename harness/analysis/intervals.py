@@ -1,4 +1,4 @@
-"""Arithmetic on stretches of time: sorted, disjoint [start, end) pairs of integers."""
+"""Computes with sets of time intervals: sorted, disjoint [start, end) pairs of integers."""
 
 from __future__ import annotations
 

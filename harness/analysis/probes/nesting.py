@@ -36,7 +36,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
     while True:
         around = _innermost(begins, stops)
         limit = np.where(around >= 0, stops[around], stops)
-        # An event can only be cut to one that is open when it begins. Repeat until no event outlasts its parent.
+        # Cut each event to the one around it that is still open. Repeat until no event outlasts its parent.
         late = (stops > limit) & (limit > begins)
         if not late.any():
             break

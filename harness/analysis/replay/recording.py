@@ -1,4 +1,4 @@
-"""The tables of one run as what a replay needs: the durations of its batches and the programs of its steps."""
+"""Converts the tables of one run to the input of a replay: durations of batches and programs of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.study.store import PHASES, RunData
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]
-# Between two steps that are further apart the run was stopped (SIGSTOP); a shorter time passed for everyone.
+# Between two steps that are further apart the run was suspended (SIGSTOP). Shorter gaps are real time.
 RAN_ON_NS = 20_000_000
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
