@@ -24,7 +24,7 @@ _EMPTY_EPOCHS = 16
 _MOST_ROWS_PER_READ = 1024
 
 
-class Pipeline(Protocol):
+class BatchPipeline(Protocol):
     """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end."""
 
     def next_batch(self) -> Batch | None: ...
@@ -166,7 +166,7 @@ class Replay:
         )
 
 
-def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> Pipeline:
+def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> BatchPipeline:
     """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline)."""
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
