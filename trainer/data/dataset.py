@@ -141,7 +141,7 @@ class DataPipeline:
         return telemetry.span(stage) if self._marked else nullcontext()
 
 
-class Replay:
+class RepeatedBatch:
     """Repeats one batch forever: no data cost except the declared ones."""
 
     def __init__(self, batch: Batch, injector: Injector) -> None:
@@ -174,7 +174,7 @@ def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int
         order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
         batch = DataPipeline(config, prepared, order, Injector(None, seed), marked=False).next_batch()
         assert batch is not None
-        return Replay(batch, injector)
+        return RepeatedBatch(batch, injector)
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
     return DataPipeline(config, prepared, order, injector)
 
