@@ -1,4 +1,4 @@
-"""What a run's spans tell beyond its ledger: behind what data work was hidden, and what each blocking call did.
+"""Finds in a run's spans what its ledger lacks: what hid the data work, and how long each blocking call took.
 
 Only time within measured steps counts. All results are mean milliseconds per measured step.
 """

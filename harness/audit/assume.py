@@ -1,4 +1,4 @@
-"""Readings of an inconsistent row with a parameter that can fit almost any figure: fitting proves little."""
+"""Tries readings of an inconsistent row with a parameter that can fit almost any figure; a fit proves little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published figures: a printed number stands for the interval of values that would have been printed the same.
+"""Reads published figures as intervals: a printed number stands for all values that would be printed the same.
 
 All figures are positive. Intervals are closed and carried through products and quotients, so that a tolerance always
 follows from printed digits and never from a chosen percentage.

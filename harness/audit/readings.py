@@ -1,6 +1,6 @@
-"""Which reading of an inconsistent row would make it consistent: every single change of what was declared.
+"""Finds readings that make an inconsistent row consistent: every single change of a declared value is tried.
 
-Two changes at once are looked for only where no single one fits but such as fit almost any figure.
+Two changes at once are tried only where no single change fits, except changes that fit almost any figure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an audit found: the dataclasses that ``harness audit --json`` prints."""
+"""Defines the findings of an audit: the dataclasses that ``harness audit --json`` prints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The keys of a published results table (profiles/published/*.yaml), each documented where it is declared.
+"""Defines the keys of a published results table (profiles/published/*.yaml), each with its documentation.
 
 Figures arrive as *text*: ``6544.40`` and ``6544.4`` stand for different intervals, and the audit's tolerances follow
-from the digits. Every key but title, source and rows may be missing; what then cannot be checked, the audit says.
+from the digits. Only title, source and rows are required. The audit names what it cannot check without the others.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class RowSection(_AuditSection):
 
 
 class NoiseSection(_AuditSection):
-    """How far identical runs differ (0.01 is 1 %), and who says so."""
+    """How far identical runs differ (0.01 is 1 %), and the source of that."""
 
     fraction: Annotated[tuple[float, float], BeforeValidator(_fractions)]
     """One number, or [from, to]."""

@@ -1,6 +1,6 @@
-"""Readings of an inconsistent row that are solved for: which sequence length, and how many devices, it would need.
+"""Solves an inconsistent row for the sequence length, or the number of devices, that would make it consistent.
 
-The unknown is taken from the row's own figures as an interval, and named only where that holds a plausible value.
+The unknown follows from the row's own figures as an interval. It is named only where that holds a plausible value.
 """
 
 from __future__ import annotations

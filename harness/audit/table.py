@@ -1,4 +1,4 @@
-"""A published results table as the audit reads it: plain data, without files and without judgement."""
+"""Defines a published results table as the audit uses it: plain data, without files and without judgement."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far identical runs differ, as fractions, and who says so."""
+    """How far identical runs differ, as fractions, and the source of that."""
 
     low: float
     high: float

@@ -24,7 +24,7 @@ _EMPTY_EPOCHS = 16
 _MOST_ROWS_PER_READ = 1024
 
 
-class Pipeline(Protocol):
+class BatchPipeline(Protocol):
     """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end."""
 
     def next_batch(self) -> Batch | None: ...
@@ -141,7 +141,7 @@ class DataPipeline:
         return telemetry.span(stage) if self._marked else nullcontext()
 
 
-class Replay:
+class RepeatedBatch:
     """Repeats one batch forever: no data cost except the declared ones."""
 
     def __init__(self, batch: Batch, injector: Injector) -> None:
@@ -166,7 +166,7 @@ class Replay:
         )
 
 
-def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> Pipeline:
+def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> BatchPipeline:
     """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline)."""
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
@@ -174,7 +174,7 @@ def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int
         order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
         batch = DataPipeline(config, prepared, order, Injector(None, seed), marked=False).next_batch()
         assert batch is not None
-        return Replay(batch, injector)
+        return RepeatedBatch(batch, injector)
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
     return DataPipeline(config, prepared, order, injector)
 

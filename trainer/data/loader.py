@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import Pipeline, make_pipeline
+from trainer.data.dataset import BatchPipeline, make_pipeline
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import InputError
@@ -112,7 +112,7 @@ class _WorkerStart:
             self._hook(worker)
 
 
-def _endless(pipeline: Pipeline) -> Iterator[Batch | InputError]:
+def _endless(pipeline: BatchPipeline) -> Iterator[Batch | InputError]:
     while (batch := pipeline.next_batch()) is not None:
         yield batch
 

@@ -1,4 +1,4 @@
-"""What every batch cost its builder and its receiver, read off the spans of the loader and the waits of the host.
+"""Reads the cost of every batch, for its builder and its receiver, from the loader's spans and the host's waits.
 
 A DataLoader worker builds its batches one after the other; the request for batch i + workers x prefetch leaves when the
 main thread receives batch i, and batches are delivered in order (torch/utils/data/dataloader.py, _process_data):
@@ -55,8 +55,8 @@ class RecordedBatches:
     handover: Array  # from the last stage until received, where it was waited for; inline: 0
     receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
     usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
-    ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where nobody told
-    began_ns: float  # when the first batch was begun; infinite where nobody told
+    ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where not recorded
+    began_ns: float  # when the first batch was begun; infinite where not recorded
     worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
     assumed: tuple[str, ...] = ()  # what never was observed, and what is taken for it
 

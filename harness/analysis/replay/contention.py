@@ -1,18 +1,18 @@
-"""Estimates how much longer CPU work takes because others want the same cores (mean field).
+"""Estimates how much longer CPU work takes when others use the same cores (a mean-field estimate).
 
-Two kinds of processes want cores: the main thread with its ``threads`` (1 beside an asynchronous device) for a share m
-of the time, and each of W loader workers for a share a of the time, independently of one another. C cores are shared
-fairly among those that want one at a moment, so with n of them each runs at min(1, C / n):
+The main thread with its ``threads`` (1 beside an asynchronous device) wants cores for a share m of the time. Each of W
+loader workers wants one for a share a of the time, independently of the others. C cores are shared fairly among the
+threads that want one at a moment, so each of n threads runs at min(1, C / n):
 
     stretch of the main thread  = E[max(1, (threads + k) / C)],               k ~ Binomial(W, a)
     stretch of a worker         = E[max(1, (threads x j + 1 + k) / C)],       j ~ Bernoulli(m), k ~ Binomial(W - 1, a)
 
-A share is the CPU time wanted, stretched, over the time of a step; that makes it a fixed point. Only CPU time
-stretches: a thread that sleeps or waits for a disk needs no core.
+A share is the stretched CPU time over the time of a step, so the estimate is a fixed point. Only CPU time stretches: a
+thread that sleeps or waits for a disk needs no core.
 
-What it leaves out: the phases of main thread and workers are not independent (a worker that is waited for has the cores
-to itself); threads that wait for one another at a barrier lose more than their fair share says; caches, memory
-bandwidth, two hardware threads on one core, the interpreter's lock, other processes on the machine.
+The estimate ignores several effects. The phases of main thread and workers are not independent: while the main thread
+waits for a worker, the worker has the cores to itself. Threads that meet at a barrier lose more than their fair share.
+Caches, memory bandwidth, hardware threads, the GIL and other processes are ignored too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every batch costs its builder and its receiver under edits."""
+"""Computes the cost of every batch, for its builder and its receiver, under edits."""
 
 from __future__ import annotations
 

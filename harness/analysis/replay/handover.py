@@ -1,4 +1,4 @@
-"""What it costs to get a batch from a worker to the main thread, as far as the recording shows it."""
+"""Estimates the cost of handing a batch from a worker to the main thread, as far as the recording shows it."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def handed_over(
     # closer to the typical one.
     between = seen.known & ~ready & (seen.wait_start > seen.last)
     short = _unlike(waited, receiving_ns or default_receive) < _unlike(latency, handing_ns or default_handover)
-    untold = ~seen.known & (seen.last == 0)  # nobody told when it was built (replayed, say): ready when asked for
-    handover = np.where(asked_early | (between & ~short), latency, np.where(untold, 0.0, np.nan))
-    receive = np.where(ready | untold | (between & short), waited, np.nan)
+    unrecorded = ~seen.known & (seen.last == 0)  # its building was not recorded (replayed, say): ready when asked for
+    handover = np.where(asked_early | (between & ~short), latency, np.where(unrecorded, 0.0, np.nan))
+    receive = np.where(ready | unrecorded | (between & short), waited, np.nan)
     assumed = []
     if _unknown(receive):
         assumed.append(f"no batch lay ready: receiving one is taken to cost {default_receive / 1e6:.1f} ms")

@@ -1,6 +1,6 @@
-"""Applies edits to a recording and builds what the simulation runs: matrices of durations, operations per class.
+"""Applies edits to a recording and builds what the simulation runs: matrices of durations, operations per step class.
 
-Every edit is applied here and in ``costs``; ``simulate`` knows none of them.
+The meaning of every edit is defined here and in ``costs``. ``simulate`` knows no edits.
 """
 
 from __future__ import annotations

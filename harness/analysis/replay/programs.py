@@ -1,12 +1,12 @@
-"""What the host's main thread did in each step, as a sequence of events that can be run again with other durations.
+"""Describes each step of the host's main thread as a sequence of events that can be run with other durations.
 
-    host      so long on the host, outside of any wait (``name`` is the phase)
+    host      time on the host, outside of any wait (``name`` is the phase)
     fetch     asks for the next batch
     launch    queues work on the device (``name`` is the kernel), which takes ``duration`` there
     sync      waits until the device has done what was queued (but for the last ``back`` pieces), and ``duration`` more
 
-Steps with the same sequence (a plain one, one that logs, the last of a turn, ...) form a class and differ in durations.
-A synchronous device has no launches: what it does is time on the host.
+Steps with the same sequence (a plain one, one that logs, the last of a repetition, ...) form a class and differ only in
+durations. A synchronous device has no launches: its work is time on the host.
 """
 
 from __future__ import annotations

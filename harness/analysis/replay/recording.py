@@ -1,4 +1,4 @@
-"""The tables of one run as what a replay needs: the durations of its batches and the programs of its steps."""
+"""Converts the tables of one run to the input of a replay: durations of batches and programs of steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]
-# Between two steps that are further apart the run was stopped (SIGSTOP); a shorter time passed for everyone.
+# Between two steps that are further apart the run was suspended (SIGSTOP). Shorter gaps are real time.
 RAN_ON_NS = 20_000_000
 # Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
 MOST_RECORDED = 5_000

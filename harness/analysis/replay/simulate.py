@@ -1,13 +1,13 @@
-"""Simulates the loop, the loader's workers and the device: a max-plus recursion, step by step, for many at once.
+"""Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
 
-Every quantity is an array (replicates, ranks): the replicates start at different places of the recorded sequence and
-wrap around (a moving block: what was recorded side by side stays side by side), and so does each rank of a replicate.
+Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence and
+wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
 
     fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
     launch   completion = max(now, completion before) + duration, and not before it was queued
     sync     now = max(now, completion) + latency
-    reduce   every rank completes when the slowest does (all-reduce at the end of backward; its own time is left out)
+    reduce   every rank completes with the slowest one (all-reduce at the end of backward; its own time is left out)
 """
 
 from __future__ import annotations

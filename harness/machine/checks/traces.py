@@ -10,7 +10,7 @@ from harness.machine.tracing import Permissions, PySpyTool
 INSTALL = "python -m pip install py-spy"
 BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
 _REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
-_SCOPES = {0: "0, own processes", 1: "1, what asks for it", 2: "2, CAP_SYS_PTRACE only", 3: "3, nobody"}
+_SCOPES = {0: "0, own processes", 1: "1, processes that allow it", 2: "2, CAP_SYS_PTRACE only", 3: "3, nobody"}
 _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
 
 

@@ -25,7 +25,7 @@ def status(effective: str, seccomp: int = 0) -> str:
     ("scope", "words", "fix"),
     [
         (0, "Yama scope 0, own processes", "give py-spy the capability: sudo setcap cap_sys_ptrace+ep"),
-        (1, "Yama scope 1, what asks for it", "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (1, "Yama scope 1, processes that allow it", "sudo sysctl kernel.yama.ptrace_scope=0"),
         (2, "Yama scope 2, CAP_SYS_PTRACE only", "sudo sysctl kernel.yama.ptrace_scope=1"),
         (3, "Yama scope 3, nobody", "kernel.yama.ptrace_scope is 3, which only a reboot lifts"),
     ],
@@ -62,7 +62,7 @@ def test_where_it_runs_decides_who_can_help(
 
 def test_a_container(tmp_path: Path) -> None:
     found = read_permissions(plant(tmp_path, {YAMA: "1", "proc/self/status": status(DOCKER, seccomp=2)}))
-    assert describe(found) == "Yama scope 1, what asks for it, no CAP_SYS_PTRACE, a seccomp filter"
+    assert describe(found) == "Yama scope 1, processes that allow it, no CAP_SYS_PTRACE, a seccomp filter"
 
 
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
