@@ -1,4 +1,4 @@
-"""The command line through its real entry point, a process of its own."""
+"""The command line: what it prints, what it refuses and, in a process of its own, what it imports."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ import pytest
 from harness import __version__
 from harness.cli import COMMANDS
 from harness.study.store import StudyFolder
+from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
 
-ROOT = Path(__file__).parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 HEAVY = {"torch", "pyarrow", "matplotlib", "rich", "transformers", "numpy"}
 
 
-def harness(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
-
-
 def imported(*words: str) -> set[str]:
-    """Top-level names of what the command imports."""
-    done = harness(*words, PYTHONPROFILEIMPORTTIME="1")
+    """Top-level names of what the command imports, in a process of its own."""
+    command = [sys.executable, "-m", "harness", *words]
+    variables = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
 
@@ -42,6 +39,7 @@ def refused(*words: str) -> str:
     return done.stderr.removeprefix("harness: ").rstrip("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["data", "verify", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     names = imported(*words)
@@ -49,6 +47,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert not names & {*HEAVY, "pydantic", "yaml"}
 
 
+@pytest.mark.slow
 def test_a_plan_imports_neither_torch_nor_arrow() -> None:
     names = imported("run", "scenarios/pretokenization.yaml", "--plan")
     assert "pydantic" in names
@@ -179,6 +178,7 @@ class TestData:
         assert line == f"--out {tmp_path / 'out'}: the arms need 2 different sets; select with --arm or --set"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = [sys.executable, "-m", "harness", "run", "scenarios/quickstart.yaml", "--plan", "--repeats", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -85,6 +85,7 @@ def test_tables_round_trip_through_the_contract(tmp_path) -> None:
     assert {row["name"] for row in spans.to_pylist() if row["role"] == "main"} == {"fetch"}
 
 
+@pytest.mark.slow
 def test_run_queue_delay_grows_when_more_threads_run_than_cores() -> None:
     """Twice as many spinning processes as cores: each must have waited for a core about half of the time."""
     import multiprocessing

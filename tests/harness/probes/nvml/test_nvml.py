@@ -27,6 +27,8 @@ from harness.report.machine import section
 from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 from trainer.inject import spend
 
+pytestmark = pytest.mark.slow
+
 STUB = Path(__file__).with_name("nvml_stub.c")
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 GAUGES = {

@@ -24,6 +24,8 @@ from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import Prepared, prepare
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"wait": 1, "warmup": 1, "active": 2, "repeat": 1, "workers": True} | dict.fromkeys(
     ("shapes", "memory", "stack", "flops"), False
 )

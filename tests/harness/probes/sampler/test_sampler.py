@@ -10,6 +10,7 @@ import subprocess
 import sys
 from time import monotonic_ns
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def values(sampler: Sampler, source: str, metric: str) -> list[float]:
     return [value for at, name, value in rows if (at, name) == (source, metric)]
 
 
+@pytest.mark.slow
 def test_turns_are_sampled_and_what_lies_between_is_not() -> None:
     sampler = Sampler(HOST, roles)
     for _ in range(3):
@@ -54,6 +56,7 @@ def test_turns_are_sampled_and_what_lies_between_is_not() -> None:
     assert sampler.pid is None
 
 
+@pytest.mark.slow
 def test_whose_cpu_it_was_is_told_once_half_a_second_of_turns_has_come_together() -> None:
     sampler = Sampler(HOST, roles)
     for _ in range(10):
@@ -66,6 +69,7 @@ def test_whose_cpu_it_was_is_told_once_half_a_second_of_turns_has_come_together(
     assert found["resident_bytes"][0] > 1e6
 
 
+@pytest.mark.slow
 def test_a_turn_too_short_to_say_whose_cpu_it_was_says_nothing_of_it() -> None:
     sampler = Sampler(HOST, roles)
     turn(sampler, 0)
@@ -132,6 +136,7 @@ def test_a_last_reading_that_comes_late_is_none_of_the_turn() -> None:
     assert last["missed"] == {"odd": 1, "host": 1}
 
 
+@pytest.mark.slow
 def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> None:
     sampler = Sampler(HOST, roles)
     turn(sampler, 50)
@@ -149,6 +154,7 @@ def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> 
     assert sampler.taken["host"] >= 1
 
 
+@pytest.mark.slow
 def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     sampler = Sampler(HOST, roles)
@@ -159,6 +165,7 @@ def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
     assert sampler.samples["t_ns"] == []
 
 
+@pytest.mark.slow
 def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
     sampler = Sampler({**HOST, "rate_hz": 0}, roles)
     turn(sampler, 0)
@@ -167,6 +174,7 @@ def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
     assert "ended with status 1" in sampler.problems[0]
 
 
+@pytest.mark.slow
 def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_turn() -> None:
     """Who stops the run's processes before :meth:`Sampler.wait` finds the sampler with its reading still to do."""
     sampler = Sampler({**HOST, "rate_hz": 1}, roles)
@@ -182,6 +190,7 @@ def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_turn() -> 
     assert len(values(sampler, "host", "interval_s")) == 1
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_run() -> None:
     """Killed without a word, as a stopped run is."""
     code = (
@@ -199,6 +208,7 @@ def test_it_ends_with_the_run() -> None:
     os.close(sampler)
 
 
+@pytest.mark.slow
 def test_it_is_light() -> None:
     """It starts with every run, beside processes whose memory and cores are measured."""
     code = (
