@@ -106,18 +106,22 @@ def waited_ns(run: RunData, name: str) -> list[int]:
             else dict.fromkeys(STAGES, 0)
             for row, step in enumerate(steps)
         ]
-        # Reading is hidden: where it takes longer, more of the tokenizing that follows is waited for.
+        # Reading is hidden: where it takes longer, more of the tokenizing that follows is waited for; and less of it
+        # where the main thread comes later to wait for it.
+        later = [
+            max(0, step["wall_ns"] - step["fetch_ns"] - round(ALL_COMPUTE_MS * 1e6)) if one else 0
+            for one, step in zip(delays_ns(run), steps, strict=True)
+        ]
         effects = {
             "hidden_read": [row["read"] for row in rows],
-            "hidden_tokenize": [-row["read"] for row in rows],
-            "exposed_tokenize": [row["read"] + row["tokenize"] for row in rows],
+            "hidden_tokenize": [more - row["read"] for row, more in zip(rows, later, strict=True)],
+            "exposed_tokenize": [row["read"] + row["tokenize"] - more for row, more in zip(rows, later, strict=True)],
             "exposed_pack": [row["pack"] for row in rows],
         }
         return effects.get(name, [0] * len(steps))
     if not busy(run, name):
         return [0] * len(steps)
-    delay = [step["contended_ns"] or 0 for step in steps]
-    delay = [one if one > WAITED * step["wall_ns"] else 0 for one, step in zip(delay, steps, strict=True)]
+    delay = delays_ns(run)
     if name == "wall":
         return delay
     beyond = beyond_cpu(run, "main")
@@ -127,6 +131,14 @@ def waited_ns(run: RunData, name: str) -> list[int]:
     if name == "exposed_transfer":  # the rest of the fetch
         of = Counter({row: n - sum(beyond[stage][row] for stage in STAGES[:3]) for row, n in beyond["fetch"].items()})
     return [min(max(0, of[row]), one) for row, one in enumerate(delay)]
+
+
+def delays_ns(run: RunData) -> list[int]:
+    """How long the main thread waited for a core in each step; 0 where that is next to nothing."""
+    assert run.steps is not None
+    steps = run.steps.to_pylist()
+    delays = [step["contended_ns"] or 0 for step in steps]
+    return [one if one > WAITED * step["wall_ns"] else 0 for one, step in zip(delays, steps, strict=True)]
 
 
 def values_ms(run: RunData, name: str) -> list[float]:
