@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test quick lint format bench clean
+.PHONY: run test quick snapshots lint format bench clean
 
 run: $(STAMP)
 	$(BIN)/harness run scenarios/quickstart.yaml
@@ -15,6 +15,10 @@ test: $(STAMP)
 
 quick: $(STAMP)
 	$(BIN)/python -m tests quick
+
+# Where a change of a whole page is meant: write what tests/harness/test_pages.py compares with, then read the diff.
+snapshots: $(STAMP)
+	$(BIN)/python -m pytest tests/harness/test_pages.py --snapshot-update
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -142,13 +142,9 @@ class TestData:
     SMALL = ("--set", "data.corpus.documents=40", "--set", "data.tokenizer.train.vocab_size=400")
     SCENARIO = "scenarios/pretokenization.yaml"
 
-    @pytest.fixture(scope="class")
-    def cache(self, tmp_path_factory: pytest.TempPathFactory) -> str:
-        return str(tmp_path_factory.mktemp("cache"))
-
-    def test_pretokenize_writes_each_distinct_need_once(self, tmp_path: Path, cache: str) -> None:
+    def test_pretokenize_writes_each_distinct_need_once(self, tmp_path: Path) -> None:
         words = ("data", "pretokenize", self.SCENARIO, *self.SMALL, "--out", str(tmp_path / "out"))
-        done = harness(*words, HARNESS_CACHE=cache)
+        done = harness(*words)
         assert done.returncode == 0, done.stderr
         padded, tokens = done.stdout.splitlines()
         assert padded.startswith(f"{tmp_path / 'out' / 'padded'}: padded, 40 documents, ")
@@ -158,14 +154,14 @@ class TestData:
             "data.parquet",
             "manifest.json",
         ]
-        assert harness(*words, HARNESS_CACHE=cache).stdout == done.stdout
-        stale = harness(*words, "--set", "data.sequence_length=64", HARNESS_CACHE=cache)
+        assert harness(*words).stdout == done.stdout
+        stale = harness(*words, "--set", "data.sequence_length=64")
         assert stale.returncode == 2
         assert "sequence_length" in stale.stderr
 
-    def test_verify_names_what_is_identical(self, cache: str) -> None:
+    def test_verify_names_what_is_identical(self) -> None:
         words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "*@batch_size=2")
-        done = harness(*words, HARNESS_CACHE=cache)
+        done = harness(*words)
         assert done.returncode == 0, done.stderr
         (line,) = done.stdout.splitlines()
         assert line.startswith("identical (sequence length 256, batch size 2): 40 documents, ")
