@@ -16,7 +16,8 @@ import trainer
 from tests.commands import Done, fork_servers
 from tests.studies import copy_code
 
-pytestmark = pytest.mark.slow  # pytest-benchmark asks git, and some run studies
+# pytest-benchmark asks git, and is disabled in a worker of xdist; the studies judge times.
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SCENARIO = """
 name: tiny
 question: Is it slower?
@@ -89,7 +90,6 @@ def suite(pytester: pytest.Pytester) -> Suite:
     return suite
 
 
-@pytest.mark.alone
 def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Suite) -> None:
     done = suite.run("--benchmark-json", "found.json", "--harness-budget", "5m")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -120,13 +120,11 @@ def test_nothing_is_measured_where_benchmarks_are_disabled(suite: Suite) -> None
     assert not (suite / "results").exists()
 
 
-@pytest.mark.alone
 def test_without_pytest_benchmark(suite: Suite) -> None:
     done = suite.run("-p", "no:benchmark", "-k", "test_plain", "--harness-budget", "5m")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.alone
 def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: Suite) -> None:
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 3"))
     test = suite / "test_speed.py"
@@ -153,7 +151,6 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: S
     assert "plain (emulated device): slower" in slower.stdout
 
 
-@pytest.mark.alone
 def test_baseline_is_another_state_of_the_code_where_one_is_named(
     suite: Suite, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -172,7 +169,6 @@ def test_baseline_is_another_state_of_the_code_where_one_is_named(
     assert json.loads((found / "regression.json").read_text())["verdict"] == "faster"
 
 
-@pytest.mark.alone
 def test_a_state_that_fails_fails_the_test(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> None:
     cost = "nanoseconds = round(milliseconds * 1e6)"
     broken = copy_code(tmp_path_factory.mktemp("broken"), "trainer/inject.py", cost, "raise RuntimeError('broken')")
@@ -183,7 +179,6 @@ def test_a_state_that_fails_fails_the_test(suite: Suite, tmp_path_factory: pytes
     assert "some runs failed" in done.stdout
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(("repeats", "words", "blocks"), [(2, [], 2), (4, ["--harness-budget", "1s"], 1)])
 def test_a_baseline_of_too_few_blocks_is_not_kept(suite: Suite, repeats: int, words: list[str], blocks: int) -> None:
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", f"repeats: {repeats}"))

@@ -190,6 +190,7 @@ def test_what_the_bindings_cannot_read_is_said_and_the_host_goes_on(stub) -> Non
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
+@pytest.mark.alone
 def test_turns_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
     stub()
     sampler = sample(turns=3, turn_ms=40)
@@ -302,6 +303,7 @@ def test_a_mig_slice_has_its_own_memory_and_activity_and_the_card_s_power(stub) 
     assert "nvml:0 (Stub B MIG): no utilisation: Not Supported" in sampler.problems
 
 
+@pytest.mark.alone
 def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     stub()
     sampler = sample(host=True)
