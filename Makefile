@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint format bench clean
+.PHONY: run test quick snapshots lint format bench clean
 
 run: $(STAMP)
 	$(BIN)/harness run scenarios/quickstart.yaml
 
+# Three parts (tests/__main__.py): two processes for what starts none, two for what starts some, then what judges times.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests
+
+quick: $(STAMP)
+	$(BIN)/python -m tests quick
+
+# Where a change of a whole page is meant: write what tests/harness/test_pages.py compares with, then read the diff.
+snapshots: $(STAMP)
+	$(BIN)/python -m pytest tests/harness/test_pages.py --snapshot-update
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,8 +1,19 @@
-"""For every test."""
+"""For every test: what may start a process, and where what is cached goes."""
 
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import shutil
 import signal
+import sys
+import tempfile
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
+
+from tests.commands import fork_servers
 
 # On a shared machine a single example may take long for reasons of its own.
 settings.register_profile("shared machine", deadline=None)
@@ -10,3 +21,60 @@ settings.load_profile("shared machine")
 
 # A shell starts what it runs in the background with SIGINT ignored, which processes started from here would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pytest_plugins = ["pytester"]
+
+PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+_started: list[str] = []  # by the present test
+_made_cache = pytest.StashKey[str]()
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event in PROCESS_EVENTS:
+        _started.append(f"{event} {arguments[1] if len(arguments) > 1 else ''}")
+
+
+def _tell_multiprocessing() -> None:
+    """A process that multiprocessing spawns raises no audit event."""
+    start = multiprocessing.process.BaseProcess.start
+
+    def told(process: multiprocessing.process.BaseProcess) -> None:
+        _started.append(f"multiprocessing {process.name}")
+        start(process)
+
+    multiprocessing.process.BaseProcess.start = told  # type: ignore[method-assign]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A cache of this session, for all its workers: corpora and tokenizers are built once, never in the user's own."""
+    sys.addaudithook(_hear)
+    _tell_multiprocessing()
+    if hasattr(config, "workerinput"):
+        return
+    chosen = os.environ.get("HARNESS_TEST_CACHE")  # `python -m tests` has one for all its parts
+    if chosen is None:
+        chosen = config.stash[_made_cache] = tempfile.mkdtemp(prefix="harness-test-cache-")
+    os.environ["HARNESS_CACHE"] = chosen
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    fork_servers.end()
+    if made := config.stash.get(_made_cache, None):
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _started.clear()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """`slow` marks every test that starts a process: `make quick` runs the others."""
+    yield
+    told = os.environ.get("HARNESS_TEST_STARTS")  # a file, for whoever wants to count them
+    if told and _started:
+        with open(told, "a", encoding="utf-8") as file:
+            file.writelines(f"{item.nodeid}\t{one[:200]!r}\n" for one in _started)
+    if _started and item.get_closest_marker("slow") is None:
+        pytest.fail(f"starts a process and is not marked slow: {_started[0][:300]}", pytrace=False)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from harness.study.store import StudyFolder
+from tests.commands import ROOT, harness
 
-ROOT = Path(__file__).parents[1]
 
-
-def run_study(content: dict[str, Any], folder: Path) -> StudyFolder:
-    """Run a scenario through the real entry point; the study's folder."""
+def run_study(content: dict[str, Any], folder: Path, *words: str) -> StudyFolder:
+    """Run a scenario, with more ``words`` for `harness run`; the study's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenario.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    command = [sys.executable, "-m", "harness", "run", str(folder / "scenario.yaml"), "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    done = harness("run", str(folder / "scenario.yaml"), "--out", str(folder), *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return StudyFolder(max((folder / content["name"]).iterdir()))
 

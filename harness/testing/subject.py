@@ -97,7 +97,7 @@ class Subject:
             from harness.regression.run import with_codes
 
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
-            head = Path(__file__).parent.parent
+            head = Path(__file__).parents[2]
             asked, arms = with_codes(asked, base, str(head), head)
             return self._comparison(asked, limits, budget_s, arms)
         return self._kept(scenario, limits, budget_s)

@@ -28,6 +28,7 @@ STEPS_PER_TURN = 10
 TURNS = 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["recorder", "all default probes"])
 def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
     config = TrainerConfig()

@@ -46,6 +46,7 @@ def one_core() -> Callable[[], object]:
     return lambda: spend(STEP_NS / 1e6, "busy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_step", [all_cores, one_core])
 def test_sampler_cost_of_a_10_ms_step(benchmark, make_step) -> None:
     import pyarrow as pa

@@ -13,21 +13,27 @@ from tests.known_truth.check import Row, check
 from tests.known_truth.pipelines import draw, scenario
 from tests.studies import run_study
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+TRIES = 4
 SEEDS = [0, 2, 6]  # a worker and a host that never blocks, inline, a worker and the norm read each step
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """Of the first of three tries that found the truth: a neighbour on the machine spoils hand-overs and wake-ups."""
-    found: list[Row] = []
-    for _ in range(3):
+    """A neighbour on the machine spoils hand-overs and wake-ups: only the pipelines that it spoiled are repeated."""
+    found: dict[int, Row] = {}
+    spoiled = SEEDS
+    for _ in range(TRIES):
         folder: Path = tmp_path_factory.mktemp("pipelines")
-        study = run_study(scenario(SEEDS, repeats=3), folder)
-        found = check(study, SEEDS)
-        if all(row.ledger_right and row.verdict_right and abs(row.edited) <= 0.08 for row in found):
+        found |= {row.seed: row for row in check(run_study(scenario(spoiled, repeats=3), folder), spoiled)}
+        spoiled = [seed for seed, row in found.items() if not right(row)]
+        if not spoiled:
             break
-    return found
+    return [found[seed] for seed in SEEDS]
+
+
+def right(row: Row) -> bool:
+    return row.ledger_right and row.verdict_right and max(map(abs, row.unedited)) <= 0.05 and abs(row.edited) <= 0.08
 
 
 def test_the_seeds_still_are_what_they_are_chosen_for() -> None:

@@ -69,6 +69,7 @@ STEPS = 200
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # both cores compute it
 def test_it_trains_well_below_the_unigram_entropy() -> None:
     """A model that only knows how frequent each token is cannot get below the unigram entropy."""
     config = small(

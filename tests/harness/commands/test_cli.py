@@ -1,9 +1,8 @@
-"""The command line through its real entry point, a process of its own."""
+"""The command line: what it prints, what it refuses and, in a process of its own, what it imports."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,17 +13,12 @@ import pytest
 from harness import __version__
 from harness.cli import COMMANDS
 from harness.study.store import StudyFolder
+from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
 
-ROOT = Path(__file__).parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 HEAVY = {"torch", "pyarrow", "matplotlib", "rich", "transformers", "numpy"}
 NOT_FOR_HELP = {*HEAVY, "pydantic", "yaml", "ruamel"}
-
-
-def harness(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
 
 
 def modules_after(words: list[str]) -> set[str]:
@@ -57,6 +51,7 @@ def refused(*words: str) -> str:
     return done.stderr.removeprefix("harness: ").rstrip("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_help_waits_for_no_command() -> None:
     for words in (["--help"], ["--version"]):
@@ -181,13 +176,9 @@ class TestData:
     SMALL = ("--set", "data.corpus.documents=40", "--set", "data.tokenizer.train.vocab_size=400")
     SCENARIO = "scenarios/pretokenization.yaml"
 
-    @pytest.fixture(scope="class")
-    def cache(self, tmp_path_factory: pytest.TempPathFactory) -> str:
-        return str(tmp_path_factory.mktemp("cache"))
-
-    def test_pretokenize_writes_each_distinct_need_once(self, tmp_path: Path, cache: str) -> None:
+    def test_pretokenize_writes_each_distinct_need_once(self, tmp_path: Path) -> None:
         words = ("data", "pretokenize", self.SCENARIO, *self.SMALL, "--out", str(tmp_path / "out"))
-        done = harness(*words, HARNESS_CACHE=cache)
+        done = harness(*words)
         assert done.returncode == 0, done.stderr
         padded, tokens = done.stdout.splitlines()
         assert padded.startswith(f"{tmp_path / 'out' / 'padded'}: padded, 40 documents, ")
@@ -197,14 +188,14 @@ class TestData:
             "data.parquet",
             "manifest.json",
         ]
-        assert harness(*words, HARNESS_CACHE=cache).stdout == done.stdout
-        stale = harness(*words, "--set", "data.sequence_length=64", HARNESS_CACHE=cache)
+        assert harness(*words).stdout == done.stdout
+        stale = harness(*words, "--set", "data.sequence_length=64")
         assert stale.returncode == 2
         assert "sequence_length" in stale.stderr
 
-    def test_verify_names_what_is_identical(self, cache: str) -> None:
+    def test_verify_names_what_is_identical(self) -> None:
         words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "*@batch_size=2")
-        done = harness(*words, HARNESS_CACHE=cache)
+        done = harness(*words)
         assert done.returncode == 0, done.stderr
         (line,) = done.stdout.splitlines()
         assert line.startswith("identical (sequence length 256, batch size 2): 40 documents, ")

@@ -1,20 +1,15 @@
-"""harness compare and harness baseline through their real entry point, on studies with a known truth."""
+"""harness compare and harness baseline on studies with a known truth."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.study.store import StudyFolder
+from tests.commands import harness
 from tests.harness.synthetic import Arm, build, write
-
-
-def harness(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True)
 
 
 def made(folder: Path, factor: float = 1.0, seed: int = 0, **arm) -> str:

@@ -63,6 +63,7 @@ def named(content: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {line["name"]: line for line in content["checks"]}
 
 
+@pytest.mark.slow
 def test_one_screen(tmp_path: Path) -> None:
     done = harness("--out", str(tmp_path / "studies"))
     assert done.stderr == ""
@@ -87,6 +88,7 @@ def test_one_screen(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_json_and_what_makes_a_run_impossible(tmp_path: Path) -> None:
     """A cache that cannot be made; besides, what the environment alone sets wrong."""
     (tmp_path / "file").write_text("")
@@ -123,6 +125,7 @@ def test_json_and_what_makes_a_run_impossible(tmp_path: Path) -> None:
     assert facts["toolchain"]["cxx_version"] is None
 
 
+@pytest.mark.slow
 def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
@@ -138,6 +141,7 @@ def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path)
     assert lines["cores"]["status"] in ("ok", "warn")  # and the rest is there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["pydantic", "yaml"])
 def test_what_our_own_files_need_may_be_broken(tmp_path: Path, module: str) -> None:
     """The line of the package fails, what needs it is told, and every other line is there."""
@@ -155,6 +159,7 @@ def test_what_our_own_files_need_may_be_broken(tmp_path: Path, module: str) -> N
     assert lines["torch"]["status"] != "fail"
 
 
+@pytest.mark.slow
 def test_no_calibration_without_torch_but_the_examination(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
@@ -164,6 +169,7 @@ def test_no_calibration_without_torch_but_the_examination(tmp_path: Path) -> Non
     assert "harness run cannot work here" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None:
     (tmp_path / "rich.py").write_text("raise ImportError('no core')")
     code = "from harness.commands.doctor import _print; from harness.machine.checks.check import ok; "
@@ -179,6 +185,7 @@ def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None
         os.close(its_end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "fit"), [((), True), (("--json",), False)])
 def test_a_closed_output_leaves_the_exit_code(tmp_path: Path, words: tuple[str, ...], fit: bool) -> None:
     (tmp_path / "file").write_text("")
@@ -189,6 +196,7 @@ def test_a_closed_output_leaves_the_exit_code(tmp_path: Path, words: tuple[str, 
     assert (done.returncode, done.stderr) == (0 if fit else 1, "")
 
 
+@pytest.mark.slow
 def test_a_container_that_shows_nothing_of_its_machine(tmp_path: Path) -> None:
     """Neither /proc nor /sys: every line is still one that says something."""
     checks = Examination(tmp_path / "results", tmp_path / "cache", {}, tmp_path).checks(None)
@@ -197,6 +205,7 @@ def test_a_container_that_shows_nothing_of_its_machine(tmp_path: Path) -> None:
     assert worst(checks) == "warn"  # /dev/shm, for one
 
 
+@pytest.mark.slow
 def test_calibrate_measures_and_remembers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

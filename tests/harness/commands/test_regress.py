@@ -1,9 +1,8 @@
-"""harness regress through its real entry point: two states of the real code, one of them slowed down."""
+"""harness regress: two states of the real code, one of them slowed down."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 
 from harness.regression.decision import is_look
 from harness.study.store import StudyFolder
-from tests.studies import ROOT, copy_code
+from tests.commands import ROOT, harness
+from tests.studies import copy_code
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # git, and the states of the code answer for themselves
 COST = "nanoseconds = round(milliseconds * 1e6)"
 SCENARIO = """
 name: tiny
@@ -37,10 +37,6 @@ probes.host: false
 """
 
 
-def harness(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True, **options)
-
-
 @pytest.fixture
 def scenario(tmp_path: Path) -> str:
     path = tmp_path / "tiny.yaml"
@@ -55,6 +51,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_code(tmp_path_factory.mktemp("slower"), "trainer/inject.py", COST, changed)
 
 
+@pytest.mark.alone
 def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     tmp_path: Path, scenario: str, slower: Path
 ) -> None:
@@ -63,7 +60,7 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
         "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--within", "5%", "--budget", "5m",
         "--startup-within", "off", "--memory-within", "off",
         "--out", str(tmp_path / "out"), "--junit", str(junit), "--markdown", str(comment),
-        env={**os.environ, "GITHUB_STEP_SUMMARY": str(step_summary)},
+        GITHUB_STEP_SUMMARY=str(step_summary),
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "text: slower by more than the 5.0 % allowed" in done.stdout
@@ -94,7 +91,7 @@ def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
     done = harness(
         "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--budget", "1s",
         "--out", str(tmp_path / "out"), "--undecided-exit", "0",
-        env={**os.environ, "GITHUB_STEP_SUMMARY": str(tmp_path)},
+        GITHUB_STEP_SUMMARY=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "text: undecided" in done.stdout
@@ -130,9 +127,9 @@ def test_code_that_changes_while_it_is_measured_decides_nothing(
 ) -> None:
     moving = copy_code(tmp_path_factory.mktemp("moving"), "trainer/inject.py", COST, COST.replace("1e6", "2e6"))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "harness", "regress", scenario, "--base", str(ROOT), "--head", str(moving)]
+    command = [sys.executable, "-m", "tests.commands", "regress", scenario, "--base", str(ROOT), "--head", str(moving)]
     command += ["--out", str(out), "--budget", "10s"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert any(line.startswith("study ") for line in process.stderr)  # it has begun
         (moving / "trainer" / "added.py").touch()

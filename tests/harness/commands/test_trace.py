@@ -211,6 +211,7 @@ def started(study, **given):
     return process, lines
 
 
+@pytest.mark.slow
 def test_online_ends_once_the_file_was_fetched(study):
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", ONLINE_PORT)) == 0:

@@ -18,6 +18,8 @@ from tests.studies import ROOT, copy_code, copy_packages
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def git(folder: Path, *words: str) -> str:
     command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *words]

@@ -1,4 +1,5 @@
-"""A real study with every probe and their calibration: what each run leaves, and what the report makes of it."""
+"""A real study with every probe and their calibration: what each run leaves, what the report makes of it, and its
+timeline, in which every rule holds and the clocks agree."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ import yaml
 
 from harness.study.store import PHASES, RunData, StudyFolder
 from tests.studies import run_study
+from tests.timeline_check import perfetto
+from tests.timeline_check.check import check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SCENARIO = yaml.safe_load("""
 name: probed
 question: Does everything that probes record reach the report?
@@ -25,13 +28,15 @@ base:
     path: text-padded
     sequence_length: 32
     batch_size: 2
-  steps: 8
+    workers: 1
+  steps: 12
   warmup_steps: 1
 arms: {text: {}}
-repeats: 3
-slice_steps: 4
+repeats: 2
+slice_steps: 6
 probes:
-  torch_profiler: {active: 2, memory: true}
+  timeline_steps: 6
+  torch_profiler: {active: 3, repeat: 2, shapes: true, memory: true}
   py_spy: {seconds: 1}
   calibrate: true
 """)
@@ -49,7 +54,7 @@ def runs(study: StudyFolder) -> dict[tuple[str, int], RunData]:
 
 def test_every_control_runs_in_every_block_and_the_profiled_run_once(runs: dict[tuple[str, int], RunData]) -> None:
     arms = ["text", "text+bare", "text+with-ledger", "text+with-host", "text+with-torch_profiler", "text+with-py_spy"]
-    assert set(runs) == {(arm, block) for arm in arms for block in range(3)} | {("text+profiled", 0)}
+    assert set(runs) == {(arm, block) for arm in arms for block in range(2)} | {("text+profiled", 0)}
 
 
 def test_the_profiled_run_leaves_what_it_saw_and_no_measured_step(runs: dict[tuple[str, int], RunData]) -> None:
@@ -68,7 +73,7 @@ def test_a_bare_run_knows_its_steps_and_nothing_inside_them(runs: dict[tuple[str
     bare, whole = runs["text+bare", 0], runs["text", 0]
     assert bare.steps is not None
     assert whole.steps is not None
-    assert sum(not warmup for warmup in bare.steps.column("warmup").to_pylist()) == 8
+    assert sum(not warmup for warmup in bare.steps.column("warmup").to_pylist()) == 12
     assert min(bare.steps.column("wall_ns").to_pylist()) > 0
     for phase in PHASES:
         assert set(bare.steps.column(f"{phase}_ns").to_pylist()) == {None}, phase
@@ -99,3 +104,24 @@ def test_the_report_has_what_every_probe_found(study: StudyFolder) -> None:
     summary = json.loads(study.summary_json.read_text())
     assert summary["probe_costs"][0]["probe"] == "step ledger (always on)"
     assert len(summary["probe_costs"]) == 5
+
+
+def test_the_timeline_keeps_every_rule_and_the_clocks_agree_within_50_us(study: StudyFolder) -> None:
+    result = check((study.path / "timeline.json.gz").read_bytes())
+    assert result.problems == []  # a shift beyond 50 us is one
+    assert len(result.figures["alignment"]) >= 1  # of the worker, whose stages torch's profiler shows
+    for measured in result.figures["alignment"].values():
+        assert measured["spans"] > 0
+    assert result.figures["arrows"] >= 6
+
+
+@pytest.mark.skipif(perfetto.missing() is not None, reason=perfetto.missing() or "")
+def test_perfetto_reads_all_of_it(study: StudyFolder) -> None:
+    path = study.path / "timeline.json.gz"
+    with perfetto.Perfetto(path) as opened:
+        answers, compared = perfetto.ask(opened), perfetto.compare(opened, path)
+    assert perfetto.problems(answers, compared) == []
+    assert {"step", "phase", "stage", "waits", "cpu_op"} <= set(answers["slices"])
+    rows = {process for process, _, _ in answers["threads"]}
+    assert {"text: main", "text: loader-0", "text+profiled: main", "text+profiled: loader-0"} <= rows
+    assert ["text: main", "queue depth batches ready"] in [counter[:2] for counter in answers["counters"]]

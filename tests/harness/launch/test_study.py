@@ -1,4 +1,4 @@
-"""Studies through the real entry point: real processes, real data, tiny sizes."""
+"""Studies as the command line runs them: real processes, real data, tiny sizes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.study.store import StudyFolder
-
-pytestmark = pytest.mark.slow
+from tests.commands import ROOT, harness
 
 SCENARIO = """
 name: tiny
@@ -36,10 +35,6 @@ slice_steps: 3
 """
 
 
-def harness(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True, **options)
-
-
 def scenario(folder: Path, text: str = SCENARIO) -> str:
     path = folder / "tiny.yaml"
     path.write_text(text)
@@ -51,6 +46,7 @@ def only_study(out: Path) -> StudyFolder:
     return StudyFolder(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interleave", ["slices", "runs"])
 def test_a_study_leaves_what_the_contract_says(tmp_path: Path, interleave: str) -> None:
     done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), "--interleave", interleave)
@@ -93,6 +89,7 @@ def test_a_study_leaves_what_the_contract_says(tmp_path: Path, interleave: str) 
     assert study.summary_json.read_text() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_leaves_its_status_and_the_others_go_on_and_resume_completes(tmp_path: Path) -> None:
     """The arm with a learning rate that diverges fails by itself; the other one finishes all its blocks."""
     text = SCENARIO + "  \n"
@@ -125,6 +122,7 @@ def test_a_run_that_dies_leaves_its_status_and_the_others_go_on_and_resume_compl
     assert study.read_record("text", 0) == fine
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_named(tmp_path: Path) -> None:
     with start(tmp_path, "--repeats", "1", steps=100_000) as process:
         study = wait_for_study(tmp_path / "out")
@@ -139,9 +137,10 @@ def test_a_killed_run_is_named(tmp_path: Path) -> None:
     assert "killed by SIGKILL" in record["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
-    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=6) as process:
+    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=60) as process:
         study = wait_for_study(tmp_path / "out")
         wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
         wait_for_runs(process.pid)
@@ -159,18 +158,23 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
     assert {path: path.read_text() for path in kept} == kept
 
 
-def test_stopped_runs_end_when_the_harness_is_killed(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_running_study_is_not_resumed_and_its_stopped_runs_end_when_it_is_killed(tmp_path: Path) -> None:
     with start(tmp_path, "--repeats", "1", steps=100_000) as process:
-        wait_for_study(tmp_path / "out")
+        study = wait_for_study(tmp_path / "out")
         wait_for_runs(process.pid, at_least=3)  # two runs and the loader worker of one of them
+        done = harness("run", "--resume", str(study.path))
+        assert done.returncode == 2
+        assert "is being run by another process" in done.stderr
         everyone = descendants(process.pid)
         process.kill()
         process.wait(timeout=60)
     wait_for(lambda: not any(_alive(pid) for pid in everyone))
 
 
+@pytest.mark.slow
 def test_when_the_fork_server_is_killed_its_runs_are_reported_failed_and_later_blocks_go_on(tmp_path: Path) -> None:
-    with start(tmp_path, "--repeats", "2", steps=2000) as process:
+    with start(tmp_path, "--repeats", "2", steps=2000, module="harness") as process:
         study = wait_for_study(tmp_path / "out")
         wait_for_runs(process.pid)
         (server,) = children(process.pid)
@@ -205,15 +209,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, words:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_study_that_is_running_is_not_resumed(tmp_path: Path) -> None:
-    with start(tmp_path, "--repeats", "1", steps=100_000) as process:
-        study = wait_for_study(tmp_path / "out")
-        wait_for_runs(process.pid)
-        done = harness("run", "--resume", str(study.path))
-    assert done.returncode == 2
-    assert "is being run by another process" in done.stderr
-
-
+@pytest.mark.slow
 def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -233,6 +229,7 @@ def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
     assert "is no longer what the study was begun with" in resumed.stderr
 
 
+@pytest.mark.slow
 def test_interrupted_while_a_block_starts_it_says_no_traceback(tmp_path: Path) -> None:
     path = scenario(tmp_path)
     process = subprocess.Popen(
@@ -256,14 +253,17 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> N
 
 
 class start:  # noqa: N801 - used like a function
-    """A running ``harness run`` with ``steps`` steps, killed at the end if it still runs."""
+    """A running ``harness run`` with ``steps`` steps of 5 ms without a model, killed at the end if it still runs."""
 
-    def __init__(self, folder: Path, *words: str, steps: int) -> None:
+    def __init__(self, folder: Path, *words: str, steps: int, module: str = "tests.commands") -> None:
+        """``module``: the command as it is, "harness", or as it shares fork servers."""
         path = scenario(folder, SCENARIO.replace("steps: 6", f"steps: {steps}"))
-        self._words = [sys.executable, "-m", "harness", "run", path, "--out", str(folder / "out"), *words]
+        self._words = [sys.executable, "-m", module, "run", path, "--out", str(folder / "out"), *words]
+        self._words += ["--set", "compute.work=none", "--set", "compute.inject={forward_ms: 5, how: sleep}"]
 
     def __enter__(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        nowhere = subprocess.DEVNULL
+        self._process = subprocess.Popen(self._words, cwd=ROOT, stdout=nowhere, stderr=nowhere)
         return self._process
 
     def __exit__(self, *_: object) -> None:

@@ -50,6 +50,7 @@ def break_package(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stub")
 def test_devices_with_what_each_lacks() -> None:
     nvml = read_nvml()
@@ -61,6 +62,7 @@ def test_devices_with_what_each_lacks() -> None:
     assert check_driver(None, nvml).finding == "570.124.06, CUDA up to 12.8"
 
 
+@pytest.mark.slow
 def test_a_device_that_is_busy_or_slowed(stub: pytest.MonkeyPatch) -> None:
     stub.setenv("STUB_DEVICES", "1")
     stub.setenv("STUB_BUSY", "97")
@@ -72,6 +74,7 @@ def test_a_device_that_is_busy_or_slowed(stub: pytest.MonkeyPatch) -> None:
     assert slowed.finding.endswith("GPM; clocks held down by the power limit and heat")
 
 
+@pytest.mark.slow
 def test_a_library_that_does_not_match_the_driver(stub: pytest.MonkeyPatch) -> None:
     stub.setenv("STUB_INIT", "18")
     (line,) = check_nvml("570.124.06", read_nvml())
@@ -80,6 +83,7 @@ def test_a_library_that_does_not_match_the_driver(stub: pytest.MonkeyPatch) -> N
     assert line.fix.startswith("reboot, or reload")
 
 
+@pytest.mark.slow
 def test_a_driver_that_takes_its_caller_down(stub: pytest.MonkeyPatch) -> None:
     stub.setenv("STUB_CRASH", "1")
     nvml = read_nvml()
@@ -90,6 +94,7 @@ def test_a_driver_that_takes_its_caller_down(stub: pytest.MonkeyPatch) -> None:
     assert check_cuda(torch("12.8"), nvml, {}).status == "ok"  # torch's own word counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "code", "problem", "fix"),
     [
@@ -110,11 +115,13 @@ def test_a_lost_card_leaves_the_others(stub: pytest.MonkeyPatch, where: str, cod
     assert check_cuda(torch("12.8"), Nvml("570.1", "12.8", nvml.devices[1:], None), {}).finding.endswith("here answers")
 
 
+@pytest.mark.slow
 def test_a_library_that_fails_at_the_end_has_said_all(stub: pytest.MonkeyPatch) -> None:
     stub.setenv("STUB_SHUTDOWN", "15")
     assert read_nvml().devices == (H100, OLD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "status"), [("9", "ok"), ("15", "warn"), ("999", "warn")])
 def test_only_no_driver_means_nothing_there(stub: pytest.MonkeyPatch, code: str, status: str) -> None:
     """Without /proc/driver/nvidia, as under WSL2."""
@@ -125,6 +132,7 @@ def test_only_no_driver_means_nothing_there(stub: pytest.MonkeyPatch, code: str,
     assert (check_driver(None, nvml).finding == "not reported: see nvml") == (status == "warn")
 
 
+@pytest.mark.slow
 def test_no_nvidia_ml_py_is_not_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     break_package(tmp_path, "pynvml", monkeypatch)
     nvml = read_nvml()

@@ -11,6 +11,7 @@ CHILD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_an_orphan_ends_at_once() -> None:
     gone = subprocess.Popen(["true"])
@@ -19,6 +20,7 @@ def test_an_orphan_ends_at_once() -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
+@pytest.mark.slow
 def test_with_its_parent_there_it_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD, str(os.getpid())], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "on\n")

@@ -40,11 +40,13 @@ def test_this_python() -> None:
     assert line.finding.startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
 
 
+@pytest.mark.slow
 def test_the_packages_here_can_be_imported() -> None:
     assert read_imports() == {}
     assert [line.status for line in check_imports({}, torch_works=True)] == ["ok"]
 
 
+@pytest.mark.slow
 def test_packages_that_raise_or_crash_or_have_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their metadata is there all the same."""
     for module, text in (
@@ -126,6 +128,7 @@ def test_what_torch_compile_needs_is_there() -> None:
     assert check_compile(tools(cc=None), CPU).status == "ok"
 
 
+@pytest.mark.slow
 def test_the_compiler_here_is_asked() -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++")
@@ -135,6 +138,7 @@ def test_the_compiler_here_is_asked() -> None:
     assert found.cache_forbids_libraries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_compiler_of_ones_own(tmp_path: Path, status: int) -> None:
     """$CXX with an option; what it says of the program is reported."""
@@ -147,10 +151,12 @@ def test_a_compiler_of_ones_own(tmp_path: Path, status: int) -> None:
     assert found.headers_problem == (None if status == 0 else "error: no such header")
 
 
+@pytest.mark.slow
 def test_no_compiler(tmp_path: Path) -> None:
     assert read_toolchain({"CXX": str(tmp_path / "none")}, []).cxx_version is None
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_ended() -> None:
     with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
         output_of([sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
@@ -177,6 +183,7 @@ def test_a_reading_that_fails_raises_where_it_is_asked_for() -> None:
             look.result()
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_run_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"No module named harness\.machine\.nothing"):
         facts_of_module("harness.machine.nothing", 20)

@@ -82,6 +82,7 @@ def test_no_py_spy() -> None:
     assert line.finding.endswith("py-spy not found (not installed): no stacks in reports")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "limit_s", "words"),
     [
@@ -119,6 +120,7 @@ def test_perf(level: int, words: str) -> None:
     assert check_perf(Permissions(None, None, None, level)).finding.startswith(f"perf_event_paranoid {level}: {words}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.system() != "Linux", reason="ptrace as Linux has it")
 def test_py_spy_is_really_tried() -> None:
     found = try_py_spy()

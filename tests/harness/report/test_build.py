@@ -152,6 +152,7 @@ def test_arm_names_and_questions_cannot_break_the_tables(tmp_path):
     assert "| a\\|b_*c* |" in page
 
 
+@pytest.mark.slow
 def test_importing_the_report_stays_light():
     code = "import sys, harness.report.build; print(sorted({'matplotlib', 'pyarrow', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,8 +1,9 @@
-"""A cache of its own, a small corpus of awkward documents, and tokenizers of every kind."""
+"""A small corpus of awkward documents, and tokenizers of every kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,12 +47,10 @@ def write_parquet(path: Path, texts: object, kind: pa.DataType | None = None, ro
     return path
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HARNESS_CACHE", str(folder))
-        yield folder
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """The session's (see tests/conftest.py)."""
+    return Path(os.environ["HARNESS_CACHE"])
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def test_batches_are_the_same_with_and_without(make_config: Make, path: str, acc
         assert_same(left, right)
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_from_workers(make_config: Make) -> None:
     plain = make_config(workers=2)
     dosed = plain.model_copy(update={"extra_reads": 1, "extra_tokenizations": 2})
@@ -142,6 +143,7 @@ def test_the_dose_is_spent_inside_the_span_of_its_stage(make_config: Make, repla
     assert spent["tokenize"] >= 2 * 3_000_000
 
 
+@pytest.mark.slow
 def test_in_a_worker_too(make_config: Make) -> None:
     inject = DataInject(tokenize_ms=2, how="sleep")
     config = make_config(workers=1, replay=True, inject=inject, extra_tokenizations=2)

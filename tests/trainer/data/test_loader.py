@@ -21,6 +21,8 @@ from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., DataConfig]
 
 

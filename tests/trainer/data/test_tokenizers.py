@@ -53,6 +53,7 @@ def test_byte_level_tokenizers_lose_nothing(corpus: Corpus, kind: Kind, texts: l
         assert decoder.decode(decoder.encode(text).ids, skip_special_tokens=False) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_training_again_gives_the_same_tokenizer(
     corpus: Corpus, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ def test_a_tokenizer_that_went_away(corpus: Corpus, bare_sentencepiece: str, tmp
         load_tokenizer(info)
 
 
+@pytest.mark.slow
 def test_preparing_from_the_cache_loads_no_heavy_library(make_config: Callable[..., DataConfig]) -> None:
     config = make_config(path="tokens-padded")
     code = """

@@ -331,6 +331,7 @@ def test_facts_of_a_run_on_an_unknown_device() -> None:
     }
 
 
+@pytest.mark.slow
 def test_profiles_need_no_torch() -> None:
     code = (
         "import sys; from trainer.devices.facts import profile_facts\n"

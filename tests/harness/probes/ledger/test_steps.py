@@ -166,6 +166,7 @@ def test_a_batch_without_work_is_all_transfer_and_not_unknown() -> None:
     assert steps["exposed_tokenize_ns"] == [0]
 
 
+@pytest.mark.slow
 def test_run_queue_delay_grows_when_more_threads_run_than_cores() -> None:
     """Twice as many spinning processes as cores: each must have waited for a core about half of the time."""
     import multiprocessing

@@ -29,6 +29,8 @@ from harness.study.probes_json import ProbesRecord
 from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
 from trainer.inject import spend
 
+pytestmark = pytest.mark.slow
+
 STUB = Path(__file__).with_name("nvml_stub.c")
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 GAUGES = {
@@ -190,6 +192,7 @@ def test_what_the_bindings_cannot_read_is_reported_and_the_host_goes_on(stub) ->
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
+@pytest.mark.alone
 def test_repetitions_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
     stub()
     sampler = sample(repetitions=3, repetition_ms=5)
@@ -304,6 +307,7 @@ def test_a_mig_slice_has_its_own_memory_and_activity_and_the_card_s_power(stub) 
     assert "nvml:0 (Stub B MIG): no utilisation: Not Supported" in sampler.problems
 
 
+@pytest.mark.alone
 def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     stub()
     sampler = sample(host=True)

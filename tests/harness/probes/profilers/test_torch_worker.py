@@ -24,6 +24,8 @@ from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import Prepared, prepare
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = TorchProfilerSettings(wait=1, warmup=1, active=2)
 ALIGNED_NS = 50_000
 

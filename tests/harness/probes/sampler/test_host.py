@@ -73,6 +73,7 @@ def sampled(series: SampleSeries) -> dict[tuple[str, str], list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_worker_that_burns_a_core_is_seen_to_the_millisecond() -> None:
     worker = Child(BURNER)
     series = SampleSeries()
@@ -90,6 +91,7 @@ def test_a_worker_that_burns_a_core_is_seen_to_the_millisecond() -> None:
     assert ("host:sampler", "cpu_s") not in found  # this process is both here, and the main role comes first
 
 
+@pytest.mark.slow
 def test_reads_from_disk_are_those_that_the_process_counts_itself(tmp_path) -> None:
     path = tmp_path / "data"
     with open(path, "wb") as file:
@@ -128,6 +130,7 @@ def test_counters_of_readings_add_up_to_those_of_the_repetition() -> None:
     assert sum(found["host:main", "run_queue_delay_s"]) >= 0
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_stops_being_read_and_disturbs_nothing() -> None:
     worker = Child(BURNER)
     series = SampleSeries()

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from time import monotonic_ns
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def values(sampler: Sampler, source: str, metric: str) -> list[float]:
     return [value for at, name, value in rows if (at, name) == (source, metric)]
 
 
+@pytest.mark.slow
 def test_repetitions_are_sampled_and_what_lies_between_is_not() -> None:
     sampler = Sampler(HOST, roles)
     for _ in range(3):
@@ -56,6 +58,7 @@ def test_repetitions_are_sampled_and_what_lies_between_is_not() -> None:
     assert sampler.pid is None
 
 
+@pytest.mark.slow
 def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come_together() -> None:
     sampler = Sampler(HOST, roles)
     for _ in range(10):
@@ -68,6 +71,7 @@ def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come
     assert found["resident_bytes"][0] > 1e6
 
 
+@pytest.mark.slow
 def test_a_repetition_too_short_to_say_whose_cpu_it_was_reports_none() -> None:
     sampler = Sampler(HOST, roles)
     repetition(sampler, 0)
@@ -134,6 +138,7 @@ def test_a_last_reading_that_comes_late_is_none_of_the_repetition() -> None:
     assert last["missed"] == {"odd": 1, "host": 1}
 
 
+@pytest.mark.slow
 def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> None:
     sampler = Sampler(HOST, roles)
     repetition(sampler, 50)
@@ -151,6 +156,7 @@ def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> 
     assert sampler.taken["host"] >= 1
 
 
+@pytest.mark.slow
 def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     sampler = Sampler(HOST, roles)
@@ -161,6 +167,7 @@ def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
     assert sampler.samples["t_ns"] == []
 
 
+@pytest.mark.slow
 def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
     sampler = Sampler(replace(HOST, rate_hz=0), roles)
     repetition(sampler, 0)
@@ -169,6 +176,7 @@ def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
     assert "ended with status 1" in sampler.problems[0]
 
 
+@pytest.mark.slow
 def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_repetition() -> None:
     """Who stops the run's processes before :meth:`Sampler.wait` finds the sampler with its reading still to do."""
     sampler = Sampler(replace(HOST, rate_hz=1), roles)
@@ -184,6 +192,7 @@ def test_a_last_reading_after_a_stop_is_missed_and_not_charged_to_the_repetition
     assert len(values(sampler, "host", "interval_s")) == 1
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_run() -> None:
     """Killed without a word, as a stopped run is."""
     code = (
@@ -201,6 +210,7 @@ def test_it_ends_with_the_run() -> None:
     os.close(sampler)
 
 
+@pytest.mark.slow
 def test_it_is_light() -> None:
     """It starts with every run, beside processes whose memory and cores are measured."""
     code = (

@@ -1,0 +1,67 @@
+"""``python -m tests [PART ...] [-- WORD ...]``: every test, each beside no more than it bears.
+
+The last line sums up what pytest said of each part. A part that fails does not keep the next from running.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+# `--dist loadfile` keeps a file's tests together, with the fixtures that they share.
+PARTS = {
+    "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--dist", "worksteal"),
+    "processes": ("-m", "slow and not alone and not gpu", "-n", "2", "--dist", "loadfile"),
+    "alone": ("-m", "alone or gpu"),
+}
+
+
+def main(words: list[str]) -> int:
+    split = words.index("--") if "--" in words else len(words)
+    chosen, more = words[:split] or list(PARTS), words[split + 1 :]
+    if unknown := set(chosen) - set(PARTS):
+        print(f"python -m tests: unknown part {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
+        return 2
+    begun_s = time.monotonic()
+    counts: Counter[str] = Counter()
+    said = []
+    code = 0
+    with tempfile.TemporaryDirectory(prefix="harness-tests-") as folder:
+        environment = os.environ | {"HARNESS_TEST_CACHE": str(Path(folder) / "cache")}
+        for part in chosen:
+            report = Path(folder) / f"{part}.xml"
+            command = [sys.executable, "-m", "pytest", *PARTS[part], f"--junit-xml={report}", *more]
+            print(f"== {part}: pytest {' '.join(PARTS[part])}", flush=True)
+            # Two processes on two cores: torch's threads of one would only wait for those of the other.
+            threads = {"OMP_NUM_THREADS": "1"} if part == "quick" else {}
+            ended = subprocess.run(command, env=environment | threads).returncode
+            code = code or ended
+            found = _counts(report)
+            counts.update(found)
+            said.append(f"{part} {found['passed']}" + (f" (exit code {ended})" if ended else ""))
+    words = [f"{number} {outcome}" for outcome, number in counts.items() if number]
+    print(f"{', '.join(words)} in {time.monotonic() - begun_s:.0f}s: {', '.join(said)}")
+    return code
+
+
+def _counts(report: Path) -> dict[str, int]:
+    """Outcomes in the order of pytest's own last line."""
+    if not report.exists():
+        return {"failed": 0, "passed": 0, "skipped": 0, "errors": 1}
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    sums: Counter[str] = Counter()
+    for suite in suites:
+        for name in ("tests", "failures", "errors", "skipped"):
+            sums[name] += int(suite.get(name, 0))
+    passed = sums["tests"] - sums["failures"] - sums["errors"] - sums["skipped"]
+    return {"failed": sums["failures"], "passed": passed, "skipped": sums["skipped"], "errors": sums["errors"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Commands called in this process, and fork servers that outlive a block.
+
+A test that is about a process of its own (what is imported, a closed output) starts one itself; one that needs signals
+only starts ``python -m tests.commands WORD ...``, a command that shares fork servers between its blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from harness.launch.code import Code
+from harness.launch.fork_server import ForkServer
+
+ROOT = Path(__file__).parents[1]
+# What one fork server imports for every study of this code: with the model, whether the study computes one or not.
+VARIABLES = ("HARNESS_CACHE", "PYTHONPATH")  # what a fork server is kept with, of all that a run reads
+MODULES = ("pyarrow.parquet", "torch.optim", "trainer.model", "transformers.models.gpt2.modeling_gpt2")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left, as of subprocess.run."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def harness(*words: str, cwd: Path = ROOT, **environment: str) -> Done:
+    """Run one command of the command line in this process; the fork servers of its studies are shared."""
+    from harness.cli import main
+
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd),
+        mock.patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+        fork_servers.shared(),
+    ):
+        try:
+            code = main(words)
+        except SystemExit as ended:  # argparse's --help and --version
+            code = int(ended.code or 0)
+    return Done(code, out.getvalue(), errors.getvalue())
+
+
+class KeptForkServer(ForkServer):
+    """A fork server that outlives the block it was started for."""
+
+    def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
+        super().__init__(modules, code)
+        self.taken = True  # by a block that is running
+
+    def close(self) -> None:
+        self.taken = False
+
+    def end(self) -> None:
+        super().close()
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+
+class ForkServers:
+    """Fork servers kept from one block and study to the next: each costs seconds of CPU to start.
+
+    One for each state of the code and each environment; a second one of the same that a block asks for is another one.
+    """
+
+    MOST = 3  # kept: as many as a block needs, of two states of the code and their A/A twin
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[object, KeptForkServer]] = []
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Meanwhile the blocks that this process runs share them."""
+        with mock.patch("harness.launch.block.ForkServer", self._of):
+            yield
+
+    def end(self) -> None:
+        for _, server in self._kept:
+            server.end()
+        self._kept.clear()
+
+    def _of(self, modules: Sequence[str], code: Code | None = None) -> KeptForkServer:
+        key = (code, *map(os.environ.get, VARIABLES))
+        self._kept = [(of, one) for of, one in self._kept if not one.ended]
+        for of, server in self._kept:
+            if of == key and not server.taken:
+                server.taken = True
+                return server
+        for place in [place for place, (_, one) in enumerate(self._kept) if not one.taken]:
+            if len(self._kept) >= self.MOST:
+                self._kept.pop(place)[1].end()
+                break
+        everything = dict.fromkeys((*modules, *MODULES)) if code is None else modules
+        server = KeptForkServer(list(everything), code)
+        self._kept.append((key, server))
+        return server
+
+
+fork_servers = ForkServers()
+
+
+if __name__ == "__main__":
+    from harness.cli import main
+
+    with fork_servers.shared():
+        sys.exit(main())
