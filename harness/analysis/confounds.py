@@ -14,7 +14,7 @@ import numpy as np
 from harness.analysis.comparisons import Blocks
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten
-from harness.study.store import RunRecord
+from harness.study.records import RunRecord
 
 ConfoundKind = Literal[
     "configuration",

@@ -99,7 +99,7 @@ def stage_spans(spans: RunSpans) -> StageSpans:
     """The stages of all batches, without overlaps."""
     known = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
     own = spans.stages.where(spans.stages.batches >= 0)
-    return without_overlaps(StageSpans(own.batches, known[own.names], own.starts, own.ends))
+    return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
 
 
 def _columns(steps: pa.Table, spans: RunSpans, waits: Waits, asynchronous: bool) -> dict[str, pa.Array]:

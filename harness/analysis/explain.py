@@ -19,7 +19,8 @@ from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten
-from harness.study.store import RunData, StudyRecord
+from harness.study.records import StudyRecord
+from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm

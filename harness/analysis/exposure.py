@@ -24,6 +24,7 @@ from harness.analysis.intervals import Int, innermost
 from harness.study.contract import STAGES
 
 TRANSFER = STAGES.index("transfer")
+SPANS_AT_ONCE = 500_000  # bounds the memory of one sweep
 
 
 class Waits(NamedTuple):
@@ -72,12 +73,17 @@ def exposed_and_hidden(waits: Waits, spans: StageSpans, rows: int) -> tuple[Int,
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
-    spans = StageSpans(*(column[spans.batches < len(waits.rows)] for column in spans))
-    since, until = waits.starts[spans.batches], waits.ends[spans.batches]
-    inside = np.maximum(0, np.minimum(spans.ends, until) - np.maximum(spans.starts, since))
-    span_rows = waits.rows[spans.batches]
-    exposed = per_row_and_stage(span_rows, spans.stages, inside, rows)
-    hidden = per_row_and_stage(span_rows, spans.stages, spans.ends - spans.starts - inside, rows)
+    exposed, hidden = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(2))
+    for first in range(0, len(spans.batches), SPANS_AT_ONCE):
+        part = StageSpans(*(column[first : first + SPANS_AT_ONCE] for column in spans))
+        part = StageSpans(*(column[part.batches < len(waits.rows)] for column in part))
+        since, until = waits.starts[part.batches], waits.ends[part.batches]
+        inside = np.maximum(0, np.minimum(part.ends, until) - np.maximum(part.starts, since))
+        cells = waits.rows[part.batches], part.stages
+        received = cells[0] >= 0
+        cells = cells[0][received], cells[1][received]
+        np.add.at(exposed, cells, inside[received])
+        np.add.at(hidden, cells, (part.ends - part.starts - inside)[received])
     hidden[:, TRANSFER] = 0
     waited = per_row(waits.rows, waits.ends - waits.starts, rows)
     exposed[:, TRANSFER] += waited - exposed.sum(axis=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ DERIVED = "derived steps"
 LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
 class RepetitionTotals:
     """Totals over the measured steps of one turn; token counts are None where the trainer did not tell."""
 
@@ -102,20 +102,28 @@ def measure(run: RunData) -> RunLedger | None:
     return run.once("ledger", lambda: _measure(run))
 
 
-def derived_steps(run: RunData) -> pa.Table | None:
-    """The steps table with its derived columns as the present rules have them; None where there is none."""
+class DerivedSteps(NamedTuple):
+    """The steps table with its derived columns as the present rules have them, and whether it had others before."""
+
+    table: pa.Table | None
+    changed: bool
+
+
+def derived_steps(run: RunData) -> DerivedSteps:
+    """See :class:`DerivedSteps`; without a table there is none."""
     return run.once(DERIVED, lambda: _derived_steps(run))
 
 
-def _derived_steps(run: RunData) -> pa.Table | None:
+def _derived_steps(run: RunData) -> DerivedSteps:
     steps = run.steps
     if steps is None or not len(steps) or not run.has_spans:
-        return steps
-    return with_derived(steps, spans_of(run), bool(run.record.facts.get("asynchronous")))
+        return DerivedSteps(steps, changed=False)
+    found = with_derived(steps, spans_of(run), bool(run.record.facts.get("asynchronous")))
+    return DerivedSteps(found, changed=not found.equals(steps))
 
 
 def _measure(run: RunData) -> RunLedger | None:
-    if run.record.status != "done" or (steps := derived_steps(run)) is None:
+    if run.record.status != "done" or (steps := derived_steps(run).table) is None:
         return None
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
     if not measured.any():

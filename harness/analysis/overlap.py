@@ -5,15 +5,18 @@ Only time within measured steps counts. All results are mean milliseconds per me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.analysis.derived import bounds
 from harness.analysis.intervals import Int, Pieces, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.ledger import derived_steps
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.study.run_data import RunData
+
+STRETCHES_AT_ONCE = 100_000  # bounds the memory of one sweep
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,16 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
     if measured is None:
         return {}
     steps, count = measured
-    spans = spans_of(run)
+    found: dict[str, int] = {}
+    for first in range(0, len(steps.starts), STRETCHES_AT_ONCE):
+        part = Stretches(*(column[first : first + STRETCHES_AT_ONCE] for column in steps))
+        for name, value in _hidden_in(part, spans_of(run).between(int(part.starts[0]), int(part.ends[-1]))).items():
+            found[name] = found.get(name, 0) + value
+    return {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
+
+
+def _hidden_in(steps: Stretches, spans: RunSpans) -> dict[str, int]:
+    """Nanoseconds within ``steps`` by what hid the data work."""
     inside = intersection(union(spans.stages.starts, spans.stages.ends), steps)
     fetches = spans.of(spans.phases, FETCH)
     if len(spans.kernels):
@@ -49,15 +61,9 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
     else:
         covers = spans.phases.where(spans.phases.names != spans.code(FETCH))
         inside = difference(inside, union(fetches.starts, fetches.ends))
-    found: dict[str, float] = {}
-    for name, meanwhile in _by_name(spans, covers).items():
-        if shared := total(intersection(inside, meanwhile)):
-            found[name] = shared / 1e6 / count
-    if not len(spans.kernels):
-        rest = total(difference(inside, union(covers.starts, covers.ends)))
-        if rest:
-            found["other"] = rest / 1e6 / count
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    found = {name: int(covered(*inside, meanwhile).sum()) for name, meanwhile in _by_name(spans, covers)}
+    rest = total(inside) - int(covered(*inside, union(covers.starts, covers.ends)).sum())
+    return found if len(spans.kernels) else {**found, "other": rest}
 
 
 def sync_audit(run: RunData) -> list[SyncCall]:
@@ -84,7 +90,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     whole = _per_call(after, after.ends - after.starts, len(calls))
     behind = {
         name: _per_call(after, covered(after.starts, after.ends, stretches), len(calls))
-        for name, stretches in _by_name(spans, spans.kernels).items()
+        for name, stretches in _by_name(spans, spans.kernels)
     }
     counted = np.zeros(len(calls), dtype=np.bool_)
     counted[inside.owner] = True
@@ -113,18 +119,17 @@ def _per_call(pieces: Pieces, values: Int, calls: int) -> Int:
     return np.bincount(pieces.owner, weights=values, minlength=calls).astype(np.int64)
 
 
-def _by_name(spans: RunSpans, some: Spans) -> dict[str, Stretches]:
+def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
     """When each of the names that ``some`` have was going on, in the order in which they came first."""
-    found = {}
-    for code in dict.fromkeys(some.names.tolist()):
+    codes, first = np.unique(some.names, return_index=True)
+    for code in codes[np.argsort(first)].tolist():
         own = some.names == code
-        found[spans.names[code]] = union(some.starts[own], some.ends[own])
-    return found
+        yield spans.names[code], union(some.starts[own], some.ends[own])
 
 
 def _measured(run: RunData) -> tuple[Stretches, int] | None:
     """When measured steps ran, and how many they are; None where there is none or no span was recorded."""
-    steps = run.steps
+    steps = derived_steps(run).table  # in memory already
     if steps is None or not run.has_spans:
         return None
     import pyarrow.compute as pc
@@ -132,7 +137,7 @@ def _measured(run: RunData) -> tuple[Stretches, int] | None:
     measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
     if not len(measured):
         return None
-    return union(*bounds(measured)), len(measured)
+    return bounds(measured), len(measured)
 
 
 def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:

@@ -8,8 +8,9 @@ from typing import Literal
 
 from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import MIN_BLOCKS
-from harness.study.records import ArmRecord
-from harness.study.store import PROFILED, RunData, RunRecord, StudyRecord
+from harness.study.contract import PROFILED
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.run_data import RunData
 
 StudyProblemKind = Literal["nothing finished", "partial", "status", "ended", "no measured step", "few blocks"]
 

@@ -17,7 +17,7 @@ from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
 from harness.analysis.statistics import Estimate
-from harness.study.store import StudyRecord
+from harness.study.records import StudyRecord
 
 
 @dataclass(frozen=True)

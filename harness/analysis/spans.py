@@ -31,8 +31,8 @@ class Spans:
     names: NDArray[np.int32]  # index into RunSpans.names
     starts: Int
     ends: Int
-    batches: Int  # -1 where none
-    cpu_ns: Int  # NOT_MEASURED where it was not
+    batches: NDArray[np.int32]  # -1 where none
+    cpu_ns: NDArray[np.float32]  # NOT_MEASURED where it was not; to seven digits, for which half the room will do
 
     def where(self, chosen: NDArray[np.bool_] | Int | slice) -> Spans:
         """Those that are ``chosen``, as numpy selects rows."""
@@ -60,6 +60,15 @@ class RunSpans:
         """Spans of all kinds."""
         return sum(map(len, (self.phases, self.stages, self.kernels, self.launches, self.blocking)))
 
+    def between(self, since_ns: int, until_ns: int) -> RunSpans:
+        """The spans that overlap [since_ns, until_ns)."""
+
+        def near(spans: Spans) -> Spans:
+            return spans.where((spans.ends > since_ns) & (spans.starts < until_ns))
+
+        kinds = (self.phases, self.stages, self.kernels, self.launches, self.blocking)
+        return RunSpans(self.names, *map(near, kinds))
+
     def code(self, name: str) -> int:
         """The number that stands for ``name``; -1 where no span has it."""
         return self.names.index(name) if name in self.names else -1
@@ -83,7 +92,8 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
         name, found = _coded(batch.column("name"))
         known = np.array([names.setdefault(one, len(names)) for one in found] or [0], dtype=np.int32)
         numbers = {column: _integers(batch.column(column)) for column in COLUMNS[3:]}
-        spans = Spans(known[name], numbers["start_ns"], numbers["end_ns"], numbers["batch"], numbers["cpu_ns"])
+        batches, cpu_ns = numbers["batch"].astype(np.int32), numbers["cpu_ns"].astype(np.float32)
+        spans = Spans(known[name], numbers["start_ns"], numbers["end_ns"], batches, cpu_ns)
         first_rank = _integers(batch.column("rank"), 0) == 0
         is_stage = np.array([one in STAGES for one in found] or [False])[name]
         for kind, chosen in (
@@ -94,19 +104,23 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
             ("blocking", _among(role, roles, "sync")),
         ):
             kinds[kind].append(spans.where(chosen & first_rank))
-    return RunSpans(tuple(names), **{kind: _joined(parts) for kind, parts in kinds.items()})
+    return RunSpans(tuple(names), **{kind: _joined(kinds[kind]) for kind in kinds})
 
 
-def _joined(parts: Sequence[Spans]) -> Spans:
-    empty = np.zeros(0, dtype=np.int64)
-    parts = parts or [Spans(empty.astype(np.int32), empty, empty, empty, empty)]
-    return Spans(
-        np.concatenate([part.names for part in parts]),
-        np.concatenate([part.starts for part in parts]),
-        np.concatenate([part.ends for part in parts]),
-        np.concatenate([part.batches for part in parts]),
-        np.concatenate([part.cpu_ns for part in parts]),
-    )
+def _joined(parts: list[Spans]) -> Spans:
+    """All of ``parts``, which is emptied on the way: memory that was not written to yet takes no room."""
+    count = sum(map(len, parts))
+    names, batches = (np.empty(count, dtype=np.int32) for _ in range(2))
+    starts, ends = (np.empty(count, dtype=np.int64) for _ in range(2))
+    found = Spans(names, starts, ends, batches, np.empty(count, dtype=np.float32))
+    place = 0
+    while parts:
+        part = parts.pop(0)
+        here = slice(place, place + len(part))
+        found.names[here], found.starts[here], found.ends[here] = part.names, part.starts, part.ends
+        found.batches[here], found.cpu_ns[here] = part.batches, part.cpu_ns
+        place += len(part)
+    return found
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:

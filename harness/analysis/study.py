@@ -38,8 +38,10 @@ from harness.analysis.report_types import (
     StudyReport,
 )
 from harness.analysis.statistics import Estimate, estimate
-from harness.study.records import ArmRecord
-from harness.study.store import PHASES, PROFILED, RunData, RunRecord, StudyRecord
+from harness.analysis.whole_run import release, work_out
+from harness.study.contract import PHASES, PROFILED
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.run_data import RunData
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData]) -> _Arms:
     measured: dict[str, list[RunData]] = {}
     for run in sorted(runs, key=lambda run: (run.record.arm, run.record.block)):
         records.setdefault(run.record.arm, []).append(run.record)
+        work_out(run)
         ledger = measure(run)
+        release(run)
         if ledger is not None:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
             measured.setdefault(run.record.arm, []).append(run)

@@ -10,7 +10,8 @@ from harness.analysis.report_types import WhatIf
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.scenario.edits import Edits, parse_edits
 from harness.scenario.overrides import edit_texts
-from harness.study.store import RunData, StudyRecord
+from harness.study.records import StudyRecord
+from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 

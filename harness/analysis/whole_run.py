@@ -28,6 +28,6 @@ def work_out(run: RunData) -> None:
 
 def release(run: RunData) -> None:
     """Let go of what is large of a long run: whoever needs it again computes it again."""
-    if run.has_spans and spans_of(run).rows > KEPT_SPANS:
+    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS:
         run.forget("spans")
         run.forget(DERIVED)

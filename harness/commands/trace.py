@@ -14,7 +14,8 @@ from harness.commands.arguments import add_study
 from trainer.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from harness.study.store import RunData, StudyFolder
+    from harness.study.run_data import RunData
+    from harness.study.store import StudyFolder
     from harness.timeline.server import TraceServer
 
 INSTALL = "pip install 'llm-training-harness[trace]'"
@@ -121,9 +122,9 @@ def _study_timeline(study: StudyFolder) -> Path:
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
-    from harness.study.store import write_bytes
     from harness.timeline import CHROME_NAME, PROTOBUF_NAME, run_timeline
     from harness.timeline.sources import read_sources
+    from trainer.files import write_bytes
 
     record = study.read_study()
     run = _find(list(study.runs()), wanted)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from harness.analysis.replay import Edits, Prediction
     from harness.analysis.replay.sweep import Sweep
     from harness.report.whatif import ValidationArms
-    from harness.study.store import RunData, StudyFolder
+    from harness.study.run_data import RunData
+    from harness.study.store import StudyFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +99,7 @@ def _draw(
     folder: StudyFolder, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]
 ) -> Path:
     from harness.report.sweeps import picture  # matplotlib costs a second of import
-    from harness.study.store import write_bytes
+    from trainer.files import write_bytes
 
     path = folder.plots / f"whatif-{arm}-{ranged.key}.png"
     measured = [(at, value) for at, arms in zip(ranged.values, checks, strict=True) for _, value in arms]

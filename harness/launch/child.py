@@ -27,7 +27,8 @@ from harness.probes.ledger.steps import StepRecorder
 from harness.probes.probe_set import ProbeSet
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.run_probes import RunProbes
-from harness.study.store import RunRecord, StudyFolder
+from harness.study.records import RunRecord
+from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig

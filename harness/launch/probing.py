@@ -9,7 +9,7 @@ from harness.probes.probe import ProbeSettings
 from harness.probes.registry import PROBES
 from harness.probes.run_probes import RunProbes
 from harness.probes.sampler.settings import SamplerSettings
-from harness.study.store import ALONE, BARE, LEDGER, PROFILED
+from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 
 
 def probes_of(declared: Mapping[str, Any], control: str | None) -> RunProbes:

@@ -17,7 +17,9 @@ from harness.launch.fork_server import ForkServer, ForkServerGone
 from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
-from harness.study.store import RUN_FILES, RunRecord, StudyFolder
+from harness.study.contract import RUN_FILES
+from harness.study.records import RunRecord
+from harness.study.store import StudyFolder
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived

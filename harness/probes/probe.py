@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from trainer.telemetry import Recorder
 
 if TYPE_CHECKING:
-    from harness.study.store import Columns
+    from harness.study.contract import Columns
 
 
 @dataclass(frozen=True)

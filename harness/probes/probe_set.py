@@ -9,7 +9,7 @@ from typing import Any
 from harness.probes.probe import Pausable, Probe
 from harness.probes.registry import ProbeKind
 from harness.probes.run_probes import RunProbes
-from harness.study.store import Columns
+from harness.study.contract import Columns
 
 
 class ProbeSet:

@@ -20,7 +20,7 @@ from harness.regression.thresholds import MEMORY_WITHIN, NOTICEABLE, STARTUP_WIT
 from harness.report.confounds import confound_lines
 from harness.study.contract import PHASES, STAGES
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 # How confounds begin that make the two sides do different work.
 OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from harness.analysis.ledger import column
 from harness.regression.thresholds import CHUNKS
 from harness.study.contract import PHASES, STAGES
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 STEP = "step"
 EXPOSED = "exposed "  # + a stage: what the step waited for

@@ -15,7 +15,7 @@ from harness.regression.thresholds import MS_DIGITS
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
 from harness.study.records import JsonObject, StudyRecord
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 KEPT = (

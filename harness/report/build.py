@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import timeline
+from harness.analysis.ledger import derived_steps
 from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
+from harness.analysis.whole_run import release, work_out
 from harness.report import markdown, profile
 from harness.report.recorded import read_recorded
 from harness.report.sentences import sentence
 from harness.report.summary import summary
-from harness.study.store import StudyFolder, write_bytes, write_json, write_text
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder, write_json
+from trainer.files import write_bytes, write_text
 
 
 def build_report(folder: Path) -> list[str]:
@@ -26,6 +30,10 @@ def build_report(folder: Path) -> list[str]:
     study = StudyFolder(folder)
     record = study.read_study()
     runs = list(study.runs())
+    for run in runs:  # one at a time: the spans of a long run are large
+        work_out(run)
+        keep_derived(study, run)
+        release(run)
     report = analyse(record, runs)
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
@@ -39,6 +47,18 @@ def build_report(folder: Path) -> list[str]:
     write_json(study.summary_json, summary(report, found, files.problems))
     write_text(study.summary_md, markdown.summary(report, pictures, found, files, shown.cut))
     return [sentence(comparison) for comparison in report.comparisons]
+
+
+def keep_derived(study: StudyFolder, run: RunData) -> None:
+    """Write the derived columns of a finished run into its steps table, for readers that are not this project.
+
+    The contract names them; the recorded columns stay as they are. This project computes them anew each time.
+    """
+    if run.folder is None or run.record.status != "done":
+        return
+    found = derived_steps(run)
+    if found.changed:
+        study.write_steps(run.record.arm, run.record.block, found.table)
 
 
 def draw(report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile]) -> list[str]:

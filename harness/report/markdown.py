@@ -16,7 +16,7 @@ from harness.report.recorded import NO_FILES, RecordedFiles
 from harness.report.sentences import predicted_ratio, sentence
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
 from harness.report.words import number, percent, probes_named
-from harness.study.store import STAGES
+from harness.study.contract import STAGES
 
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",

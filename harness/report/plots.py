@@ -28,7 +28,7 @@ from harness.report.drawing import (
     title,
 )
 from harness.report.words import interval, number, percent, ratio
-from harness.study.store import CAUSES, PHASES, STAGES
+from harness.study.contract import CAUSES, PHASES, STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.results import ProfiledRun
-from harness.study.store import RunData, StudyFolder
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from harness.timeline.sources import Sources, read_sources
 
 

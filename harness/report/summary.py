@@ -17,7 +17,7 @@ from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
 from harness.report.sentences import emulated_devices, predicted_ratio, sentence
 from harness.report.words import probes_named
-from harness.study.store import SCHEMA
+from harness.study.contract import SCHEMA
 
 TOP = 30  # operators of each role
 

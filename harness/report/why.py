@@ -9,7 +9,7 @@ from harness.analysis.report_types import ArmReport, Comparison, StudyReport
 from harness.report.chain import ChainLink, chain
 from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
 from harness.report.words import listing, number, ratio
-from harness.study.store import CAUSES
+from harness.study.contract import CAUSES
 
 PICTURE = "why.png"
 LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.study.store import STAGES
+from harness.study.contract import STAGES
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]

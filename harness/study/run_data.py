@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +22,7 @@ Result = TypeVar("Result")
 # of many long runs holds one of them at a time.
 KEPT_BYTES = 32 * 2**20
 SMALL_FILE_BYTES = 4 * 2**20  # parquet compresses these tables to about a quarter
-BATCH_ROWS = 1 << 20  # of a table that is read in pieces
+BATCH_ROWS = 1 << 18  # of a table that is read in pieces
 
 
 class StoredTable:
@@ -35,8 +37,11 @@ class StoredTable:
         if self._path.stat().st_size <= SMALL_FILE_BYTES:
             self.read()
         else:
+            import pyarrow as pa
+
             for _ in self.batches([name for name, _ in self._columns]):
                 pass
+            pa.default_memory_pool().release_unused()
 
     def read(self) -> pa.Table:
         """The whole table; columns that came later are null where it lacks them."""
@@ -47,6 +52,26 @@ class StoredTable:
         if table.nbytes <= KEPT_BYTES:
             self._kept = table
         return table
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has; only the file's end is read for that."""
+        if self._kept is not None:
+            return len(self._kept)
+        with self._opened() as file:
+            return int(file.metadata.num_rows)
+
+    def filtered(self, chosen: Any) -> pa.Table:
+        """The rows that the pyarrow expression ``chosen`` selects; parts of the file that have none are not read."""
+        if self._kept is not None:
+            return self._kept.filter(chosen)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return self._complete(pq.read_table(self._path, filters=chosen))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The table in pieces of :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries."""
@@ -144,6 +169,19 @@ class RunData:
     _results: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
+    def step_count(self) -> int:
+        """Rows of the steps table; it is not read for that."""
+        value = self.__dict__["_steps"]
+        return 0 if value is None else value.rows if isinstance(value, StoredTable) else len(value)
+
+    def spans_where(self, chosen: Any) -> pa.Table | None:
+        """The spans that the pyarrow expression ``chosen`` selects; None where there is no table."""
+        value = self.__dict__["_spans"]
+        if isinstance(value, StoredTable):
+            return value.filtered(chosen)
+        return None if value is None else value.filter(chosen)
+
+    @property
     def has_spans(self) -> bool:
         """Whether there is a spans table; it is not read for that."""
         return self.__dict__["_spans"] is not None
@@ -163,6 +201,15 @@ class RunData:
         result: Result = self._results[what]
         return result
 
+    def knows(self, what: str) -> bool:
+        """Whether :meth:`once` has that result."""
+        return what in self._results
+
     def forget(self, what: str) -> None:
-        """Let go of a result of :meth:`once`."""
+        """Let go of a result of :meth:`once`, and give its memory back to the system."""
+        import pyarrow as pa
+
         self._results.pop(what, None)
+        pa.default_memory_pool().release_unused()
+        with suppress(AttributeError, OSError):  # glibc keeps what is freed in pieces, which adds up over long runs
+            ctypes.CDLL(None).malloc_trim(0)

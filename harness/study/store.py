@@ -13,17 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.study.contract import (
-    ALONE,
-    BARE,
-    CAUSES,
-    LEDGER,
-    PHASES,
-    PROFILED,
-    RUN_FILES,
     SAMPLE_COLUMNS,
     SCHEMA,
     SPAN_COLUMNS,
-    STAGES,
     STEP_COLUMNS,
     Columns,
     arrow_schema,
@@ -32,17 +24,10 @@ from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
 from trainer.errors import InputError
-from trainer.files import temporary_path, write_atomically, write_bytes, write_text
+from trainer.files import temporary_path, write_atomically, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# Names that were here before they got files of their own; import them from there.
-__all__ = [
-    "ALONE", "BARE", "CAUSES", "LEDGER", "PHASES", "PROFILED", "RUN_FILES", "SAMPLE_COLUMNS", "SCHEMA", "SPAN_COLUMNS",
-    "STAGES", "STEP_COLUMNS", "Columns", "RunData", "RunRecord", "StudyFolder", "StudyRecord", "arrow_schema",
-    "make_table", "read_table", "write_bytes", "write_json", "write_table", "write_text",
-]  # fmt: skip
 
 Record = TypeVar("Record", RunRecord, StudyRecord)
 

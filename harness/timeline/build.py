@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.study.store import RunData, StudyRecord
+from harness.study.records import StudyRecord
+from harness.study.run_data import RunData
 from harness.timeline import chrome, operators, protobuf, stacks
 from harness.timeline.counters import queue_depth, sampled
 from harness.timeline.ledger import DEVICE, MAIN, ledger
@@ -103,7 +104,7 @@ def _fitted(
 
     ``steps`` is the number per run; None means all of them.
     """
-    longest = max((len(run.steps) for run in runs if run.steps is not None), default=0)
+    longest = max((run.step_count for run in runs), default=0)
     wanted = longest if steps is None else min(steps, longest)
     shown = steps
     while True:

@@ -8,10 +8,14 @@ from collections import Counter as Counts
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.study.store import RunData
+import numpy as np
+
+from harness.analysis.derived import integers
+from harness.study.run_data import RunData
 from harness.timeline.model import Counter, Process
 from harness.timeline.windows import Range, Window
 
+MOST_AHEAD = 4096  # batches that a loader has in flight, workers x prefetch, at most
 MARGIN_NS = 500_000_000  # a sample describes the time before it, so samples just after a window belong to it
 # Metrics that count growth since the previous reading, shown per second. Energy is left out: power shows the same.
 GROWTH = {
@@ -91,17 +95,18 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
 
 def _repetitions(run: RunData) -> list[CountedSpan]:
     """Return the repetitions of a run, in order."""
-    if run.steps is None:
+    steps = run.steps
+    if steps is None or not len(steps):
         return []
-    measured: dict[int, int] = {}
-    found: dict[int, CountedSpan] = {}
-    names = ("turn", "start_ns", "wall_ns", "warmup")
-    for repetition, start, wall, warmup in zip(*(run.steps.column(name).to_pylist() for name in names), strict=True):
-        since = found[repetition].since_ns if repetition in found else start
-        if not warmup:
-            measured.setdefault(repetition, start)
-        found[repetition] = CountedSpan(since, measured.get(repetition, since), start + wall)
-    return sorted(found.values())
+    turns, starts, walls = (integers(steps, name) for name in ("turn", "start_ns", "wall_ns"))
+    measured = steps["warmup"].fill_null(False).to_numpy() == 0
+    _, first, counts = np.unique(turns, return_index=True, return_counts=True)  # a repetition's rows are neighbours
+    first_measured = np.minimum.reduceat(np.where(measured, starts, np.iinfo(np.int64).max), np.sort(first))
+    order = np.argsort(first)
+    first, last = first[order], (first + counts - 1)[order]
+    since, until = starts[first], starts[last] + walls[last]
+    begun = np.where(first_measured == np.iinfo(np.int64).max, since, first_measured)
+    return sorted(CountedSpan(*row) for row in zip(since.tolist(), begun.tolist(), until.tolist(), strict=True))
 
 
 def _repetition_of(t_ns: int, repetitions: Sequence[CountedSpan]) -> CountedSpan | None:
@@ -150,17 +155,24 @@ def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
     """Count the batches that workers had finished and the main thread had not received yet; None without workers."""
-    if run.spans is None or not len(run.spans):
-        return None
     import pyarrow.compute as pc
 
-    stages = run.spans.filter(pc.starts_with(run.spans["role"], "loader-"))
-    if not len(stages):
+    since, until = extent
+    is_fetch = (pc.field("role") == "main") & (pc.field("name") == "fetch")
+    shown = run.spans_where(is_fetch & (pc.field("end_ns") > since) & (pc.field("start_ns") < until))
+    if shown is None or not len(shown):
+        return None
+    # Batches before the first one shown were received before it; so far ahead no loader works.
+    batches = [batch for batch in shown["batch"].to_pylist() if batch is not None]
+    first, last = min(batches), max(batches) + MOST_AHEAD
+    near = (pc.field("batch") >= first) & (pc.field("batch") <= last)
+    stages = run.spans_where(near & pc.starts_with(pc.field("role"), "loader-"))
+    fetches = run.spans_where(near & is_fetch)
+    if stages is None or fetches is None or not len(stages):
         return None
     ready: dict[int, int] = {}
     for batch, end_ns in zip(stages["batch"].to_pylist(), stages["end_ns"].to_pylist(), strict=True):
         ready[batch] = max(end_ns, ready.get(batch, 0))
-    fetches = run.spans.filter(pc.and_(pc.equal(run.spans["role"], "main"), pc.equal(run.spans["name"], "fetch")))
     received = dict(zip(fetches["batch"].to_pylist(), fetches["end_ns"].to_pylist(), strict=True))
     changes = [(t_ns, 1) for batch, t_ns in ready.items() if batch in received]
     changes += [(max(t_ns, ready[batch]), -1) for batch, t_ns in received.items() if batch in ready]
@@ -168,7 +180,6 @@ def queue_depth(run: RunData, extent: Range) -> Counter | None:
     for t_ns, change in sorted(changes, key=lambda one: (one[0], -one[1])):
         depth += change
         depths[t_ns] = depth
-    since, until = extent
     before = [value for t_ns, value in depths.items() if t_ns <= since]
     points = [(since, float(before[-1] if before else 0))]
     points += [(t_ns, float(value)) for t_ns, value in depths.items() if since < t_ns <= until]

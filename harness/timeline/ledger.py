@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from harness.study.store import STAGES
+from harness.study.contract import STAGES
 from harness.timeline.model import Arrow, Process, Slice
 from harness.timeline.waits import waits
 from harness.timeline.windows import TimelineRow, Window

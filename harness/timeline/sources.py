@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.probes.stacks import process_roles
 from harness.study.probes_json import ProbesRecord
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,4 +55,4 @@ def read_sources(run: RunData) -> Sources:
 
 def roles(run: RunData) -> dict[int, str]:
     """Return the roles of the run's processes (main, loader-K) by process id."""
-    return {} if run.spans is None else process_roles(run.spans)
+    return process_roles(run.span_batches(["pid", "role"]))

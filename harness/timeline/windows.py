@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from harness.study.contract import PROFILED
 from harness.study.probes_json import ProbesRecord
-from harness.study.store import PROFILED, RunData, StudyRecord
+from harness.study.records import StudyRecord
+from harness.study.run_data import RunData
 from harness.timeline.sources import Sources
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TimelineRow = dict[str, Any]
 Range = tuple[int, int]
@@ -48,7 +51,7 @@ def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
     for run in sorted(runs, key=lambda run: run.record.block):
         record = run.record
         profiled = record.control == PROFILED
-        if record.status == "done" and (profiled or not record.control) and run.steps is not None and len(run.steps):
+        if record.status == "done" and (profiled or not record.control) and run.step_count:
             chosen.setdefault(((record.of or record.arm) if profiled else record.arm, profiled), run)
     return [chosen[key] for key in sorted(chosen, key=lambda key: (order.get(key[0], len(order)), *key))]
 
@@ -59,14 +62,28 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
     Of a profiled run it returns the last ``count`` steps of each window of the profilers. Interleaved runs are
     suspended between repetitions, so two repetitions would be seconds apart.
     """
-    assert run.steps is not None
-    rows: list[TimelineRow] = run.steps.to_pylist()
-    repetition = [row for row in rows if row["turn"] == rows[-1]["turn"]]
+    table = run.steps
+    assert table is not None
+    if count is not None and sources.probes.torch_profiler is None and sources.probes.py_spy is None:
+        table = _last_repetition(table)
+        table = table.slice(max(0, len(table) - count))
+    rows: list[TimelineRow] = table.to_pylist()
     parts = _parts(rows, sources.probes) if count is not None else []
-    kept = [part[-count:] for part in parts or [repetition]] if count is not None else [rows]
+    kept = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
     steps = {row["start_ns"]: row for part in kept for row in part}
     ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in kept if part)
     return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
+
+
+def _repetition(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
+    return [row for row in rows if row["turn"] == rows[-1]["turn"]]
+
+
+def _last_repetition(steps: pa.Table) -> pa.Table:
+    import pyarrow.compute as pc
+
+    last = steps["turn"][len(steps) - 1]
+    return steps.filter(pc.equal(steps["turn"], last)) if last.is_valid else steps
 
 
 def _parts(rows: Sequence[TimelineRow], probes: ProbesRecord) -> list[list[TimelineRow]]:
@@ -95,19 +112,20 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[TimelineRow]:
     """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them."""
-    if run.spans is None or not ranges:
+    if not run.has_spans or not ranges:
         return []
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    spans = run.spans
-    starts, ends = (spans[name].to_numpy() for name in ("start_ns", "end_ns"))
-    inside = np.zeros(len(spans), dtype=bool)
+    inside = pc.scalar(False)
     for since, until in ranges:
-        inside |= (ends > since) & (starts < until)
-    fetches = pc.and_(pc.equal(spans["role"], "main"), pc.equal(spans["name"], "fetch"))
-    received = spans.filter(pc.and_(pa.array(inside), fetches))["batch"].to_numpy()
-    worker = pc.starts_with(spans["role"], "loader-").to_numpy(zero_copy_only=False)
-    inside |= worker & np.isin(spans["batch"].to_numpy(zero_copy_only=False), received[received >= 0])
-    rows: list[TimelineRow] = spans.filter(pa.array(inside)).to_pylist()
+        inside = inside | ((pc.field("end_ns") > since) & (pc.field("start_ns") < until))
+    fetches = run.spans_where(inside & (pc.field("role") == "main") & (pc.field("name") == "fetch"))
+    assert fetches is not None, "there are spans"
+    received = [batch for batch in fetches["batch"].to_pylist() if batch is not None and batch >= 0]
+    if received:
+        batch, worker = pc.field("batch"), pc.starts_with(pc.field("role"), "loader-")
+        inside = inside | (worker & (batch >= min(received)) & (batch <= max(received)) & batch.isin(received))
+    shown = run.spans_where(inside)
+    assert shown is not None, "there are spans"
+    rows: list[TimelineRow] = shown.to_pylist()
     return rows

@@ -19,7 +19,7 @@ import numpy as np
 from harness.launch.tables import RunTables
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
-from harness.study.records import RunRecord, StudyRecord
+from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder, TableFile
 from trainer.telemetry import BatchTrace, Blocked, Kernel
 
@@ -35,8 +35,8 @@ def make(folder: Path, runs: int, steps: int, *, asynchronous: bool) -> None:
     """A study of ``runs`` arms of one block each; two workers; every repetition begins 0.2 s after the one before."""
     names = [f"arm{number}" for number in range(runs)]
     study = StudyFolder(folder)
-    arms = [{"name": name, "control": None, "of": None, "declared": {}, "config": {}} for name in names]
-    pairs = [{"baseline": names[0], "candidate": name} for name in names[1:]]
+    arms = [ArmRecord(name) for name in names]
+    pairs = [ComparisonRecord(names[0], name) for name in names[1:]]
     study.write_study(
         StudyRecord("long-runs", "How long does it take?", "done", blocks=1, arms=arms, comparisons=pairs)
     )

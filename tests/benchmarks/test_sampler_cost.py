@@ -18,7 +18,7 @@ import torch
 from harness.analysis.probes.samples import split, total
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
-from harness.study.store import SAMPLE_COLUMNS, arrow_schema
+from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from trainer.inject import spend
 
 STEPS_PER_TURN = 10

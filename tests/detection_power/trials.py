@@ -19,7 +19,7 @@ from harness.analysis.ledger import measure
 from harness.regression.decision import decide, is_look
 from harness.regression.gate import StateComparison
 from harness.regression.rounds import rounds, total_log, typical_log
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer
 BASE, TWIN = "base", "base+a-a"

@@ -7,7 +7,7 @@ import torch
 
 from harness.launch.tables import steps_table
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.store import PHASES
+from harness.study.contract import PHASES
 from trainer import telemetry
 from trainer.compute.build import build_compute
 from trainer.config import TrainerConfig

@@ -9,7 +9,7 @@ from gzip import decompress
 import pyarrow as pa
 import pytest
 
-from harness.study.store import SPAN_COLUMNS, arrow_schema
+from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.timeline.chrome import write
 from harness.timeline.model import Process, Trace, resolve
 from harness.timeline.operators import add_operators, shown

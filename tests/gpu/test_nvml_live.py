@@ -13,8 +13,10 @@ from harness.analysis.probes.device_health import device_health
 from harness.analysis.probes.samples import split
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
+from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
-from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.study.store import RunData, StudyFolder
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from harness.timeline.sources import Sources, read_sources
 from tests.gpu.kernel_times import EDGE_NS, compare, stray_arrows
 

@@ -11,19 +11,10 @@ import pyarrow as pa
 
 from harness.analysis.derived import with_derived
 from harness.analysis.spans import COLUMNS, read_spans
-from harness.study.records import ArmRecord, ComparisonRecord
-from harness.study.store import (
-    PHASES,
-    SAMPLE_COLUMNS,
-    SPAN_COLUMNS,
-    STEP_COLUMNS,
-    Columns,
-    RunData,
-    RunRecord,
-    StudyFolder,
-    StudyRecord,
-    arrow_schema,
-)
+from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
+from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from trainer.telemetry import StageSpan
 
 MS = 1_000_000

@@ -8,7 +8,9 @@ from harness.analysis.replay.predict import predict, unedited_error
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
 from harness.scenario.edits import parse_edits
-from harness.study.store import CAUSES, STAGES, RunData, StudyFolder
+from harness.study.contract import CAUSES, STAGES
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from tests.known_truth.machine import costs_of, pooled
 from tests.known_truth.pipelines import STEPS, Pipeline, draw
 from tests.known_truth.truth import Expected, Machine, expected

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from tests.known_truth.pipelines import Pipeline
 from tests.known_truth.truth import Machine
 

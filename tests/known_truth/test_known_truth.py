@@ -11,7 +11,9 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from harness.study.store import PHASES, STAGES, RunData, StudyFolder
+from harness.study.contract import PHASES, STAGES
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from harness.analysis.confounds import Confound
 from harness.analysis.ledger import column
 from harness.analysis.probes.samples import Array, Split, mean, most, pooled, split, total
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 if TYPE_CHECKING:
     import pyarrow as pa

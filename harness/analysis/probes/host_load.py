@@ -12,7 +12,7 @@ from typing import Literal
 
 from harness.analysis.confounds import LOAD
 from harness.analysis.probes.samples import Split, mean, most, pooled, split, total
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 # Below these a finding would be noise.
 THROTTLED = 0.01  # of the quota's periods

@@ -13,8 +13,9 @@ from typing import Literal
 from harness.analysis.comparisons import Blocks, speed, steps_per_s
 from harness.analysis.ledger import mean_over
 from harness.analysis.statistics import Estimate
+from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from harness.study.records import ArmRecord
-from harness.study.store import ALONE, BARE, LEDGER, PROFILED, RunData
+from harness.study.run_data import RunData
 
 SAMPLED = ("host", "nvml")  # by the sampling process
 

@@ -11,7 +11,7 @@ from harness.analysis.probes.host_load import HostLoad, host_load
 from harness.analysis.probes.stacks import StackReport, explain
 from harness.analysis.probes.torch_profile import TorchProfile, torch_profile
 from harness.study.probes_json import TorchProfilerRecord
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 if TYPE_CHECKING:
     import pyarrow as pa

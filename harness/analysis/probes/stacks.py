@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.statistics import CONFIDENCE
+from harness.study.contract import STAGES
 from harness.study.probes_json import PySpyRecord
-from harness.study.store import STAGES
 from harness.traces.clock_marks import FittedClock
 from harness.traces.py_spy import clock_of
 
@@ -108,9 +108,16 @@ class _Met(NamedTuple):
     near: bool
 
 
-def process_roles(spans: pa.Table) -> dict[int, str]:
-    """Process id -> main or loader-K, from the spans table."""
-    pairs = set(zip(spans["pid"].to_pylist(), spans["role"].to_pylist(), strict=True))
+def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
+    """Process id -> main or loader-K, from the columns pid and role of the spans table."""
+    import pyarrow as pa
+
+    pairs: set[tuple[int, str]] = set()
+    for batch in spans:
+        roles = batch.column("role")
+        roles = roles.cast("string") if hasattr(roles, "dictionary") else roles
+        found = pa.table({"pid": batch.column("pid"), "role": roles}).group_by(["pid", "role"]).aggregate([])
+        pairs |= set(zip(found["pid"].to_pylist(), found["role"].to_pylist(), strict=True))
     return {pid: role for pid, role in pairs if role == "main" or role.startswith("loader-")}
 
 

@@ -22,7 +22,8 @@ from harness.analysis.replay.recording import Recording, record
 from harness.analysis.replay.simulate import Simulated, simulate
 from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
 from harness.scenario.edits import Edits
-from harness.study.store import STAGES, RunData
+from harness.study.contract import STAGES
+from harness.study.run_data import RunData
 from trainer.errors import InputError
 
 __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]

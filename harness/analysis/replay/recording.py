@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.derived import bounds
+from harness.analysis.ledger import derived_steps
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
@@ -91,7 +92,7 @@ def _record(run: RunData) -> Recording | InputError:
 
 def _recorded(run: RunData) -> Recording:
     name = f"{run.record.arm}, block {run.record.block}"
-    if run.record.status != "done" or (table := run.steps) is None or not run.has_spans:
+    if run.record.status != "done" or (table := derived_steps(run).table) is None or not run.has_spans:
         raise InputError(f"{name}: no finished run with tables to replay")
     if table.column("start_ns").null_count or table.column("wall_ns").null_count:
         raise InputError(f"{name}: its steps have no times to replay")
@@ -197,7 +198,7 @@ def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None
     """Name, start, end, and CPU time (None where it was not measured) of each."""
     columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
     return [
-        (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else cpu_ns)
+        (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else round(cpu_ns))
         for code, start, end, cpu_ns in zip(*columns, strict=True)
     ]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from harness.analysis.replay.costs import Costs
 from harness.analysis.replay.pipeline import Pipeline, Program
 from harness.analysis.replay.recording import Resume
-from harness.study.store import STAGES
+from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
 READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE = range(len(Costs._fields))

@@ -8,7 +8,8 @@ from typing import Any
 from harness.scenario.edits import Edits
 from harness.scenario.overrides import flatten, lookup
 from harness.scenario.plan import DOSES
-from harness.study.store import STAGES, RunRecord
+from harness.study.contract import STAGES
+from harness.study.records import RunRecord
 
 # Differ between blocks, or say how long to measure.
 IGNORED = ("seed", "steps", "warmup_steps")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.probes.ledger.run_queue import SchedstatReading, most_delayed_ns
-from harness.study.store import PHASES
+from harness.study.contract import PHASES
 from trainer.telemetry import STAGES, BatchTrace, RawSpan
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED, TAKEN = range(6)

@@ -26,11 +26,11 @@ from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles
 from harness.study.probes_json import PySpyRecord
-from harness.study.store import write_bytes
 from harness.traces.clock_marks import MARK
 from harness.traces.py_spy import read_stacks
 from harness.traces.speedscope import speedscope
 from trainer.errors import InputError
+from trainer.files import write_bytes
 
 _SWITCHES = ("native", "gil", "nonblocking")  # of py-spy, each "--name" on its command line
 MARKS = 6  # at either end of the window: each has two edges, and each edge narrows down py-spy's clock

@@ -27,7 +27,7 @@ from harness.probes.sampler.series import Unpacked
 from harness.probes.sampler.settings import SamplerSettings
 
 if TYPE_CHECKING:
-    from harness.study.store import Columns
+    from harness.study.contract import Columns
 
 ANSWER_S = 60  # NVML needs seconds to wake a node's devices; a process that is silent for longer hangs
 EXIT_S = 5

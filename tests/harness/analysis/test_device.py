@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.study.store import CAUSES, STAGES
+from harness.study.contract import CAUSES, STAGES
 from tests.harness.analysis.by_hand import Fetch, device_columns
 from trainer.telemetry import StageSpan
 

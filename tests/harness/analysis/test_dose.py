@@ -18,7 +18,9 @@ from harness.analysis.ledger import RunLedger, measure
 from harness.report.dose import dose_line, dose_reason
 from harness.scenario.model import Scenario
 from harness.scenario.plan import make_plan
-from harness.study.store import STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.contract import STEP_COLUMNS, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 from tests.harness.analysis.by_hand import attribute
 from trainer.telemetry import StageSpan
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.study.store import STAGES
+from harness.study.contract import STAGES
 from tests.harness.analysis.by_hand import attribute, hidden, split_wait
 from trainer.telemetry import StageSpan
 

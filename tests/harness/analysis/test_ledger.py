@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.ledger import measure
-from harness.study.store import PHASES, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.contract import PHASES, STEP_COLUMNS, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from harness.analysis.intervals import Stretches, covered, difference, innermost, intersection, total, union
 from harness.analysis.overlap import hidden_behind, sync_audit
-from harness.study.store import SPAN_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 
 MS = 1_000_000
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=8)

@@ -10,7 +10,8 @@ import pytest
 
 from harness.cli import main
 from harness.study.records import ArmRecord, StudyRecord
-from harness.study.store import RunData, StudyFolder
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from tests.harness import synthetic
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth

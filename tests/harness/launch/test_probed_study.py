@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.study.store import PHASES, RunData, StudyFolder
+from harness.study.contract import PHASES
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from tests.studies import run_study
 from tests.timeline_check import perfetto
 from tests.timeline_check.check import check

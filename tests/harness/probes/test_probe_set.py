@@ -18,7 +18,7 @@ from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
 from harness.probes.probe_set import ProbeSet
 from harness.probes.registry import PROBES, ProbeKind
 from harness.probes.run_probes import RunProbes
-from harness.study.store import Columns
+from harness.study.contract import Columns
 from trainer import telemetry
 
 CALLS: list[str] = []

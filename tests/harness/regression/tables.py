@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from harness.study.contract import PHASES, STEP_COLUMNS, arrow_schema
 from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 
 MS = 1_000_000
 BASE, TWIN, HEAD = "x@base", "x@base+a-a", "x@head"

@@ -26,7 +26,8 @@ from harness.report.build import build_report
 from harness.report.confounds import confound_lines
 from harness.report.findings import host_finding
 from harness.report.plots import NAMES
-from harness.study.store import PHASES, STAGES, StudyFolder
+from harness.study.contract import PHASES, STAGES
+from harness.study.store import StudyFolder
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 

@@ -9,7 +9,7 @@ import pytest
 from harness.analysis.replay.validation_arms import validation_arms
 from harness.scenario.edits import Edits, StageEdit, parse_edits
 from harness.scenario.overrides import expand
-from harness.study.store import RunRecord
+from harness.study.records import RunRecord
 from trainer.errors import InputError
 
 

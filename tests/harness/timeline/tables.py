@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from harness.study.store import SAMPLE_COLUMNS, arrow_schema
+from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.traces.kineto import table_schema
 
 

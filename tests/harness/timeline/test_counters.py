@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from harness.timeline.counters import sampled
 from harness.timeline.sources import NO_SOURCES
 from harness.timeline.windows import Window, last_steps

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from harness.study.store import SPAN_COLUMNS, arrow_schema
+from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.timeline import operators, stacks
 from harness.timeline.counters import queue_depth, sampled
 from harness.timeline.model import Process, Trace, resolve

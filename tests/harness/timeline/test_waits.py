@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from harness.study.store import CAUSES, STAGES
+from harness.study.contract import CAUSES, STAGES
 from harness.timeline.waits import waits
 from tests.harness.analysis.by_hand import Fetch, device_columns
 from tests.harness.synthetic import Arm, build

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from harness.analysis.probes.device_health import DeviceHealth, clock_fall, device_health, differences, throttled
 from harness.report.confounds import confound_lines
 from harness.report.findings import device_finding
+from harness.study.contract import SAMPLE_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
-from harness.study.store import SAMPLE_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 
 ON_CARD = {"asynchronous": True, "device_count": 1, "emulated": False}
 

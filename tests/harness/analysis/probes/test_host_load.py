@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from harness.analysis.probes.host_load import host_load
 from harness.analysis.probes.samples import split, total
 from harness.report.findings import host_finding
+from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
-from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 
 Rows = list[tuple[str, str, float]]
 

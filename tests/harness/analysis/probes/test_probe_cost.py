@@ -16,7 +16,7 @@ from harness.report.summary import summary
 from harness.report.words import probes_named
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import ArmRecord
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build
 
 QUIET = {"day": 0.1, "block": 1e-4, "turn": 1e-3, "step": 1e-3}

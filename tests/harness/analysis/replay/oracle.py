@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 import simpy
 
-from harness.study.store import PHASES, SPAN_COLUMNS, STEP_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 
 MS = 1_000_000
 START_NS = 10**12

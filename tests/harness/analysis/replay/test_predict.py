@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.replay import Prediction, Replays, parse_edits, predict, replace_data
 from harness.report.assumptions import assumption_lines
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
 from trainer.errors import InputError

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.replay import unedited_error
 from harness.analysis.replay.recording import record
-from harness.study.store import RunData
+from harness.study.run_data import RunData
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import MS, Truth
 from trainer.errors import InputError

@@ -15,7 +15,8 @@ from harness.launch.tables import RunTables
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.store import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, read_table
+from harness.study.contract import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS
+from harness.study.store import read_table
 from trainer import telemetry
 from trainer.inject import spend
 from trainer.telemetry import BatchTrace, Blocked, Kernel, StageSpan

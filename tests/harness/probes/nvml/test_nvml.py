@@ -25,8 +25,10 @@ from harness.probes.nvml.metrics import is_sibling
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.report.machine import section
+from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
-from harness.study.store import SAMPLE_COLUMNS, RunData, RunRecord, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
 from trainer.inject import spend
 
 pytestmark = pytest.mark.slow

@@ -41,7 +41,7 @@ class Ran:
         self.spans = pa.table(dict(zip(names, map(list, zip(*truth["spans"], strict=True)), strict=True)))
 
     def samples(self):
-        return read_stacks(self.folder / "stacks.trace.json.gz", self.record, process_roles(self.spans))
+        return read_stacks(self.folder / "stacks.trace.json.gz", self.record, process_roles(self.spans.to_batches()))
 
     def report(self):
         return explain(self.samples(), self.spans, self.record)
@@ -143,7 +143,7 @@ def test_the_window_is_made_of_whole_steps_and_files_are_complete(with_workers):
 
 
 def process_of(ran, role):
-    return next(pid for pid, own in process_roles(ran.spans).items() if own == role)
+    return next(pid for pid, own in process_roles(ran.spans.to_batches()).items() if own == role)
 
 
 @slow
