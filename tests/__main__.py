@@ -14,10 +14,11 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-# `--dist loadfile` keeps a file's tests together, with the fixtures that they share.
+# `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
+# with few and long tests would come last, one after the other on one core.
 PARTS = {
     "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--dist", "worksteal"),
-    "processes": ("-m", "slow and not alone and not gpu", "-n", "2", "--dist", "loadfile"),
+    "processes": ("-m", "slow and not alone and not gpu", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("-m", "alone or gpu"),
 }
 

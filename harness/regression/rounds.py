@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.ledger import column
+from harness.analysis.ledger import column, derived_steps
 from harness.regression.thresholds import CHUNKS
 from harness.study.contract import PHASES, STAGES
 from harness.study.run_data import RunData
@@ -50,9 +50,9 @@ def rounds(run: RunData) -> Rounds | None:
 
     Warm-up steps, of the run and of each repetition, are left out.
     """
-    if run.record.status != "done" or run.steps is None:
+    steps = derived_steps(run).table
+    if run.record.status != "done" or steps is None:
         return None
-    steps = run.steps
     wall = column(steps, "wall_ns")
     measured = np.not_equal(column(steps, "warmup"), 1) & (wall > 0)
     if not measured.any():

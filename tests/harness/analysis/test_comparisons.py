@@ -35,6 +35,7 @@ def not_compared(arms, pair, **how):
     return comparison
 
 
+@pytest.mark.slow
 def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
     results = []
     for seed in range(40):
@@ -45,6 +46,7 @@ def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
     assert "loss of" in sentence(results[0])
 
 
+@pytest.mark.slow
 def test_no_change_is_called_none_in_at_least_95_percent_of_the_studies():
     verdicts = [
         compared([BASE, slower(1.0)], ("text-padded", "slower"), seed=seed).measured.verdict for seed in range(100)

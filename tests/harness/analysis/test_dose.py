@@ -207,6 +207,7 @@ class TestKnownTruth:
         assert found.slope.ci_low is None
         assert dose_line(found).endswith("fewer than 3 blocks give no interval")
 
+    @pytest.mark.slow
     @settings(max_examples=40, deadline=None)
     @given(
         workers=st.integers(0, 4),
@@ -332,6 +333,7 @@ def line(blocks: list[tuple[float, float, float]], times: float = 1, slower: flo
     return judged(curve(columns, len(blocks)))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(BLOCK, min_size=3, max_size=6), st.floats(0.5, 20), st.floats(0, 50))
 def test_neither_the_unit_nor_a_constant_part_of_the_step_changes_the_slope(
@@ -346,6 +348,7 @@ def test_neither_the_unit_nor_a_constant_part_of_the_step_changes_the_slope(
         assert other.slope.ci_high == pytest.approx(plain.slope.ci_high, abs=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(BLOCK, min_size=3, max_size=6), st.floats(0.5, 3))
 def test_a_step_that_pays_so_many_times_more_has_so_many_times_the_slope(

@@ -81,7 +81,7 @@ def test_probes_that_told_of_problems_are_noted_once(study, capsys):
         trace._run_timeline(study, f"text/{block}")
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
     assert first == "note: py-spy: gone"
-    assert second.startswith(f"note: {study.run('text', 1) / 'probes.json'}: not what a run's probes tell")
+    assert second.startswith(f"note: {study.run('text', 1) / 'probes.json'}: cannot be read (")
 
 
 def test_a_timeline_is_written_where_its_run_was_read_whatever_the_run_says(study):

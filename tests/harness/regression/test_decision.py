@@ -46,6 +46,7 @@ def test_a_change_beyond_what_is_allowed_is_found(change: float) -> None:
     assert outcomes.count("faster" if change > 0 else "slower") == 0
 
 
+@pytest.mark.slow
 def test_looking_again_and_again_calls_no_change_a_change_in_one_of_twenty_at_most() -> None:
     """At the very edge of what is allowed, where a single look at 95 % would be wrong one time in forty."""
     generator = np.random.default_rng(2)

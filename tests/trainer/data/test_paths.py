@@ -198,6 +198,7 @@ def test_replay_repeats_the_first_batch_as_fresh_objects(make_config: Make) -> N
         assert batch.trace.spans == ()
 
 
+@pytest.mark.slow
 def test_a_huge_document_survives(make_config: Make, tmp_path: Path) -> None:
     sentence = " All work and no play makes a long document."
     huge = sentence * 240_000

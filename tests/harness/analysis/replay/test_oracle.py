@@ -79,6 +79,7 @@ def changes(truth: Truth) -> dict[str, dict[str, object]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(truth=pipelines())
 def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
@@ -87,6 +88,7 @@ def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
     assert abs(predict([run], parse_edits([])).validation.resampled_median) < 0.02
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(truth=pipelines(), data=st.data())
 def test_an_edited_replay_predicts_the_oracle_of_the_edited_pipeline(truth: Truth, data: st.DataObject) -> None:
@@ -99,6 +101,7 @@ def test_an_edited_replay_predicts_the_oracle_of_the_edited_pipeline(truth: Trut
     assert predicted == pytest.approx(oracle.step_ms(oracle.run(edited)), rel=0.03)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(truth=pipelines(), other=pipelines())
 def test_the_loader_of_another_run_predicts_the_pair(truth: Truth, other: Truth) -> None:
