@@ -150,3 +150,12 @@ def test_nothing_a_user_s_run_waits_for_is_imported_by_the_entrance() -> None:
     names = {alias.name for node in top_level if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in top_level if isinstance(node, ast.ImportFrom)}
     assert not {name.split(".")[0] for name in names} & {"torch", "numpy", "pydantic", "pyarrow", "yaml"}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}

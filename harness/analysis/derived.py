@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from harness.analysis import device
 from harness.analysis.exposure import (
     TRANSFER,
+    BatchWaits,
     StageSpans,
-    Waits,
     exposed_and_hidden,
     per_row_and_stage,
     without_overlaps,
@@ -68,7 +68,7 @@ def integers(table: pa.Table, name: str, null: int = 0) -> Int:
     return values
 
 
-def waits_of(steps: pa.Table, spans: RunSpans) -> Waits | None:
+def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
     """The main thread's waits by batch; None where its phases were not recorded."""
     fetches = spans.of(spans.phases, FETCH)
     fetches = fetches.where(fetches.batches >= 0)
@@ -81,7 +81,7 @@ def waits_of(steps: pa.Table, spans: RunSpans) -> Waits | None:
     rows, since, until = np.full(count, -1), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     rows[fetches.batches] = np.where(inside, found, -1)
     since[fetches.batches], until[fetches.batches] = fetches.starts, fetches.ends
-    return Waits(rows, since, until, _reported(steps, spans, rows))
+    return BatchWaits(rows, since, until, _reported(steps, spans, rows))
 
 
 def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
@@ -102,7 +102,7 @@ def stage_spans(spans: RunSpans) -> StageSpans:
     return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
 
 
-def _columns(steps: pa.Table, spans: RunSpans, waits: Waits, asynchronous: bool) -> dict[str, pa.Array]:
+def _columns(steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: bool) -> dict[str, pa.Array]:
     import pyarrow as pa
 
     rows = len(steps)

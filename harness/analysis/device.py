@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.exposure import StageSpans, Waits, per_row
+from harness.analysis.exposure import BatchWaits, StageSpans, per_row
 from harness.analysis.intervals import Int, Stretches, clip, difference, innermost, union
 from harness.analysis.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
@@ -46,7 +46,7 @@ class IdleTime(NamedTuple):
     ends: Int
 
 
-def activities(spans: RunSpans, waits: Waits, stages: StageSpans) -> Activities:
+def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Activities:
     """The main thread's time by cause; the innermost span counts, and a fetch is transfer where no stage ran.
 
     ``stages``: of the batches, without overlaps; of each only the part within its own wait counts.
@@ -108,7 +108,7 @@ def _known_around(known: Activities, steps: Stretches) -> Activities:
     return Activities(*(column[low:high] for column in known))
 
 
-def slack(waits: Waits, kernel_ends: Int, launch_starts: Int, rows: int) -> tuple[Int, NDArray[np.bool_]]:
+def slack(waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int) -> tuple[Int, NDArray[np.bool_]]:
     """Work that lay queued when the host began the first fetch of each step: (nanoseconds, whether it fetched).
 
     ``kernel_ends`` and ``launch_starts``: of each piece of work, in the order of the queue.

@@ -27,7 +27,7 @@ TRANSFER = STAGES.index("transfer")
 SPANS_AT_ONCE = 500_000  # bounds the memory of one sweep
 
 
-class Waits(NamedTuple):
+class BatchWaits(NamedTuple):
     """One wait a batch, by the batch's number; all (batches,)."""
 
     rows: Int  # of the steps table; -1: in no finished step
@@ -65,7 +65,7 @@ def without_overlaps(spans: StageSpans) -> StageSpans:
     return StageSpans(*(column[order] for column in joined))
 
 
-def exposed_and_hidden(waits: Waits, spans: StageSpans, rows: int) -> tuple[Int, Int]:
+def exposed_and_hidden(waits: BatchWaits, spans: StageSpans, rows: int) -> tuple[Int, Int]:
     """Nanoseconds per step and stage, exposed and hidden, both (rows, stages); several waits of a step add up.
 
     ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. Raises ValueError

@@ -61,7 +61,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.regression import baselines
     from harness.regression.across import Across, compare_series
-    from harness.regression.gate import Missing, nothing
+    from harness.regression.gate import WhyUndecided, nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))
@@ -73,7 +73,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         except baselines.NoBaselineError as error:
             missing.append(error)
             across.append(
-                Across(name, nothing(name, "baseline", name, limits.step, Missing("no baseline", (str(error),))))
+                Across(name, nothing(name, "baseline", name, limits.step, WhyUndecided("no baseline", (str(error),))))
             )
         else:
             across.append(compare_series(kept.series, found[name], limits, arguments.allow))

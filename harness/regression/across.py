@@ -16,7 +16,7 @@ from typing import Any
 from harness.analysis.confounds import LOAD, USEFUL
 from harness.analysis.statistics import CONFIDENCE, from_block_values, unpaired
 from harness.regression.decision import Decision, judge
-from harness.regression.gate import PARTS, Difference, Gate, Limits, Missing, Part, StateComparison, nothing
+from harness.regression.gate import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
 from harness.regression.thresholds import (
@@ -63,7 +63,7 @@ def compare_series(
     comparison = _comparison(baseline, candidate, limits, warned)
     if refused:
         sides = comparison.name, comparison.baseline, comparison.candidate
-        missing = Missing("differences")
+        missing = WhyUndecided("differences")
         comparison = nothing(*sides, limits.step, missing, comparison.blocks, differences=[*refused, *warned])
     return Across(candidate.arm, comparison, refused, warned)
 

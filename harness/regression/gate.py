@@ -72,7 +72,7 @@ MissingKind = Literal[
 
 
 @dataclass(frozen=True)
-class Missing:
+class WhyUndecided:
     """Why nothing could be compared.
 
     ``details``: what a run or a file said of it (the first error; the folders that changed; no baseline).
@@ -114,7 +114,7 @@ class StateComparison:
     gates: list[Gate] = field(default_factory=list)
     confounds: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)  # between studies of different times
-    missing: Missing | None = None
+    missing: WhyUndecided | None = None
     other_work: str | None = None  # a difference that makes the two sides do different work
     emulated: bool = False
 
@@ -149,7 +149,7 @@ def nothing(
     baseline: str,
     candidate: str,
     within: float,
-    missing: Missing,
+    missing: WhyUndecided,
     blocks: int = 0,
     confounds: Sequence[str] = (),
     differences: Sequence[Difference] = (),
@@ -224,7 +224,7 @@ def _comparison(
     differing += second.other_defaults
     tokens = [_tokens_per_step(ledger) for ledger in ledgers]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
-        missing = Missing("other tokens per step", tokens=(tokens[0], tokens[1]))
+        missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
         return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
     step = decide(_typical(ours, theirs, aa), limits.step, _typical(ours, aa), level)
     baseline_ms = _median_ms(ours, shared, STEP)
@@ -338,6 +338,6 @@ def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> 
     return [log for log in found if log is not None]
 
 
-def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> Missing:
+def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> WhyUndecided:
     errors = [record.error for name in names for record in records.get(name, ()) if record.error]
-    return Missing("failed runs", (errors[0].splitlines()[0],)) if errors else Missing("no shared block")
+    return WhyUndecided("failed runs", (errors[0].splitlines()[0],)) if errors else WhyUndecided("no shared block")

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.launch.code import examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
 from harness.regression.decision import is_look
-from harness.regression.gate import Limits, Missing, StateComparison, comparisons, nothing
+from harness.regression.gate import Limits, StateComparison, WhyUndecided, comparisons, nothing
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regression.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten
@@ -65,7 +65,7 @@ def run_comparisons(
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
     changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
     if changed:
-        missing = Missing("code changed", tuple(changed))
+        missing = WhyUndecided("code changed", tuple(changed))
         decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
     return RegressionResult(outcome.folder, outcome.status, decided, last[1])
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.statistics import MIN_BLOCKS
 from harness.regression.across import compare_series
-from harness.regression.gate import Limits, Missing, StateComparison, nothing
+from harness.regression.gate import Limits, StateComparison, WhyUndecided, nothing
 from harness.regression.quantities import read_limit, read_seconds, read_share
 from harness.regression.rounds import STEP, rounds
 from harness.regression.series import series_of
@@ -159,7 +159,7 @@ class Subject:
         try:
             comparison = compare_series(baselines.find(folder, series).series, series, limits).comparison
         except baselines.NoBaselineError as error:
-            comparison = nothing(name, BASELINE, name, limits.step, Missing("no baseline", (str(error),)))
+            comparison = nothing(name, BASELINE, name, limits.step, WhyUndecided("no baseline", (str(error),)))
         regression.write(study, [comparison], alternated=False)
         return self._end(comparison, study, name)
 

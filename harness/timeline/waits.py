@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.analysis import device
 from harness.analysis.derived import bounds, stage_spans, waits_of
-from harness.analysis.exposure import StageSpans, Waits
+from harness.analysis.exposure import BatchWaits, StageSpans
 from harness.analysis.spans import COLUMNS, RunSpans, read_spans
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.timeline.model import Slice
@@ -46,7 +46,7 @@ def waits(steps: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> l
     stages = stage_spans(found)
     if len(found.kernels):
         none = np.zeros(0, dtype=np.int64)
-        known = device.activities(found, waited or Waits(none, none, none, none.astype(np.bool_)), stages)
+        known = device.activities(found, waited or BatchWaits(none, none, none, none.astype(np.bool_)), stages)
         idle = device.idle_time(bounds(step_table), device.busy(found), known)
         rows = zip(idle.stretches.tolist(), *_named(idle.causes, idle.starts, idle.ends), strict=True)
         return [mark for pieces in _grouped(rows) for mark in _marks("idle", "starved", pieces, known=True)]
@@ -55,7 +55,7 @@ def waits(steps: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> l
     return list(_fetches(found, waited, stages))
 
 
-def _fetches(spans: RunSpans, waited: Waits, stages: StageSpans) -> Iterator[Slice]:
+def _fetches(spans: RunSpans, waited: BatchWaits, stages: StageSpans) -> Iterator[Slice]:
     """The waits for a batch in the shown steps."""
     shown = np.flatnonzero((waited.rows >= 0) & (waited.ends > waited.starts))
     shown = shown[np.argsort(waited.starts[shown])]

@@ -18,7 +18,7 @@ MAX_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
 PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
-class _Loader(yaml.SafeLoader):
+class _ProfileLoader(yaml.SafeLoader):
     """Safe tags only; a key given twice is an error (PyYAML silently takes the last)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``; InputError where it cannot be read or states anything sparse."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), _ProfileLoader)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; give a device profile (YAML)") from error
     except OSError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.study.contract import STAGES
-from tests.harness.analysis.by_hand import attribute, hidden, split_wait
+from harness.analysis.derived import with_derived
+from harness.analysis.spans import COLUMNS, read_spans
+from harness.study.contract import SPAN_COLUMNS, STAGES, STEP_COLUMNS, arrow_schema
+from tests.harness.analysis.by_hand import attribute, hidden, span, split_wait
 from trainer.telemetry import StageSpan
 
 READ, TOKENIZE, PACK = StageSpan("read", 0, 10), StageSpan("tokenize", 10, 40), StageSpan("pack", 40, 45)
@@ -86,3 +89,14 @@ def test_a_batch_nobody_told_about_is_null_not_zero():
     columns = attribute([(0, 0, 10, 0), (1, 20, 25, 1)], {1: []}, steps=2)
     assert columns["exposed_tokenize_ns"] == [None, 0]
     assert columns["exposed_transfer_ns"] == [None, 5]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_in_studies_without_the_mark_their_own_columns_tell_an_idle_builder_from_an_unknown_one(known):
+    """A batch without stages: the column that such a study has is null where its builder reported nothing."""
+    step = {"start_ns": 0, "wall_ns": 100, "fetch_ns": 30, "warmup": False, "exposed_transfer_ns": 5 if known else None}
+    steps = pa.Table.from_pylist([step], schema=arrow_schema(STEP_COLUMNS))
+    spans = pa.Table.from_pylist([span("main", "fetch", 0, 30, batch=0)], schema=arrow_schema(SPAN_COLUMNS))
+    found = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False)
+    assert found["exposed_transfer_ns"].to_pylist() == [30 if known else None]
+    assert found["exposed_tokenize_ns"].to_pylist() == [0 if known else None]

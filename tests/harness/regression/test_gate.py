@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.regression.gate import Limits, Missing, comparisons
+from harness.regression.gate import Limits, WhyUndecided, comparisons
 from harness.regression.report import markdown, sentence
 from tests.harness.regression.tables import BASE, HEAD, TWIN, run, steps_table, study
 
@@ -129,7 +129,7 @@ def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
         if one.record.arm == HEAD:
             one.record.status, one.record.error, one.steps = "failed", "ValueError: no", None
     (found,) = comparisons(record, runs, Limits())
-    assert (found.verdict, found.missing) == ("undecided", Missing("failed runs", ("ValueError: no",)))
+    assert (found.verdict, found.missing) == ("undecided", WhyUndecided("failed runs", ("ValueError: no",)))
 
 
 def test_what_else_differs_is_said_and_the_commit_is_not() -> None:

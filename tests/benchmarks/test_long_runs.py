@@ -1,0 +1,25 @@
+"""Long runs: writing their tables and building their report. ``python -m tests.benchmarks.long_runs`` takes any size.
+
+The figures for a million steps are in results/reference/long-runs/README.md; nothing is asserted about a time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.long_runs import analyse, make, write
+
+STEPS = 3_000
+
+
+def test_writing_the_tables_of_an_asynchronous_run(benchmark) -> None:
+    assert benchmark.pedantic(write, args=(STEPS,), rounds=1)["seconds"] > 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_building_the_report_of_two_long_runs(benchmark, tmp_path: Path, asynchronous: bool) -> None:
+    make(tmp_path, 2, STEPS, asynchronous=asynchronous)
+    benchmark.pedantic(analyse, args=(tmp_path,), rounds=1)
+    assert (tmp_path / "summary.md").is_file()

@@ -1,0 +1,50 @@
+"""The protocol between two states of the code: found out from files alone, and refused in one line where unknown."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from harness.launch.protocol import OWN, PATHS, VERSION, protocol_of
+from tests.studies import ROOT
+from trainer.errors import InputError
+
+
+def state(folder: Path, *modules: str, protocol: str | None = None) -> Path:
+    for module in modules:
+        path = folder.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (folder / "trainer").mkdir(exist_ok=True)
+    if protocol is not None:
+        (folder / "harness" / "launch" / "protocol.py").write_text(protocol)
+    return folder
+
+
+def test_this_state_speaks_the_version_of_its_file() -> None:
+    assert protocol_of(ROOT) == VERSION == max(PATHS)
+
+
+def test_every_module_that_this_state_promises_is_there() -> None:
+    for module in (OWN.fork_server, OWN.environment, *OWN.preloaded):
+        assert importlib.util.find_spec(module) is not None, module
+
+
+def test_a_state_from_before_the_file_speaks_the_first_version(tmp_path: Path) -> None:
+    assert protocol_of(state(tmp_path, PATHS[1].fork_server)) == 1
+
+
+@pytest.mark.parametrize(("line", "said"), [("VERSION = 99", "99"), ("VERSION = two", "two"), ("# nothing", "none")])
+def test_an_unknown_version_is_refused_with_those_that_are_known(tmp_path: Path, line: str, said: str) -> None:
+    folder = state(tmp_path, OWN.fork_server, protocol=f"import os\n{line}\n")
+    with pytest.raises(InputError, match=f"speaks protocol {said} between launcher and runs; this state knows 1, 2$"):
+        protocol_of(folder)
+
+
+@pytest.mark.parametrize("version", [None, VERSION])
+def test_a_folder_without_a_fork_server_is_no_state(tmp_path: Path, version: int | None) -> None:
+    folder = state(tmp_path, "harness.launch.other", protocol=None if version is None else f"VERSION = {version}\n")
+    with pytest.raises(InputError, match=r"holds no harness/launch/\w+\.py and trainer/: not a state of this project"):
+        protocol_of(folder)

@@ -1,0 +1,83 @@
+"""The report rests on the raw record: a changed rule changes the report of a study that was recorded before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from harness.analysis import derived
+from harness.analysis.derived import DEVICE_COLUMNS, STAGE_COLUMNS
+from harness.report.build import build_report
+from harness.study.contract import STEP_COLUMNS
+from harness.study.store import StudyFolder, read_table
+from tests.harness.synthetic import Arm, build, write
+
+STAGED = Arm("text", workers=1, tokenize=40.0)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> StudyFolder:
+    """A study as runs leave it: nothing of its steps is derived yet."""
+    study, runs = build([STAGED, Arm("tokens", tokenize=0.5)], [("text", "tokens")])
+    folder = StudyFolder(tmp_path)
+    write(folder, study, runs)
+    for run in runs:
+        assert run.steps is not None
+        steps = run.steps
+        for name in (*STAGE_COLUMNS, *DEVICE_COLUMNS):
+            steps = steps.set_column(steps.column_names.index(name), name, pa.nulls(len(steps), pa.int64()))
+        folder.write_steps(run.record.arm, run.record.block, steps)
+    return folder
+
+
+def exposed(folder: StudyFolder) -> dict[str, float]:
+    build_report(folder.path)
+    found: dict[str, float] = json.loads(folder.summary_json.read_text())["arms"]["text"]["exposed_ms"]
+    return found
+
+
+def kept(folder: StudyFolder) -> list[int]:
+    table = read_table(folder.run("text", 0) / "steps.parquet", STEP_COLUMNS)
+    assert table is not None
+    values: list[int] = table.column("exposed_tokenize_ns").to_pylist()
+    return values
+
+
+def test_what_was_not_derived_when_it_was_recorded_is_in_the_report_and_then_in_the_table(
+    recorded: StudyFolder,
+) -> None:
+    assert kept(recorded)[0] is None
+    assert exposed(recorded)["tokenize"] > 5
+    whole = kept(recorded)
+    assert min(whole) >= 0
+    assert sum(whole) > 0
+
+
+def test_a_mended_rule_reaches_a_study_of_before(recorded: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, stored = exposed(recorded), kept(recorded)
+    rule = derived.exposed_and_hidden
+
+    def all_of_it_is_transfer(*arguments):  # type: ignore[no-untyped-def]
+        found, hidden = rule(*arguments)
+        found[:, -1], found[:, :-1] = found.sum(axis=1), 0
+        return found, hidden
+
+    monkeypatch.setattr(derived, "exposed_and_hidden", all_of_it_is_transfer)
+    after = exposed(recorded)
+    assert after["tokenize"] == 0
+    assert after["transfer"] == pytest.approx(sum(before.values()))
+    assert sum(kept(recorded)) == 0 < sum(stored)
+    monkeypatch.undo()
+    assert (exposed(recorded), kept(recorded)) == (before, stored)
+
+
+def test_what_cannot_be_derived_again_stays_as_it_was_recorded(recorded: StudyFolder) -> None:
+    """A study whose spans are gone keeps the columns that it has."""
+    before, stored = exposed(recorded), kept(recorded)
+    for path in recorded.path.glob("runs/*/*/spans.parquet"):
+        path.unlink()
+    assert exposed(recorded) == before
+    assert kept(recorded) == stored
