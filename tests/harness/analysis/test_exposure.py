@@ -44,6 +44,12 @@ def test_nested_spans_belong_to_the_innermost():
     assert split_wait((0, 100), nested) == {"read": 70, "tokenize": 30, "pack": 0, "transfer": 0}
 
 
+def test_a_hand_over_outside_the_wait_is_not_hidden_work():
+    handed_over = StageSpan("transfer", 45, 48)
+    assert hidden((100, 103), [READ, TOKENIZE, PACK, handed_over])["transfer"] == 0
+    assert split_wait((46, 50), [handed_over])["transfer"] == 4
+
+
 def test_a_wait_cannot_end_before_it_starts():
     with pytest.raises(ValueError, match="cannot end"):
         split_wait((10, 9), [])

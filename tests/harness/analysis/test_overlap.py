@@ -83,6 +83,7 @@ def test_an_unannounced_call_has_no_known_cost() -> None:
     spans = [("sync", "models/llama.py:7: unannounced", 3, 3), ("device", "forward", 0, 5)]
     (call,) = sync_audit(run(spans, [(0, 10, False)]))
     assert call.blocked_ms is None
+    assert call.calls_per_step == 1
     assert call.site == "models/llama.py:7: unannounced"
 
 
