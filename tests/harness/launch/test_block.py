@@ -20,7 +20,7 @@ def process(code: Code | None, control: str | None = None) -> Any:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> block._ForkServers:
-    monkeypatch.setattr(block, "ForkServer", lambda modules, code: SimpleNamespace(code=code))
+    monkeypatch.setattr(block, "ForkServer", lambda _modules, code: SimpleNamespace(code=code))
     return block._ForkServers([])
 
 
