@@ -7,8 +7,8 @@ worked out here whenever a study is read, so a mended rule reaches old studies t
     asynchronous device   idle (starved) by cause, slack, busy; exposed is the idle time by stage (``device``)
 
 A batch whose builder recorded nothing makes the stages of its step null: not measured, never zero. A builder that did
-nothing (a replayed batch) leaves one empty ``transfer`` span as its mark; studies from before that mark say it by the
-columns that they already have.
+nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the column
+``exposed_transfer_ns`` that they recorded tells.
 """
 
 from __future__ import annotations
@@ -46,14 +46,24 @@ DEVICE_COLUMNS = (
 def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool) -> pa.Table:
     """``steps`` with its derived columns as the present rules have them.
 
-    Where the phases of steps were not recorded (a run measured bare) it is returned as it is.
+    It is returned as it is where the phases of steps were not recorded (a run measured bare), where steps have no
+    times, and where spans are missing: a step that fetched must have a span of it.
     """
+    if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
+        return steps
     waits = waits_of(steps, spans)
-    if waits is None:
+    if waits is None or _incomplete(steps, waits):
         return steps
     for name, values in _columns(steps, spans, waits, asynchronous).items():
         steps = steps.set_column(steps.column_names.index(name), name, values)
     return steps
+
+
+def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
+    """Whether a step spent time fetching of which no span tells: then the spans table is not what the run wrote."""
+    waited = np.zeros(len(steps), dtype=np.bool_)
+    waited[waits.rows[waits.rows >= 0]] = True
+    return bool(((integers(steps, "fetch_ns") > 0) & ~waited).any())
 
 
 def bounds(steps: pa.Table) -> Stretches:

@@ -47,23 +47,24 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
     found: dict[str, int] = {}
     for first in range(0, len(steps.starts), STRETCHES_AT_ONCE):
         part = Stretches(*(column[first : first + STRETCHES_AT_ONCE] for column in steps))
-        for name, value in _hidden_in(part, spans_of(run).between(int(part.starts[0]), int(part.ends[-1]))).items():
+        near = spans_of(run).between(int(part.starts[0]), int(part.ends[-1]))
+        for name, value in _hidden_in(part, near, on_device=len(spans_of(run).kernels) > 0).items():
             found[name] = found.get(name, 0) + value
     return {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
 
 
-def _hidden_in(steps: Stretches, spans: RunSpans) -> dict[str, int]:
+def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
     """Nanoseconds within ``steps`` by what hid the data work."""
     inside = intersection(union(spans.stages.starts, spans.stages.ends), steps)
     fetches = spans.of(spans.phases, FETCH)
-    if len(spans.kernels):
+    if on_device:
         covers = spans.kernels
     else:
         covers = spans.phases.where(spans.phases.names != spans.code(FETCH))
         inside = difference(inside, union(fetches.starts, fetches.ends))
     found = {name: int(covered(*inside, meanwhile).sum()) for name, meanwhile in _by_name(spans, covers)}
     rest = total(inside) - int(covered(*inside, union(covers.starts, covers.ends)).sum())
-    return found if len(spans.kernels) else {**found, "other": rest}
+    return found if on_device else {**found, "other": rest}
 
 
 def sync_audit(run: RunData) -> list[SyncCall]:

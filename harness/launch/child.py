@@ -32,7 +32,7 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
-from trainer.errors import InputError
+from trainer.errors import InputError, in_words
 
 
 def main(descriptor: int, parent: int) -> int:
@@ -55,7 +55,13 @@ def main(descriptor: int, parent: int) -> int:
         record.error = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
     record.exit_code = 0 if record.status == "done" else 1
     if run is not None:
-        run.write()
+        try:
+            run.write()
+        except Exception as error:  # a full disk, say: the parent must hear of it
+            traceback.print_exc()
+            record.status, record.exit_code = "failed", 1
+            record.error = f"what was measured could not be written: {in_words(error)}"
+            folder.write_run(record)
     else:
         folder.write_run(record)
     channel.send({"event": record.status, "error": record.error})

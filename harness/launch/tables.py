@@ -1,7 +1,8 @@
 """Writes what the ledger of one run recorded into the contract's tables, as it happened: nothing is worked out here.
 
-Spans go to disk in portions, between repetitions, so that a run of a million steps needs no more memory than a short
-one: up to :data:`PENDING_EVENTS` events of the recorder, and one row of steps (about 200 bytes) a step.
+Spans go to disk in portions, between repetitions. So a long run whose arms alternate needs little more memory than a
+short one: up to :data:`PENDING_EVENTS` events of the recorder, and one row of steps (about 200 bytes) a step. With
+``interleave: runs`` a run is one repetition: its recorder holds about 3 KiB a step until the end.
 """
 
 from __future__ import annotations
@@ -43,21 +44,31 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables; of an unfinished step there are spans and no row."""
-        if isinstance(self._recorder, BareRecorder):
-            self._steps = [make_table(STEP_COLUMNS, bare_columns(self._recorder))]
-        else:
-            self.collect(least_events=0)
+        """Write both tables, once; of an unfinished step there are spans and no row.
+
+        Where spans cannot be written (a full disk), the steps are written all the same before the error is raised.
+        """
+        try:
+            try:
+                if isinstance(self._recorder, BareRecorder):
+                    self._steps = [make_table(STEP_COLUMNS, bare_columns(self._recorder))]
+                else:
+                    self.collect(least_events=0)
+            finally:
+                self._write_steps()
+            self._spans.close()
+        finally:
+            self._spans.discard()
+
+    def _write_steps(self) -> None:
         steps = TableFile(self._folder / "steps.parquet", STEP_COLUMNS)
         try:
             for part in self._steps:
                 columns = {name: part.column(name) for name in part.column_names}
                 steps.append({**columns, "loss": [self._recorder.losses.get(step) for step in _numbers(part)]})
             steps.close()
-            self._spans.close()
         finally:
             steps.discard()
-            self._spans.discard()
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
         """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""

@@ -138,10 +138,14 @@ class StudyFolder:
         write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
 
     def write_steps(self, arm: str, block: int, steps: pa.Table) -> None:
-        """Replace a run's steps table by ``steps``, which has the contract's columns."""
+        """Replace a run's steps table by ``steps``, which has the contract's columns, and maybe others."""
         import pyarrow.parquet as pq
 
-        table = steps.select([name for name, _ in STEP_COLUMNS]).cast(arrow_schema(STEP_COLUMNS))
+        contract = arrow_schema(STEP_COLUMNS)
+        others = [name for name in steps.column_names if name not in contract.names]  # of a later version, or a user's
+        table = steps.select(contract.names).cast(contract)
+        for name in others:
+            table = table.append_column(name, steps.column(name))
         write_atomically(self.run(arm, block) / "steps.parquet", lambda temporary: pq.write_table(table, temporary))
 
     def write_probes(self, arm: str, block: int, probes: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ class _World:
         self.delivered[batch] = self.env.event()
 
         def travel() -> Iterator[simpy.Event]:
-            yield self.env.timeout(self.machine.request)
+            yield self.env.timeout(max(0.0, self.machine.request))  # what a busy machine shows may be less than nothing
             yield self.inbox[batch % self.pipeline.workers].put(batch)
 
         self.env.process(travel())

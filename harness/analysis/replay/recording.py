@@ -101,9 +101,12 @@ def _recorded(run: RunData) -> Recording:
     measured &= ends > starts
     if not measured.any():
         raise InputError(f"{name}: no measured step to replay")
-    shown = slice(int(np.flatnonzero(measured)[:MOST_RECORDED][-1]) + 1)
-    starts, ends, measured = starts[shown], ends[shown], measured[shown]
-    phases, launches, syncs, stages = _rows(spans_of(run), int(ends[-1]))
+    until_ns = int(np.iinfo(np.int64).max)
+    if np.count_nonzero(measured) > MOST_RECORDED:
+        shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
+        starts, ends, measured = starts[shown], ends[shown], measured[shown]
+        until_ns = int(ends[-1])
+    phases, launches, syncs, stages = _rows(spans_of(run), until_ns)
     fetches = [phase for phase in phases if phase.name == "fetch"]
     if not fetches:
         raise InputError(f"{name}: no fetch among its spans: nothing to replay")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness.analysis import derived
@@ -81,3 +82,23 @@ def test_what_cannot_be_derived_again_stays_as_it_was_recorded(recorded: StudyFo
         path.unlink()
     assert exposed(recorded) == before
     assert kept(recorded) == stored
+
+
+def test_spans_that_are_missing_do_not_make_measured_waits_nothing(recorded: StudyFolder) -> None:
+    """A readable spans table that lacks rows is no ground to replace what was recorded."""
+    exposed(recorded)
+    stored, path = kept(recorded), recorded.run("text", 0) / "spans.parquet"
+    whole = pq.read_table(path)
+    for part in (whole.slice(0, 0), whole.slice(0, len(whole) // 2)):
+        pq.write_table(part, path)
+        exposed(recorded)
+        assert kept(recorded) == stored
+
+
+def test_columns_of_others_stay_in_the_table(recorded: StudyFolder) -> None:
+    path = recorded.run("text", 0) / "steps.parquet"
+    steps = pq.read_table(path)
+    pq.write_table(steps.append_column("of_mine", pa.array(range(len(steps)))), path)
+    assert exposed(recorded)["tokenize"] > 0
+    assert kept(recorded)[0] is not None
+    assert pq.read_table(path)["of_mine"].to_pylist() == list(range(len(steps)))

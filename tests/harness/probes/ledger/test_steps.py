@@ -154,6 +154,23 @@ def test_portions_make_the_same_tables_as_all_at_once(tmp_path: Path, monkeypatc
     assert [value is None for value in steps["exposed_read_ns"]] == [False, False, True] * 3
 
 
+def test_spans_that_cannot_be_written_cost_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = StepRecorder()
+    tables = RunTables(recorder, tmp_path, 1, 1, 0)
+    one_repetition(recorder, 0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tables._spans, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        tables.write()
+    steps = read_table(tmp_path / "steps.parquet", STEP_COLUMNS)
+    assert steps is not None
+    assert steps["step"].to_pylist() == [0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
+
+
 def test_a_batch_without_work_is_all_transfer_and_not_unknown() -> None:
     recorder = StepRecorder()
     recorder.step(0)
