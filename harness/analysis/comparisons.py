@@ -21,21 +21,21 @@ Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
 
 
-def per_second(amount: float | None, turn: RepetitionTotals) -> tuple[float, float] | None:
+def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
     """``amount`` of a repetition as a rate; None where it was not counted."""
-    return None if amount is None else (amount, turn.wall_ns / 1e9)
+    return None if amount is None else (amount, repetition.wall_ns / 1e9)
 
 
-def trained_tokens_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
-    return per_second(turn.trained_tokens, turn)
+def trained_tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.trained_tokens, repetition)
 
 
-def tokens_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
-    return per_second(turn.tokens, turn)
+def tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.tokens, repetition)
 
 
-def steps_per_s(turn: RepetitionTotals) -> tuple[float, float] | None:
-    return per_second(turn.steps, turn)
+def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.steps, repetition)
 
 
 # What "faster" means, best first: a trainer that does not count tokens is compared by what it does count.
@@ -183,13 +183,13 @@ def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
     base, other = _rates(baseline, rate), _rates(candidate, rate)
     if base is None or other is None:
         return None
-    by_turn = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
-    return paired_ratio(base, other, by_turn)
+    by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
+    return paired_ratio(base, other, by_repetition)
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
     """Whether repetition k of both ran side by side in time."""
-    return first.by_turn and second.by_turn and first.record.session == second.record.session
+    return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
 def ceiling(blocks: Blocks) -> Estimate | None:
@@ -249,11 +249,11 @@ def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float
     """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
     rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
-        for turn, totals in run.turns.items():
+        for repetition, totals in run.repetitions.items():
             value = rate(totals)
             if value is None:
                 return None
-            rates.setdefault(block, {})[turn] = value
+            rates.setdefault(block, {})[repetition] = value
     return rates
 
 

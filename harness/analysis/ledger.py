@@ -1,7 +1,7 @@
-"""Where the time of one run's steps went: totals per turn, milliseconds per step by phase and by stage.
+"""Sums up one run: totals per repetition, and milliseconds per step by phase and by stage.
 
-Only steps that are not warmup count. A null in a table means "not measured", so every figure here is None where
-its columns hold nothing, never 0.
+Warm-up steps do not count. A null in a table means "not measured", so every figure here is None where its columns hold
+nothing, never 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured 
 
 @dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
 class RepetitionTotals:
-    """Totals over the measured steps of one turn; token counts are None where the trainer did not tell."""
+    """Totals over the measured steps of one repetition; token counts are None where the trainer did not report them."""
 
     steps: int
     wall_ns: float
@@ -46,7 +46,7 @@ class RunLedger:
     """One finished run with at least one measured step; ``*_ms`` are means per measured step, in milliseconds."""
 
     record: RunRecord
-    turns: dict[int, RepetitionTotals]
+    repetitions: dict[int, RepetitionTotals]
     step_ms: Array  # (measured steps,)
     phase_ms: dict[str, float]  # phases that were measured; they sum to the mean step time
     exposed_ms: dict[str, float]  # stages that were measured
@@ -92,8 +92,8 @@ class RunLedger:
         return "device" if slack - fetch > NOTICEABLE * wall else "balanced"
 
     @property
-    def by_turn(self) -> bool:
-        """Whether its turns alternated with those of the runs of the same session."""
+    def by_repetition(self) -> bool:
+        """Whether its repetitions alternated with those of the runs of the same session."""
         return self.record.interleave == "slices" and bool(self.record.session)
 
 
@@ -138,7 +138,7 @@ def _measure(run: RunData) -> RunLedger | None:
     losses = losses[np.isfinite(losses)][-LAST_STEPS:]
     return RunLedger(
         record=run.record,
-        turns=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
+        repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
         step_ms=wall / 1e6,
         phase_ms=_means(values, PHASES, "{}_ns"),
         exposed_ms=_means(values, STAGES, "exposed_{}_ns"),
@@ -155,9 +155,11 @@ def _measure(run: RunData) -> RunLedger | None:
     )
 
 
-def _repetitions(turn: NDArray[np.int64], wall: Array, tokens: Array, trained: Array) -> dict[int, RepetitionTotals]:
-    """Totals by repetition; a count that is not known of one of its steps (NaN) is not known of it."""
-    numbers, place, steps = np.unique(turn, return_inverse=True, return_counts=True)
+def _repetitions(
+    repetition: NDArray[np.int64], wall: Array, tokens: Array, trained: Array
+) -> dict[int, RepetitionTotals]:
+    """Totals by repetition; a count that one of its steps lacks (NaN) is None for the whole repetition."""
+    numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
     sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in (wall, tokens, trained)]
     return {
         number: RepetitionTotals(count, total, *(None if math.isnan(one) else one for one in known))

@@ -34,7 +34,7 @@ MIN_BLOCKS = 3  # below this there is no interval: two values say nothing about 
 RESAMPLES = 2000  # pairs: each draw and its mirror image, so that swapped arms get exactly inverse intervals
 SEED = 20150401
 
-# Values of one arm: {block: {turn: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
+# Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
 Values = Mapping[int, Mapping[int, tuple[float, float]]]
 
 
@@ -57,22 +57,20 @@ class Estimate:
 
 def estimate(values: Values) -> Estimate | None:
     """Median over blocks of amount / per, with its interval; None where there is no value at all."""
-    return from_blocks([log for turns in values.values() if (log := _block_log(turns)) is not None])
+    return from_blocks([log for repetitions in values.values() if (log := _block_log(repetitions)) is not None])
 
 
-def paired_ratio(
-    baseline: Values, candidate: Values, turn_by_turn: Mapping[int, bool] | None = None
-) -> Estimate | None:
+def paired_ratio(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> Estimate | None:
     """The ratio candidate / baseline over the blocks that have both; None where there is no such block.
 
-    Where ``turn_by_turn[block]`` says that turn k of both ran side by side, only turns that both have count.
+    Where ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
     """
     logs = []
     for block in sorted(set(baseline) & set(candidate)):
         ours, theirs = baseline[block], candidate[block]
         shared = set(ours) & set(theirs)
-        if (turn_by_turn or {}).get(block) and shared:
-            ours, theirs = ({turn: side[turn] for turn in shared} for side in (ours, theirs))
+        if (alternated or {}).get(block) and shared:
+            ours, theirs = ({repetition: side[repetition] for repetition in shared} for side in (ours, theirs))
         first, second = _block_log(ours), _block_log(theirs)
         if first is not None and second is not None:
             logs.append(second - first)
@@ -173,10 +171,10 @@ def _student_cdf(t: float, freedom: int) -> float:
     return (1 + two_sided) / 2
 
 
-def _block_log(turns: Mapping[int, tuple[float, float]]) -> float | None:
+def _block_log(repetitions: Mapping[int, tuple[float, float]]) -> float | None:
     """Log of sum of amounts / sum of what they are per; None where there is no amount."""
-    amount = math.fsum(amount for amount, _ in turns.values())
-    per = math.fsum(per for _, per in turns.values())
+    amount = math.fsum(amount for amount, _ in repetitions.values())
+    per = math.fsum(per for _, per in repetitions.values())
     return math.log(amount / per) if amount > 0 and per > 0 else None
 
 

@@ -153,9 +153,9 @@ def _totals(blocks: Blocks) -> ArmTotals:
     phase_ms = stage_means(runs, "phase_ms")
     return ArmTotals(
         steps=len(steps),
-        tokens_per_s=_over_turns(runs, tokens_per_s),
-        trained_tokens_per_s=_over_turns(runs, trained_tokens_per_s),
-        step_ms=_over_turns(runs, lambda turn: (turn.wall_ns / 1e6, float(turn.steps))),
+        tokens_per_s=_over_repetitions(runs, tokens_per_s),
+        trained_tokens_per_s=_over_repetitions(runs, trained_tokens_per_s),
+        step_ms=_over_repetitions(runs, lambda one: (one.wall_ns / 1e6, float(one.steps))),
         p50_ms=float(np.percentile(steps, 50)),
         p95_ms=float(np.percentile(steps, 95)),
         useful_fraction=useful_fraction(blocks),
@@ -194,9 +194,9 @@ def _model_speed(control: str | None, totals: ArmTotals, facts: Mapping[str, Any
     return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / float(peak), mfu_of=source, no_mfu=None)
 
 
-def _over_turns(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
+def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
     values: dict[int, dict[int, tuple[float, float]]] = {}
     for run in runs:
-        found = {turn: value(totals) for turn, totals in run.turns.items()}
-        values[run.record.block] = {turn: one for turn, one in found.items() if one is not None}
+        found = {number: value(totals) for number, totals in run.repetitions.items()}
+        values[run.record.block] = {number: one for number, one in found.items() if one is not None}
     return estimate(values)

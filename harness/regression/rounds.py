@@ -57,11 +57,11 @@ def rounds(run: RunData) -> Rounds | None:
     measured = np.not_equal(column(steps, "warmup"), 1) & (wall > 0)
     if not measured.any():
         return None
-    turn = np.nan_to_num(column(steps, "turn")[measured])
-    alternated = run.record.interleave == "slices" and len(np.unique(turn)) > 1
+    repetition = np.nan_to_num(column(steps, "turn")[measured])
+    alternated = run.record.interleave == "slices" and len(np.unique(repetition)) > 1
     if not alternated:
-        turn = np.floor(np.arange(len(turn)) * min(CHUNKS, len(turn)) / len(turn))
-    _, places = np.unique(turn, return_inverse=True)
+        repetition = np.floor(np.arange(len(repetition)) * min(CHUNKS, len(repetition)) / len(repetition))
+    _, places = np.unique(repetition, return_inverse=True)
     counts = np.bincount(places)
 
     def per_step(values: Values) -> Values | None:

@@ -98,9 +98,10 @@ def _repetitions(run: RunData) -> list[CountedSpan]:
     steps = run.steps
     if steps is None or not len(steps):
         return []
-    turns, starts, walls = (integers(steps, name) for name in ("turn", "start_ns", "wall_ns"))
+    repetitions, starts, walls = (integers(steps, name) for name in ("turn", "start_ns", "wall_ns"))
     measured = steps["warmup"].fill_null(False).to_numpy() == 0
-    _, first, counts = np.unique(turns, return_index=True, return_counts=True)  # a repetition's rows are neighbours
+    # A repetition's rows are neighbours.
+    _, first, counts = np.unique(repetitions, return_index=True, return_counts=True)
     first_measured = np.minimum.reduceat(np.where(measured, starts, np.iinfo(np.int64).max), np.sort(first))
     order = np.argsort(first)
     first, last = first[order], (first + counts - 1)[order]

@@ -57,7 +57,7 @@ def test_one_recorded_step(benchmark) -> None:
 
 
 def test_reading_a_run(benchmark) -> None:
-    _, runs = study(blocks=1, turns=100)
+    _, runs = study(blocks=1, repetitions=100)
     assert benchmark(lambda: (measure(runs[0]), rounds(runs[0])))[1] is not None
 
 

@@ -18,7 +18,7 @@ from harness.study.store import StudyFolder
 from trainer.telemetry import StageSpan
 
 MS = 1_000_000
-NOISE = {"day": 0.1, "block": 0.004, "turn": 0.008, "step": 0.02}  # standard deviations of log durations
+NOISE = {"day": 0.1, "block": 0.004, "repetition": 0.008, "step": 0.02}  # standard deviations of log durations
 ENVIRONMENT = {"python": "3.11.9", "torch": "2.11.0", "numpy": "2.2.0", "git_commit": "0123abc", "cpu": "Synthetic"}
 
 
@@ -63,28 +63,29 @@ def build(
     comparisons: list[tuple[str, str]] = (),
     *,
     blocks: int = 5,
-    turns: int = 3,
+    repetitions: int = 3,
     steps: int = 4,
     seed: int = 0,
     noise: dict[str, float] | None = None,
     interleave: str = "slices",
     status: str = "done",
 ) -> tuple[StudyRecord, list[RunData]]:
-    """A study of ``arms`` with ``steps`` measured steps (and one warmup step) per turn."""
+    """A study of ``arms`` with ``steps`` measured steps (and one warmup step) per repetition."""
     spread = {**NOISE, **(noise or {})}
     generator = np.random.default_rng(seed)
     runs = []
     for block in range(blocks):
         day = generator.normal(0, spread["day"])  # shared by the arms of a block: pairing must cancel it
-        drift = generator.normal(0, spread["day"] / 2, turns)  # shared by neighbours in time: so must pairing by turn
+        # Neighbours in time share it: pairing by repetition cancels it.
+        drift = generator.normal(0, spread["day"] / 2, repetitions)
         for position, arm in enumerate(arms):
             luck = generator.normal(0, spread["block"])
             scale = np.exp(
                 day
                 + luck
                 + drift[:, None]
-                + generator.normal(0, spread["turn"], (turns, 1))
-                + generator.normal(0, spread["step"], (turns, steps + 1))
+                + generator.normal(0, spread["repetition"], (repetitions, 1))
+                + generator.normal(0, spread["step"], (repetitions, steps + 1))
             )
             record = _record(arm, block, position, interleave)
             if block in arm.failed_blocks:
@@ -174,7 +175,7 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
 
     finished: list[int] = []
     for batch, factor in enumerate(scale.flatten()):
-        turn, index = divmod(batch, scale.shape[1])
+        repetition, index = divmod(batch, scale.shape[1])
         began = now
         role = "loader-0" if arm.workers else "main"
         # the worker may start once the batch two before this one has been taken: prefetch of two
@@ -200,7 +201,7 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
             emit("main", phase, -1, now, now + phases[phase])
             now += phases[phase]
         now += 20_000  # other
-        row = {"step": batch, "turn": turn, "warmup": index == 0, "start_ns": began, "wall_ns": now - began}
+        row = {"step": batch, "turn": repetition, "warmup": index == 0, "start_ns": began, "wall_ns": now - began}
         row |= {f"{phase}_ns": phases.get(phase, 0) for phase in PHASES}
         row["other_ns"] = 20_000
         row |= {"contended_ns": round(arm.contended * MS)}

@@ -175,13 +175,15 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which steps (rows,) lie in a repetition that was read to its end, and which readings are of such."""
-    turn, start = column(steps, "turn"), column(steps, "start_ns")
-    begins = sorted((start[turn == one].min(), start[turn == one].max(), one) for one in np.unique(turn))
-    rows, readings = np.zeros(len(turn), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
+    repetition, start = column(steps, "turn"), column(steps, "start_ns")
+    begins = sorted(
+        (start[repetition == one].min(), start[repetition == one].max(), one) for one in np.unique(repetition)
+    )
+    rows, readings = np.zeros(len(repetition), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
     for (begin, last_step, one), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
         inside = (t_ns > begin) & (t_ns < following)
         if (t_ns[inside] > last_step).any():
-            rows |= turn == one
+            rows |= repetition == one
             readings |= inside
     return rows, readings
 

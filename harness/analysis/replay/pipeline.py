@@ -123,7 +123,7 @@ def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray
     for step, number in enumerate(recording.step_class[: last + 1]):
         resume = recording.resumes.get(step)
         resumes.append(resume)
-        if resume is not None and resume.turn and ahead:
+        if resume is not None and resume.repetition and ahead:
             following = counting[counting >= step]
             like = np.resize(following, max(0, ahead + 1 - int(following[0] - step)))
             order += recording.step_class[like].tolist()

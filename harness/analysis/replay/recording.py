@@ -32,7 +32,7 @@ FULL_QUEUE = "full queue"  # call site of the emulated device where the host wai
 class Resume(NamedTuple):
     """How far the loader had got when the loop went on after standing still; the device had nothing left to do."""
 
-    turn: bool  # a turn begins; otherwise the loop stood still for a moment only
+    repetition: bool  # a repetition begins; False: the loop only paused for a moment
     worked_ns: float  # how far each builder got meanwhile
     ends_ns: Array  # (workers x prefetch,) as recorded: when each of the next batches was built, from the step's start
 

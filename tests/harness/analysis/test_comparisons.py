@@ -13,7 +13,7 @@ from harness.report.confounds import confound_lines
 from harness.report.sentences import sentence
 from tests.harness.synthetic import Arm, build
 
-QUIET = {"block": 0.003, "turn": 0.004, "step": 0.01}
+QUIET = {"block": 0.003, "repetition": 0.004, "step": 0.01}
 BASE = Arm("text-padded")
 FASTER_DATA = Arm("tokens-padded", tokenize=0.0, read=0.05, pack=0.05, declared={"data.path": "tokens-padded"})
 
@@ -127,12 +127,12 @@ def test_a_gain_above_the_ceiling_is_named():
 def test_the_noise_floor_silences_a_difference_that_the_twin_shows_too():
     twin = BASE.variant("a-a", compute={"forward": 9.0, "backward": 20.0, "optimizer": 3.0})
     arms = [BASE, slower(1.03), twin]
-    c = compared(arms, ("text-padded", "slower"), noise={"block": 0.0, "turn": 0.0, "step": 0.001})
+    c = compared(arms, ("text-padded", "slower"), noise={"block": 0.0, "repetition": 0.0, "step": 0.001})
     assert c.measured.ratio.ci_high < 1
     assert c.measured.noise_floor > 0.03
     assert c.measured.verdict == "none"
     assert "does not clear the noise floor" in sentence(c)
-    without = compared(arms[:2], ("text-padded", "slower"), noise={"block": 0.0, "turn": 0.0, "step": 0.001})
+    without = compared(arms[:2], ("text-padded", "slower"), noise={"block": 0.0, "repetition": 0.0, "step": 0.001})
     assert without.measured.verdict == "loss"
     assert "noise floor unknown: no finished a-a control" in sentence(without)
 

@@ -18,24 +18,29 @@ def run_of(rows, **record):
     return RunData(RunRecord(arm="a", block=0, status="done", **record), table, None, None)
 
 
-def row(wall_ms, turn=0, warmup=False, **others):
+def row(wall_ms, repetition=0, warmup=False, **others):
     phases = {f"{phase}_ns": 0 for phase in PHASES}
     phases |= {"fetch_ns": int(wall_ms * 0.25e6), "forward_ns": int(wall_ms * 0.75e6)}
-    return {"turn": turn, "warmup": warmup, "wall_ns": int(wall_ms * 1e6), **phases, **others}
+    return {"turn": repetition, "warmup": warmup, "wall_ns": int(wall_ms * 1e6), **phases, **others}
 
 
-def test_warmup_is_left_out_and_turns_are_apart():
-    rows = [row(1000, warmup=True, tokens=7), row(10, tokens=100), row(30, tokens=100), row(20, turn=1, tokens=100)]
+def test_warmup_is_left_out_and_repetitions_are_apart():
+    rows = [
+        row(1000, warmup=True, tokens=7),
+        row(10, tokens=100),
+        row(30, tokens=100),
+        row(20, repetition=1, tokens=100),
+    ]
     ledger = measure(run_of(rows))
-    assert (ledger.turns[0].tokens, ledger.turns[0].wall_ns, ledger.turns[0].steps) == (200, 40e6, 2)
-    assert (ledger.turns[1].tokens, ledger.turns[1].wall_ns, ledger.turns[1].steps) == (100, 20e6, 1)
+    assert (ledger.repetitions[0].tokens, ledger.repetitions[0].wall_ns, ledger.repetitions[0].steps) == (200, 40e6, 2)
+    assert (ledger.repetitions[1].tokens, ledger.repetitions[1].wall_ns, ledger.repetitions[1].steps) == (100, 20e6, 1)
     assert ledger.phase_ms["fetch"] == pytest.approx(5)
     assert sum(ledger.phase_ms.values()) == pytest.approx(ledger.mean_step_ms)
 
 
 def test_what_was_not_measured_is_none_and_never_zero():
     ledger = measure(run_of([row(10), row(10, exposed_read_ns=2_000_000)]))
-    assert ledger.turns[0].tokens is None
+    assert ledger.repetitions[0].tokens is None
     assert ledger.contended_ms is None
     assert ledger.loss is None
     assert ledger.exposed_ms == {"read": 2.0}

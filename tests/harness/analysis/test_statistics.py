@@ -20,27 +20,30 @@ VALUES = st.dictionaries(
 )
 
 
-def simulate(generator, blocks, turns, block_noise, turn_noise, log_ratio):
-    """Two arms whose blocks and turns scatter around a true ratio: {block: {turn: value}} for each."""
+def simulate(generator, blocks, repetitions, block_noise, repetition_noise, log_ratio):
+    """Two arms whose blocks and repetitions scatter around a true ratio: {block: {repetition: value}} for each."""
     baseline, candidate = {}, {}
     for block in range(blocks):
         shift = generator.normal(0, block_noise)
         base = generator.normal(0, 0.3)  # what both arms of a block share (a slow day) must cancel
-        noise = generator.normal(0, turn_noise / math.sqrt(2), (2, turns))
-        baseline[block] = {turn: (1000 * math.exp(base + noise[0, turn]), 1.0) for turn in range(turns)}
+        noise = generator.normal(0, repetition_noise / math.sqrt(2), (2, repetitions))
+        baseline[block] = {
+            repetition: (1000 * math.exp(base + noise[0, repetition]), 1.0) for repetition in range(repetitions)
+        }
         candidate[block] = {
-            turn: (1000 * math.exp(base + log_ratio + shift + noise[1, turn]), 1.0) for turn in range(turns)
+            repetition: (1000 * math.exp(base + log_ratio + shift + noise[1, repetition]), 1.0)
+            for repetition in range(repetitions)
         }
     return baseline, candidate
 
 
 @pytest.mark.parametrize("blocks", [3, 5, 8])
-@pytest.mark.parametrize(("block_noise", "turn_noise"), [(0.02, 0.0), (0.02, 0.02), (0.0, 0.02)])
-def test_the_interval_covers_the_truth(blocks, block_noise, turn_noise):
+@pytest.mark.parametrize(("block_noise", "repetition_noise"), [(0.02, 0.0), (0.02, 0.02), (0.0, 0.02)])
+def test_the_interval_covers_the_truth(blocks, block_noise, repetition_noise):
     generator = np.random.default_rng(7)
     covered = []
     for _ in range(200):
-        arms = simulate(generator, blocks, 4, block_noise, turn_noise, log_ratio=-0.05)
+        arms = simulate(generator, blocks, 4, block_noise, repetition_noise, log_ratio=-0.05)
         ratio = paired_ratio(*arms, dict.fromkeys(range(blocks), True))
         covered.append(ratio.ci_low <= math.exp(-0.05) <= ratio.ci_high)
     assert np.mean(covered) >= 0.91  # claims 0.95; the standard error of 200 trials is 0.015
@@ -55,21 +58,22 @@ def test_more_blocks_narrow_the_interval():
     assert widths[0] > 1.5 * widths[1] > 2 * widths[2]
 
 
-def test_pairing_by_turn_cancels_a_drift_that_pairing_by_block_cannot():
+def test_pairing_by_repetition_cancels_a_drift_that_pairing_by_block_cannot():
     drift = [1.0, 0.5, 2.0, 0.8]
-    baseline = {block: {turn: (100 * drift[turn], 1.0) for turn in range(4)} for block in range(3)}
-    candidate = {block: {turn: (110 * drift[turn], 1.0) for turn in (0, 1, 2)} for block in range(3)}  # turn 3 was lost
-    by_turn = paired_ratio(baseline, candidate, dict.fromkeys(range(3), True))
-    assert by_turn.median == pytest.approx(1.1)
-    assert by_turn.ci_low == pytest.approx(1.1)
+    baseline = {block: {repetition: (100 * drift[repetition], 1.0) for repetition in range(4)} for block in range(3)}
+    # Repetition 3 was lost.
+    candidate = {block: {number: (110 * drift[number], 1.0) for number in (0, 1, 2)} for block in range(3)}
+    by_repetition = paired_ratio(baseline, candidate, dict.fromkeys(range(3), True))
+    assert by_repetition.median == pytest.approx(1.1)
+    assert by_repetition.ci_low == pytest.approx(1.1)
     assert paired_ratio(baseline, candidate).median != pytest.approx(1.1, rel=0.01)
 
 
 @given(VALUES, VALUES, st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired):
-    by_turn = dict.fromkeys(range(10), paired)
-    ratio, swapped = paired_ratio(first, second, by_turn), paired_ratio(second, first, by_turn)
+    by_repetition = dict.fromkeys(range(10), paired)
+    ratio, swapped = paired_ratio(first, second, by_repetition), paired_ratio(second, first, by_repetition)
     if ratio is None:
         assert swapped is None
         return
@@ -85,8 +89,8 @@ def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired
 @settings(max_examples=50, deadline=None)
 def test_scaling_all_values_scales_the_estimate(values, factor):
     scaled = {
-        block: {turn: (amount * factor, per) for turn, (amount, per) in turns.items()}
-        for block, turns in values.items()
+        block: {repetition: (amount * factor, per) for repetition, (amount, per) in repetitions.items()}
+        for block, repetitions in values.items()
     }
     first, second = estimate(values), estimate(scaled)
     assert second.median == pytest.approx(first.median * factor)
@@ -97,11 +101,13 @@ def test_scaling_all_values_scales_the_estimate(values, factor):
 
 @given(VALUES, VALUES, st.randoms())
 @settings(max_examples=50, deadline=None)
-def test_the_order_of_blocks_and_turns_does_not_matter(first, second, random):
+def test_the_order_of_blocks_and_repetitions_does_not_matter(first, second, random):
     def shuffled(values):
         blocks = list(values.items())
         random.shuffle(blocks)
-        return {block: dict(random.sample(list(turns.items()), len(turns))) for block, turns in blocks}
+        return {
+            block: dict(random.sample(list(repetitions.items()), len(repetitions))) for block, repetitions in blocks
+        }
 
     assert paired_ratio(first, second) == paired_ratio(shuffled(first), shuffled(second))
 
@@ -131,9 +137,12 @@ def test_student_quantiles_match_published_tables(probability, freedom, quantile
 
 
 def test_a_cost_that_comes_in_bursts_counts_in_full():
-    """One turn of eight is nine times as long (a long document): the median turn would not know of it."""
+    """One repetition of eight is nine times as long (a long document): the median repetition would not know of it."""
     steady = {block: dict.fromkeys(range(8), (100.0, 1.0)) for block in range(3)}
-    bursty = {block: {turn: (100.0, 9.0 if turn == block else 1.0) for turn in range(8)} for block in range(3)}
+    bursty = {
+        block: {repetition: (100.0, 9.0 if repetition == block else 1.0) for repetition in range(8)}
+        for block in range(3)
+    }
     assert paired_ratio(bursty, steady, dict.fromkeys(range(3), True)).median == pytest.approx(2.0)
     assert estimate(bursty).median == pytest.approx(50.0)
 

@@ -67,10 +67,10 @@ def test_a_study_leaves_what_the_contract_says(tmp_path: Path, interleave: str) 
         assert run.record.config["seed"] == run.record.block  # every block sees other documents
         measured = [row for row in rows if not row["warmup"]]
         assert len(measured) == 6
-        turns = 2 if interleave == "slices" else 1
-        assert {row["turn"] for row in measured} == set(range(turns))
+        repetitions = 2 if interleave == "slices" else 1
+        assert {row["turn"] for row in measured} == set(range(repetitions))
         settle = 3 if run.record.arm == "tokens" else 1  # workers x prefetch + 1
-        assert len(rows) == 1 + turns * settle + 6
+        assert len(rows) == 1 + repetitions * settle + 6
         assert all(row["loss"] is not None for row in rows)
         assert run.samples is not None
         assert run.spans is not None

@@ -18,10 +18,10 @@ BASE, TWIN, HEAD = "x@base", "x@base+a-a", "x@head"
 def steps_table(
     step_ms: np.ndarray, warmup_ms: float = 0.0, warmups: int = 0, tokenize_ms: float = 1.0, hidden: bool = False
 ) -> pa.Table:
-    """``step_ms``: (turns, steps) wall times. Each turn begins with ``warmups`` unmeasured steps of ``warmup_ms``."""
+    """``step_ms``: (repetitions, steps) wall times. Each repetition begins with ``warmups`` steps of ``warmup_ms``."""
     rows: dict[str, list[Any]] = {name: [] for name, _ in STEP_COLUMNS}
     clock = 0
-    for turn, times in enumerate(step_ms):
+    for repetition, times in enumerate(step_ms):
         for place, wall in enumerate([*[warmup_ms] * warmups, *times]):
             wall_ns = round(wall * MS)
             spent = dict.fromkeys(PHASES, 0)
@@ -29,7 +29,7 @@ def steps_table(
             spent["fetch"] = 0 if hidden else min(tokenize_ns, wall_ns)
             spent["forward"] = wall_ns - spent["fetch"]
             values = {
-                "step": len(rows["step"]), "turn": turn, "warmup": place < warmups, "start_ns": clock,
+                "step": len(rows["step"]), "turn": repetition, "warmup": place < warmups, "start_ns": clock,
                 "wall_ns": wall_ns, **{f"{phase}_ns": value for phase, value in spent.items()},
                 "exposed_tokenize_ns": 0 if hidden else tokenize_ns, "hidden_tokenize_ns": tokenize_ns if hidden else 0,
                 "tokens": 256, "trained_tokens": 200, "samples": 2,
@@ -52,13 +52,13 @@ def run(arm: str, block: int, steps: pa.Table | None, **record: Any) -> RunData:
 
 
 def study(
-    change: float = 0.0, blocks: int = 9, turns: int = 8, seed: int = 0, spread: float = 0.002, **head: Any
+    change: float = 0.0, blocks: int = 9, repetitions: int = 8, seed: int = 0, spread: float = 0.002, **head: Any
 ) -> tuple[StudyRecord, list[RunData]]:
     """A comparison in which the head takes ``change`` longer. ``head``: further settings of its tables."""
     generator = np.random.default_rng(seed)
     runs = []
     for block in range(blocks):
-        documents = 10 * np.exp(generator.normal(0, 0.2, (turns, 4)))  # the same for every side
+        documents = 10 * np.exp(generator.normal(0, 0.2, (repetitions, 4)))  # the same for every side
         for arm in (BASE, TWIN, HEAD):
             noise = np.exp(generator.normal(0, spread) + generator.normal(0, 0.01, documents.shape))
             longer = 1 + change if arm == HEAD else 1.0

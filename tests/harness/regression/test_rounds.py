@@ -36,7 +36,7 @@ def test_a_burst_of_documents_hits_both_sides_and_says_nothing() -> None:
 
 
 def test_only_the_declared_window_counts() -> None:
-    """A first step of three seconds, and every settling step of a turn, lie outside of it."""
+    """A first step of three seconds, and every warm-up step of a repetition, lie outside of it."""
     base = rounds(run("a", 0, steps_table(STEPS, warmup_ms=10, warmups=2)))
     head = rounds(run("a", 0, steps_table(STEPS, warmup_ms=3000, warmups=2)))
     assert base is not None
@@ -51,7 +51,7 @@ def test_hidden_work_of_a_stage_counts_as_its_work() -> None:
     assert typical_log(base, head) == 0
 
 
-def test_a_run_without_turns_is_cut_into_rounds_that_a_pause_cannot_move() -> None:
+def test_a_run_without_repetitions_is_cut_into_rounds_that_a_pause_cannot_move() -> None:
     flat = np.full((1, 48), 10.0)
     paused = flat.copy()
     paused[0, 7] += 3000
@@ -76,7 +76,7 @@ def test_sides_with_unequal_rounds_are_compared_by_their_own_medians() -> None:
     assert typical_log(base, head) == pytest.approx(math.log(1.1), abs=1e-6)
 
 
-def test_a_twin_that_took_the_same_turns_counts_as_the_baseline_once_more() -> None:
+def test_a_control_that_took_the_same_repetitions_counts_as_the_baseline_once_more() -> None:
     """A jump of the machine under one of the two does not move the value; a twin of another session is left out."""
     jumped = STEPS.copy()
     jumped[:5] *= 1.7

@@ -99,7 +99,7 @@ def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Suite) 
     benchmarks = {one["name"]: one for one in json.loads((suite / "found.json").read_text())["benchmarks"]}
     found = benchmarks["test_plain"]
     assert found["stats"]["mean"] == pytest.approx(0.0025, abs=0.001)
-    assert found["stats"]["rounds"] >= 4 * 6  # blocks and turns
+    assert found["stats"]["rounds"] >= 4 * 6  # blocks and repetitions
     info = found["extra_info"]
     assert info["verdict"] == "faster"
     assert info["emulated"]

@@ -1,4 +1,4 @@
-"""Counters stand where their time began, and at nothing while a run stood still between turns."""
+"""Counters stand where their time began, and at nothing while a run stood still between repetitions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tests.harness.regression.tables import MS, run, steps_table
 from tests.harness.timeline import tables
 
 PAUSE = 5_000 * MS
-LENGTH = 400 * MS  # of a turn's measured steps
+LENGTH = 400 * MS  # of a repetition's measured steps
 
 
-def two_turns(*rows: tuple[int, str, str, float, str], warmups: int = 0) -> RunData:
-    """Two turns of four measured steps of 100 ms after ``warmups`` of 50 ms, PAUSE between them.
+def two_repetitions(*rows: tuple[int, str, str, float, str], warmups: int = 0) -> RunData:
+    """Two repetitions of four measured steps of 100 ms after ``warmups`` of 50 ms, PAUSE between them.
 
-    ``rows``: the samples of each turn, their times counted from its first measured step.
+    ``rows``: the samples of each repetition, their times counted from its first measured step.
     """
     steps = steps_table(np.full((2, 4), 100.0), warmup_ms=50.0, warmups=warmups)
     starts = [
-        start + PAUSE * turn for start, turn in zip(*(steps[n].to_pylist() for n in ("start_ns", "turn")), strict=True)
+        start + PAUSE * repetition
+        for start, repetition in zip(*(steps[n].to_pylist() for n in ("start_ns", "turn")), strict=True)
     ]
     steps = steps.set_column(steps.schema.get_field_index("start_ns"), "start_ns", pa.array(starts, pa.int64()))
     first = 50 * MS * warmups
@@ -43,7 +44,7 @@ def test_nothing_is_shown_while_the_run_stood_still() -> None:
         rows.append((t_ns, "host", "interval_s", 0.2, "s"))
         rows.append((t_ns, "host:main", "cpu_cores", float(number), "cores"))
         rows.append((t_ns, "host", "disk_read_bytes", 100.0, "bytes"))
-    found = counters(last_steps(two_turns(*rows), NO_SOURCES, None))
+    found = counters(last_steps(two_repetitions(*rows), NO_SOURCES, None))
     second = LENGTH + PAUSE
     assert found["host:main cpu"] == [
         (0, 1.0), (200 * MS, 2.0), (LENGTH, 0.0), (second, 1.0), (second + 200 * MS, 2.0),
@@ -54,7 +55,7 @@ def test_nothing_is_shown_while_the_run_stood_still() -> None:
     assert [value for _, value in found["host available"]] == [1.0, 1.0]  # a level stays
 
 
-AFTER = LENGTH + MS // 5  # when the last reading of a turn is taken: just after its last step
+AFTER = LENGTH + MS // 5  # when the last reading of a repetition is taken: just after its last step
 ONCE = (
     (AFTER, "host", "interval_s", 0.4, "s"),
     (AFTER, "host:main", "cpu_cores", 0.5, "cores"),
@@ -63,8 +64,8 @@ ONCE = (
 )
 
 
-def test_one_reading_at_the_end_of_a_turn_is_shown_over_the_turn() -> None:
-    run = two_turns(*ONCE)
+def test_one_reading_at_the_end_of_a_repetition_is_shown_over_it() -> None:
+    run = two_repetitions(*ONCE)
     second = LENGTH + PAUSE
     shown = last_steps(run, NO_SOURCES, 20)
     assert shown.extent == (second, second + LENGTH)
@@ -78,8 +79,8 @@ def test_one_reading_at_the_end_of_a_turn_is_shown_over_the_turn() -> None:
     assert counters(last_steps(run, NO_SOURCES, 2)) == {name: [(last_two, found[name][0][1])] for name in found}
 
 
-def test_one_reading_in_each_turn_leaves_the_time_between_them_at_nothing() -> None:
-    found = counters(last_steps(two_turns(*ONCE), NO_SOURCES, None))
+def test_one_reading_in_each_repetition_leaves_the_time_between_them_at_nothing() -> None:
+    found = counters(last_steps(two_repetitions(*ONCE), NO_SOURCES, None))
     second = LENGTH + PAUSE
     assert found == {
         "host:main cpu": [(0, 0.5), (LENGTH, 0.0), (second, 0.5)],
@@ -89,7 +90,7 @@ def test_one_reading_in_each_turn_leaves_the_time_between_them_at_nothing() -> N
 
 
 def test_a_mean_tells_of_measured_steps_and_a_level_of_the_warmup_before_them_too() -> None:
-    shown = last_steps(two_turns(*ONCE, warmups=2), NO_SOURCES, 20)
+    shown = last_steps(two_repetitions(*ONCE, warmups=2), NO_SOURCES, 20)
     since, _ = shown.extent
     found = counters(shown)
     assert found["host:main cpu"] == [(since + 100 * MS, 0.5)]
@@ -97,10 +98,10 @@ def test_a_mean_tells_of_measured_steps_and_a_level_of_the_warmup_before_them_to
 
 
 def test_what_was_read_long_before_the_window_is_shown_from_its_beginning() -> None:
-    """Not from the beginning of the turn: that was the time of another reading."""
+    """Not from the beginning of the repetition: that was the time of another reading."""
     rows = [(t_ns, "host", "page_cache_bytes", value, "bytes") for t_ns, value in ((100 * MS, 1.0), (200 * MS, 2.0))]
     rows += [(t_ns, "host:main", "cpu_cores", value, "cores") for t_ns, value in ((100 * MS, 0.1), (AFTER, 0.2))]
-    shown = last_steps(two_turns(*rows), NO_SOURCES, 1)
+    shown = last_steps(two_repetitions(*rows), NO_SOURCES, 1)
     assert counters(shown) == {
         "host page_cache": [(shown.extent[0], 2.0)],
         "host:main cpu": [(shown.extent[0], 0.2)],

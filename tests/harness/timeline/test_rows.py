@@ -61,7 +61,7 @@ def test_samples_become_counters_by_source_and_metric_with_their_unit():
     )
     process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
     assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
-        ("host page_cache", "bytes", [(start, 1.5)]),  # what was read once in the turn is shown from its beginning
+        ("host page_cache", "bytes", [(start, 1.5)]),  # read once: shown from the repetition's beginning
         ("nvml:0 power", "W", [(start + 1, 300.0), (start + 2, 301.0)]),
     ]
 

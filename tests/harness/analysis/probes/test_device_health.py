@@ -45,7 +45,7 @@ def test_energy_per_token_is_joules_of_measured_steps_over_their_tokens() -> Non
 
 
 def test_a_card_that_was_lost_has_used_no_less_per_token() -> None:
-    """100 J for each of two turns of 2 steps; of the second turn only a reading on the way, or none at all."""
+    """100 J for each of two repetitions of 2 steps; of the second only a reading on the way, or none at all."""
     whole = run({"energy_j": [100.0, 100.0]}, steps=4)
     assert whole.steps is not None
     for name, values in (("turn", [0, 0, 0, 1, 1]), ("start_ns", [-10, -9, -8, 1, 5])):
@@ -53,7 +53,8 @@ def test_a_card_that_was_lost_has_used_no_less_per_token() -> None:
         whole.steps = whole.steps.set_column(
             index, whole.steps.field(index), pa.array(values, whole.steps.field(index).type)
         )
-    (health,) = device_health({"arm": [whole]})  # read at 0 ns and at 1 ns: the second turn's last step began at 5 ns
+    # Read at 0 ns and at 1 ns: the second repetition's last step began at 5 ns.
+    (health,) = device_health({"arm": [whole]})
     assert health.joules_per_token == pytest.approx(100 / 200)
 
 

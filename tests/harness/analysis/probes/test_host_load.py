@@ -125,8 +125,8 @@ def test_the_most_that_others_used_is_over_windows_long_enough_to_count_ticks() 
         return host_load({"arm": [run(*readings)]})[0].other_cores_max
 
     assert most(reading(0.04, others_cpu_s=0.08), reading(1.0, others_cpu_s=0.3)) == pytest.approx(0.3)
-    turn = reading(0.04, others_cpu_s=0.08, other_cpu_cores=0.4)  # of turns put together
-    assert most(turn) == pytest.approx(0.4)
+    repetition = reading(0.04, others_cpu_s=0.08, other_cpu_cores=0.4)  # of repetitions put together
+    assert most(repetition) == pytest.approx(0.4)
     assert most(reading(0.04, others_cpu_s=0.08)) is None
     assert most(reading(1.0, main__cpu_s=1.0, others_cpu_s=-0.01)) == 0.0
 

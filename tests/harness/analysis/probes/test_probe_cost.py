@@ -19,7 +19,7 @@ from harness.study.records import ArmRecord
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build
 
-QUIET = {"day": 0.1, "block": 1e-4, "turn": 1e-3, "step": 1e-3}
+QUIET = {"day": 0.1, "block": 1e-4, "repetition": 1e-3, "step": 1e-3}
 
 
 def study(problems: dict[str, list[str]] | None = None, **probes: Any) -> StudyReport:

@@ -64,7 +64,7 @@ class Truth:
     per_batch: int = 2  # documents that the costs above are for
     warmup: int = 6
     steps: int = 60
-    turns: int = 1
+    repetitions: int = 1
     lead: float = 30.0  # that the workers have before the loop begins
     seed: int = 0
 
@@ -211,14 +211,16 @@ class _Rank:
                 yield from self.drain()
 
     def plan(self) -> list[bool]:
-        """Of every step whether it is warmup: those at the start, and at the start of each turn."""
+        """Of every step whether it is warmup: those at the start, and at the start of each repetition."""
         settle = self.t.workers * self.t.prefetch + 1
-        return [True] * self.t.warmup + ([True] * settle + [False] * (self.t.steps // self.t.turns)) * self.t.turns
+        return [True] * self.t.warmup + (
+            [True] * settle + [False] * (self.t.steps // self.t.repetitions)
+        ) * self.t.repetitions
 
     def pauses(self) -> list[int]:
-        """Steps before which the run is stopped where it stands: the first of each turn."""
-        turn = (len(self.plan()) - self.t.warmup) // self.t.turns
-        return [self.t.warmup + turn * k for k in range(self.t.turns)]
+        """Steps before which the run is stopped where it stands: the first of each repetition."""
+        repetition = (len(self.plan()) - self.t.warmup) // self.t.repetitions
+        return [self.t.warmup + repetition * k for k in range(self.t.repetitions)]
 
 
 def run(truth: Truth, *, arm: str = "a", block: int = 0, **facts: Any) -> RunData:

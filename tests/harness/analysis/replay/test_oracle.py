@@ -52,7 +52,7 @@ def pipelines(draw: st.DrawFn) -> Truth:
         sync=draw(st.booleans()),
         accumulation=draw(st.integers(1, 2)),
         log_every=draw(st.integers(2, 7)),
-        turns=draw(st.sampled_from([1, 4])),
+        repetitions=draw(st.sampled_from([1, 4])),
         steps=100,
         seed=draw(st.integers(0, 10_000)),
     )

@@ -53,8 +53,8 @@ def test_inline_what_no_stage_covers_is_the_remainder() -> None:
 
 
 def test_a_batch_whose_worker_was_stopped_is_mended_by_its_cpu_time() -> None:
-    truth = Truth(tokenize=40.0, workers=2, spread=0.5, turns=5, seed=3)
-    together = record(oracle.run(replace(truth, turns=1)))
+    truth = Truth(tokenize=40.0, workers=2, spread=0.5, repetitions=5, seed=3)
+    together = record(oracle.run(replace(truth, repetitions=1)))
     run = oracle.run(truth)
     stages = run.spans.to_pydict()
     stopped = [
@@ -62,7 +62,8 @@ def test_a_batch_whose_worker_was_stopped_is_mended_by_its_cpu_time() -> None:
     ]
     assert stopped, "no builder was stopped half way: this test tests nothing"
     found = record(run)
-    assert [resume.turn for resume in found.resumes.values()] == [False, *[True] * 5]  # the start, and five turns
+    # The start, and five repetitions.
+    assert [resume.repetition for resume in found.resumes.values()] == [False, *[True] * 5]
     worked = [resume.worked_ns for resume in found.resumes.values()]
     assert worked == pytest.approx([truth.lead * MS, *while_the_device_drained(run)], abs=0.15 * MS)
     count = min(len(found.batches), len(together.batches))
@@ -72,7 +73,7 @@ def test_a_batch_whose_worker_was_stopped_is_mended_by_its_cpu_time() -> None:
 
 
 def test_a_sleeping_builder_that_was_stopped_borrows_from_its_neighbour() -> None:
-    run = oracle.run(Truth(tokenize=40.0, workers=2, spread=0.0, turns=5))
+    run = oracle.run(Truth(tokenize=40.0, workers=2, spread=0.0, repetitions=5))
     asleep = run.spans.set_column(
         run.spans.column_names.index("cpu_ns"), "cpu_ns", pa.array([0] * run.spans.num_rows, pa.int64())
     )
@@ -84,14 +85,14 @@ def test_a_sleeping_builder_that_was_stopped_borrows_from_its_neighbour() -> Non
 
 
 def while_the_device_drained(run: RunData) -> list[float]:
-    """By turn, how long the builders went on after the loop stood still: the oracle stops them for 700 ms only."""
+    """By repetition, how long the builders went on after the loop paused: the oracle stops them for 700 ms only."""
     steps = run.steps.to_pydict()
     ends = [start + wall for start, wall in zip(steps["start_ns"], steps["wall_ns"], strict=True)]
     stood = [start - end for start, end in zip(steps["start_ns"][1:], ends, strict=False)]
     return [float(time - 700 * MS) for time in stood if time]
 
 
-def test_programs_of_steps_that_log_and_end_a_turn_are_told_apart() -> None:
+def test_programs_of_steps_that_log_and_end_a_repetition_are_told_apart() -> None:
     truth = Truth(log_every=5, steps=40, warmup=5, workers=0)
     found = record(oracle.run(truth))
     # Warmup, settling and measured steps end with a wait for the device to be no more than a step behind; two of these
@@ -146,7 +147,7 @@ def test_a_run_that_cannot_be_replayed_says_why(lack: str) -> None:
 
 
 def test_tables_without_cpu_time_are_replayed_too() -> None:
-    run = oracle.run(Truth(tokenize=20.0, workers=2, turns=4))
+    run = oracle.run(Truth(tokenize=20.0, workers=2, repetitions=4))
     index = run.spans.column_names.index("cpu_ns")
     untold = run.spans.set_column(index, "cpu_ns", pa.nulls(run.spans.num_rows, pa.int64()))
     assert abs(unedited_error(replace(run, spans=untold))) < 0.02
