@@ -121,12 +121,12 @@ def _nearest(word: str, allowed: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Prints one line, no traceback, for what a user can mend."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    parts = list(sys.argv[1:] if argv is None else argv)
     if sys.stdout is None:  # closed by the caller (>&-): what is printed goes nowhere, and the exit code is the answer
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
-        arguments = _parse(words)
-        status = COMMANDS[arguments.command].function()(arguments, ["harness", *words])
+        arguments = _parse(parts)
+        status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
         print(f"harness: {error}", file=sys.stderr)

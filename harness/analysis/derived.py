@@ -124,9 +124,9 @@ def _columns(steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: 
         idle = device.idle_per_step(step_bounds, device.busy(spans), known)
         pieces = min(len(spans.kernels), len(spans.launches))
         slack, fetched = device.slack(waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], rows)
-        starved = idle.sum(axis=1)
-        found["device_busy_ns"] = pa.array(step_bounds.ends - step_bounds.starts - starved)
-        found["device_starved_ns"] = pa.array(starved)
+        idle_ns = idle.sum(axis=1)
+        found["device_busy_ns"] = pa.array(step_bounds.ends - step_bounds.starts - idle_ns)
+        found["device_starved_ns"] = pa.array(idle_ns)
         found["device_slack_ns"] = pa.array(slack, mask=~fetched)
         found |= {f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)}
         exposed = idle[:, : len(STAGES)]

@@ -163,7 +163,7 @@ def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:
                 name: mean([call.hid_behind.get(name, 0.0) for call in calls])
                 for name in dict.fromkeys(name for call in calls for name in call.hid_behind)
             },
-            starved_ms=mean([call.starved_ms for call in calls]),
+            idle_ms=mean([call.idle_ms for call in calls]),
         )
         for site, calls in by_site.items()
     ]

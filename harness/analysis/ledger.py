@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[np.float64]
-NOTICEABLE = 0.05  # share of a step: less starvation, or less room before it, decides nothing
+NOTICEABLE = 0.05  # share of a step: less idle time, or less room before it, decides nothing
 Bound = Literal["host", "device", "balanced"]
 DERIVED = "derived steps"
 LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
@@ -55,7 +55,7 @@ class RunLedger:
     device_busy_ms: float | None
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
-    starved_ms: dict[str, float]  # starvation by what the host did; without an asynchronous device nothing
+    starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
     loss: float | None
@@ -79,13 +79,13 @@ class RunLedger:
     def bound(self) -> Bound | None:
         """What limits the step; None without an asynchronous device.
 
-        host: the device starves. device: it never does, and the host begins to fetch well before the queue runs dry.
-        balanced: it hardly starves, but there is no room either.
+        host: the device is idle for a noticeable share of the step. device: it is not, and the host begins to fetch
+        well before the queue runs dry. balanced: the device is hardly idle, but there is no room either.
         """
-        starved, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
-        if starved is None or slack is None:
+        idle, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
+        if idle is None or slack is None:
             return None
-        if starved > NOTICEABLE * wall:
+        if idle > NOTICEABLE * wall:
             return "host"
         fetches = int(lookup(self.record.config, "optimizer.accumulation", 1) or 1)
         fetch = self.phase_ms.get("fetch", 0.0) / fetches  # the slack is that of the first

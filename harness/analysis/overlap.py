@@ -28,7 +28,7 @@ class SyncCall:
     blocked_ms: float | None
     hid_ms: float  # host work between it and the next blocking call that ran while the device was busy
     hid_behind: dict[str, float]  # the kernels it ran behind, ms
-    starved_ms: float  # host work in between while the device, drained by this call, had nothing to do
+    idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
 
 
 def hidden_behind(run: RunData) -> dict[str, float]:
@@ -109,7 +109,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
                 hid_behind={
                     name: shared / 1e6 / count for name, one in behind.items() if (shared := int(one[own].sum()))
                 },
-                starved_ms=int((whole - busy)[own].sum()) / 1e6 / count,
+                idle_ms=int((whole - busy)[own].sum()) / 1e6 / count,
             )
         )
     return found

@@ -19,9 +19,9 @@ def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[str]
 ) -> Iterator[FittedReading]:
     """Another peak behind the MFU: solved, then named where a known device has it."""
-    told = witnesses(row, setting)
-    work = common([interval for name, interval in told.items() if name != MFU])
-    if row.mfu_percent is None or setting.peak_flops_per_s is None or len(told) < 2:
+    given = witnesses(row, setting)
+    work = common([interval for name, interval in given.items() if name != MFU])
+    if row.mfu_percent is None or setting.peak_flops_per_s is None or len(given) < 2:
         return
     if work is None:
         excluded.append("no other peak (the figures without MFU disagree already)")
@@ -37,9 +37,9 @@ def peaks_behind(
     if needed.holds(2 * setting.peak_flops_per_s):
         names.append("twice the declared peak, as with 2:4 sparsity")
     names += [f"{name} with 2:4 sparsity" for name in _devices_with(needed / 2, peaks)]
-    words = f"a peak of {needed.middle / 1e12:,.4g} TFLOP/s instead of {setting.peak_flops_per_s / 1e12:,.4g}"
-    words += f": {listing(names)}" if names else " (no known device has it)"
-    yield FittedReading("peak", words, one, needed.middle, needed.low, needed.high, free=not names)
+    text = f"a peak of {needed.middle / 1e12:,.4g} TFLOP/s instead of {setting.peak_flops_per_s / 1e12:,.4g}"
+    text += f": {listing(names)}" if names else " (no known device has it)"
+    yield FittedReading("peak", text, one, needed.middle, needed.low, needed.high, free=not names)
 
 
 def _devices_with(needed: Interval, peaks: Sequence[Peak]) -> list[str]:
@@ -53,24 +53,26 @@ def _devices_with(needed: Interval, peaks: Sequence[Peak]) -> list[str]:
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[FittedReading]:
     """Some figures count real tokens alone, the others all positions: the share of real tokens it would take."""
-    told = witnesses(row, setting) or rates(row, setting)
-    for size in range(1, len(told)):
-        for names in combinations(told, size):
-            real, every = ({name: told[name] for name in told if (name in names) == inside} for inside in (True, False))
+    given = witnesses(row, setting) or rates(row, setting)
+    for size in range(1, len(given)):
+        for names in combinations(given, size):
+            real, every = (
+                {name: given[name] for name in given if (name in names) == inside} for inside in (True, False)
+            )
             first, second = common(list(real.values())), common(list(every.values()))
             if STEP in real or first is None or second is None:  # a step takes the time of all its positions
                 continue
             share = first / second
             if share.low >= 1 or share.overlaps(Interval(1, 1)):
                 continue
-            words = (
+            text = (
                 f"{listing(list(real))} counting real tokens alone and {listing(list(every))} all positions, "
                 f"{_percent(share)} of them real"
             )
             if row.padded is False:
-                excluded.append(f"no padding ({words}: the row is declared free of padding)")
+                excluded.append(f"no padding ({text}: the row is declared free of padding)")
                 continue
-            yield FittedReading("padding", words, setting, share.middle, share.low, min(share.high, 1.0), free=True)
+            yield FittedReading("padding", text, setting, share.middle, share.low, min(share.high, 1.0), free=True)
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
@@ -80,8 +82,8 @@ def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
         return
     apart = rate[TOKENS].middle / rate[STEP].middle - 1
     if abs(apart) <= AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
-        words = f"tokens/s averaged over other steps than this step time ({apart:+.2%})".replace("%", " %")
-        yield FittedReading("average", words, setting, apart, free=True)
+        text = f"tokens/s averaged over other steps than this step time ({apart:+.2%})".replace("%", " %")
+        yield FittedReading("average", text, setting, apart, free=True)
 
 
 def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
@@ -89,9 +91,9 @@ def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
         return
     if fits(replace(row, duration_s=None), setting):
         needed = row.duration_s.interval / row.steps
-        words = f"a step of {span(needed * 1e3)} ms, or fewer steps (the duration is too short for them)"
+        text = f"a step of {span(needed * 1e3)} ms, or fewer steps (the duration is too short for them)"
         yield FittedReading(
-            "duration", words, setting, needed.middle * 1e3, needed.low * 1e3, needed.high * 1e3, free=True
+            "duration", text, setting, needed.middle * 1e3, needed.low * 1e3, needed.high * 1e3, free=True
         )
 
 

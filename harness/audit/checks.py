@@ -98,26 +98,26 @@ def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 def fits(row: AuditRow, setting: Setting) -> bool:
     """Whether nothing that is printed contradicts anything else; true also where there is nothing to compare."""
     rate = list(rates(row, setting).values())
-    told = list(witnesses(row, setting).values())
+    given = list(witnesses(row, setting).values())
     duration = _duration(row, setting)
     return (
         (not rate or common(rate) is not None)
-        and (not told or common(told) is not None)
+        and (not given or common(given) is not None)
         and (duration is None or duration.status != "inconsistent")
     )
 
 
 def checks(row: AuditRow, setting: Setting) -> list[AuditCheck]:
     """Every pair of figures that the row gives, and why others are not checkable."""
-    told = witnesses(row, setting)
+    given = witnesses(row, setting)
     found = []
     for first, second in combinations((TOKENS, STEP, TFLOPS, MFU), 2):
         if {first, second} == {TOKENS, STEP}:
             rate = rates(row, setting)  # needs neither the shape nor the peak
             if len(rate) == 2:
                 found.append(_compare(f"{first} against {second}", rate[first], rate[second]))
-        elif first in told and second in told and not (first == STEP and TOKENS in told):
-            found.append(_compare(f"{first} against {second}", told[first], told[second]))
+        elif first in given and second in given and not (first == STEP and TOKENS in given):
+            found.append(_compare(f"{first} against {second}", given[first], given[second]))
     found += [AuditCheck(name, "not checkable", reasons=reasons) for name, reasons in _missing(row, setting)]
     duration = _duration(row, setting)
     return found if duration is None else [*found, duration]

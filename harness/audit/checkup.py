@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.audit import words
+from harness.audit import sentences
 from harness.audit.checks import (
     MFU,
     TFLOPS,
@@ -37,7 +37,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     formulas = _formulas(table, known)
     palm = known[0] if known else None
     # The table's own way of counting: another than PaLM's only where it explains more rows.
-    usual = max(known, key=lambda one: len(formulas[one.words].rows), default=None)
+    usual = max(known, key=lambda one: len(formulas[one.text].rows), default=None)
     readings: dict[str, list[FittedReading]] = {}
     excluded: dict[str, list[str]] = {}
     found: dict[str, list[AuditCheck]] = {}
@@ -52,26 +52,26 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         audited.append(_row(row, setting, found[row.name], readings[row.name], excluded[row.name], formulas))
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
     compared = [
-        replace(gain, sentence=words.gain_sentence(gain, table, reason))
+        replace(gain, sentence=sentences.gain_sentence(gain, table, reason))
         for gain, reason in gains(table, {row.name: row.incomparable for row in audited})
     ]
     fitted = fits_by_kind(table, palm, doubtful)
-    evidence = [words.clue_evidence(clue) for clue in clues(table, palm, readings, fitted)]
-    supported = {one.row: one.reading for one in evidence if one.supports}
+    supports = [sentences.clue_support(clue) for clue in clues(table, palm, readings, fitted)]
+    supported = {one.row: one.reading for one in supports if one.supports}
     moved = traffic(table) if fitted else None
     return Audit(
         table.title,
         table.source,
         table.declared.notes,
-        [words.rows_line(audited, supported), words.gains_line(compared, table.noise is not None)],
+        [sentences.rows_line(audited, supported), sentences.gains_line(compared, table.noise is not None)],
         audited,
         [one for one in formulas.values() if one.rows],
-        words.formula_sentence(list(formulas.values())),
+        sentences.formula_sentence(list(formulas.values())),
         compared,
-        words.unexplained_sentence(unexplained(compared), compared),
+        sentences.unexplained_sentence(unexplained(compared), compared),
         fitted,
-        None if moved is None else replace(moved, assumption=words.traffic_assumption(table)),
-        evidence,
+        None if moved is None else replace(moved, assumption=sentences.traffic_assumption(table)),
+        supports,
     )
 
 
@@ -79,13 +79,13 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
     """For every convention, the rows that it makes consistent, of those in which FLOPs per token decide anything."""
     rows = []
     for row in table.rows:
-        told = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
-        if set(told) & {TFLOPS, MFU} and set(told) - {TFLOPS, MFU}:
+        given = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
+        if set(given) & {TFLOPS, MFU} and set(given) - {TFLOPS, MFU}:
             rows.append(row)
     length = table.declared.sequence_length or next((row.sequence_length for row in rows if row.sequence_length), 0)
     return {
-        one.words: Formula(
-            one.words,
+        one.text: Formula(
+            one.text,
             one.flops_per_token(length) / 1e9,
             [row.name for row in rows if fits(row, setting_of(row, table.declared, one))],
             len(rows),
@@ -96,7 +96,7 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
 
 def _lonely(one: FittedReading, formulas: dict[str, Formula]) -> bool:
     """A formula that no other row needs comes after readings that concern this row alone."""
-    formula = formulas.get(one.setting.convention.words) if one.setting.convention is not None else None
+    formula = formulas.get(one.setting.convention.text) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
 
@@ -110,7 +110,7 @@ def _readings(
     if usual is None or usual == setting.convention or fits(row, replace(setting, convention=usual)):
         return first.fits, first.excluded
     second = [
-        replace(one, words=f"{one.words}, with FLOPs counted as in other rows ({usual.words})", changes=2)
+        replace(one, text=f"{one.text}, with FLOPs counted as in other rows ({usual.text})", changes=2)
         for one in search(row, replace(setting, convention=usual), known, peaks).fits
         if one.kind != "formula" and one.changes == 1
     ]
@@ -132,9 +132,9 @@ def _row(
     elif any(check.status == "consistent" for check in found):
         status = "consistent"
     step = step_s(row, setting)
-    told = witnesses(row, setting)
-    work = told.get(TFLOPS) or told.get(MFU)
-    implied = _implied(work, told, setting)
+    given = witnesses(row, setting)
+    work = given.get(TFLOPS) or given.get(MFU)
+    implied = _implied(work, given, setting)
     expected = setting.flops_per_token
     as_declared = None
     if work is not None and expected is not None and any(one.kind == "sequence" for one in readings):
@@ -152,12 +152,12 @@ def _row(
         as_declared,
         "",
     )
-    return replace(result, sentence=words.row_sentence(result, setting, implied, formulas, _alike(readings)))
+    return replace(result, sentence=sentences.row_sentence(result, setting, implied, formulas, _alike(readings)))
 
 
-def _implied(work: Interval | None, told: dict[str, Interval], setting: Setting) -> Interval | None:
+def _implied(work: Interval | None, given: dict[str, Interval], setting: Setting) -> Interval | None:
     """FLOPs per token that the row's own figures amount to."""
-    rate = next((told[name] for name in told if name not in (TFLOPS, MFU)), None)
+    rate = next((given[name] for name in given if name not in (TFLOPS, MFU)), None)
     if work is None or rate is None or setting.flops_per_token is None:
         return None
     return work * setting.flops_per_token / rate
@@ -166,7 +166,7 @@ def _implied(work: Interval | None, told: dict[str, Interval], setting: Setting)
 def _named(one: FittedReading) -> NamedReading:
     flops = one.setting.flops_per_token if one.kind in ("formula", "sequence") else None
     return NamedReading(
-        one.kind, one.words, one.value, one.low, one.high, None if flops is None else flops / 1e9, one.free, one.changes
+        one.kind, one.text, one.value, one.low, one.high, None if flops is None else flops / 1e9, one.free, one.changes
     )
 
 

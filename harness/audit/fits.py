@@ -1,6 +1,6 @@
 """Fits step time = fixed + per sample x batch size to rows of several batch sizes: an inference from the table.
 
-Numbers only; harness.audit.words makes the sentences.
+Numbers only; harness.audit.sentences makes the sentences.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class FitEvidence:
+class ReadingSupport:
     """What else in the table speaks for or against a reading of a row."""
 
     row: str

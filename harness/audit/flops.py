@@ -11,14 +11,14 @@ from trainer.model import Shape
 PALM = "as PaLM does"
 Attention = Literal["full", "half", "none"]
 _ATTENTION_FACTOR = {"full": 12.0, "half": 6.0, "none": 0.0}
-_ATTENTION_WORDS = {"full": "", "half": "with causal attention (half of it)", "none": "without attention"}
+_ATTENTION_TEXTS = {"full": "", "half": "with causal attention (half of it)", "none": "without attention"}
 
 
 @dataclass(frozen=True)
 class Convention:
-    """6 x ``weights`` + attention. ``words`` ends "FLOPs counted …" and says how it differs from PaLM's formula."""
+    """6 x ``weights`` + attention. ``text`` ends "FLOPs counted …" and says how it differs from PaLM's formula."""
 
-    words: str
+    text: str
     weights: int
     attention: Attention
     attention_per_position: float
@@ -39,18 +39,18 @@ def conventions(shape: Shape) -> list[Convention]:
     """
     found: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
-    for words, weights in _weights(shape).items():
-        for attention, said in _ATTENTION_WORDS.items():
-            name = " and ".join(part for part in (words, said) if part) or PALM
+    for text, weights in _weights(shape).items():
+        for attention, counted in _ATTENTION_TEXTS.items():
+            name = " and ".join(part for part in (text, counted) if part) or PALM
             one = Convention(name, weights, attention, _ATTENTION_FACTOR[attention] * per_position)  # type: ignore[arg-type]
             if all((one.weights, one.attention) != (other.weights, other.attention) for other in found):
                 found.append(one)
     assert found[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # one formula, not two that drift apart
-    return sorted(found, key=lambda one: one.words != PALM)
+    return sorted(found, key=lambda one: one.text != PALM)
 
 
 def _weights(shape: Shape) -> dict[str, int]:
-    """Words -> parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
+    """Text -> parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
     lookups = shape.positions * shape.width if shape.family == "gpt2" else embedding

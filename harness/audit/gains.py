@@ -1,6 +1,6 @@
 """Judges published gains: the ceiling that the isolated figures allow, and whether noise could have made the gain.
 
-Numbers and kinds only; harness.audit.words makes the sentences.
+Numbers and kinds only; harness.audit.sentences makes the sentences.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from harness.audit.table import AuditRow, Peak
 
 @dataclass(frozen=True)
 class Search:
-    """Readings that fit, and in words what was tried and does not."""
+    """Readings that fit, and as text what was tried and does not."""
 
     fits: list[FittedReading]
     excluded: list[str]
@@ -51,7 +51,7 @@ def _formulas(
         excluded.append("no other way to count FLOPs per token")
     for one in hits:
         assert one.convention is not None
-        yield FittedReading("formula", f"FLOPs counted {one.convention.words}", one)
+        yield FittedReading("formula", f"FLOPs counted {one.convention.text}", one)
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:
@@ -65,5 +65,5 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
             *devices(row, base, ignored),
             *averages(row, base),
         ):
-            words = f"{second.words}, and FLOPs counted {one.words}"
-            yield replace(second, words=words, changes=2)
+            text = f"{second.text}, and FLOPs counted {one.text}"
+            yield replace(second, text=text, changes=2)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from harness.audit.fits import Fit, Traffic
 from harness.audit.gains import Gain
 from harness.audit.result import Audit, RowAudit
+from harness.audit.sentences import short
 from harness.audit.table import AuditRow, Declared, Table
-from harness.audit.words import short
 from harness.report.tables import NOT_MEASURED, safe, table
 from harness.report.words import count, listing, percent
 from trainer.devices.flops import parameters
@@ -39,7 +39,7 @@ def as_text(audit: Audit, published: Table) -> str:
 
 def _declared(declared: Declared) -> str:
     """What the table says of itself, and what it does not."""
-    said = {
+    declared_texts = {
         "model": declared.shape
         and f"{parameters(declared.shape) / 1e6:,.1f} million parameters ({declared.shape.family})",
         "sequence length": declared.sequence_length and f"sequence length {declared.sequence_length:,}",
@@ -47,8 +47,8 @@ def _declared(declared: Declared) -> str:
         "peak": declared.peak_flops_per_s and f"peak {declared.peak_flops_per_s / 1e12:,.6g} TFLOP/s a device",
         "dtype": declared.dtype,
     }
-    missing = [name for name, text in said.items() if not text]
-    text = f"Declared: {', '.join(safe(str(text)) for text in said.values() if text) or 'nothing'}"
+    missing = [name for name, text in declared_texts.items() if not text]
+    text = f"Declared: {', '.join(safe(str(text)) for text in declared_texts.values() if text) or 'nothing'}"
     return f"{text}; not declared for all rows: {', '.join(missing)}." if missing else f"{text}."
 
 
@@ -66,13 +66,13 @@ def _rows(audit: Audit, published: Table) -> str:
     printed = {row.name: row for row in published.rows}
     header = ["row", "tokens/s", "MFU %", "TFLOP/s", "step ms", "GFLOP/token", "shape says", "verdict"]
     lines = [_cells(row, printed[row.name]) for row in audit.rows]
-    said = []
+    texts = []
     for row in audit.rows:
         about = printed[row.name]
         aside = "".join(f" *{safe(text.strip())}*" for text in (about.note, about.source) if text)
-        said.append(f"- **{safe(row.name)}**: {safe(row.sentence)}{aside}")
+        texts.append(f"- **{safe(row.name)}**: {safe(row.sentence)}{aside}")
     formula = f"\n\n{audit.formula_sentence}" if audit.formula_sentence else ""
-    return f"## Rows\n\n{table(header, lines)}{formula}\n\n" + "\n".join(said)
+    return f"## Rows\n\n{table(header, lines)}{formula}\n\n" + "\n".join(texts)
 
 
 def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
@@ -108,9 +108,9 @@ def _gains(audit: Audit) -> str:
         "verdict",
     ]
     lines = [_gain_cells(gain) for gain in audit.gains]
-    said = "\n".join(f"- {safe(gain.sentence)}" for gain in audit.gains)
+    texts = "\n".join(f"- {safe(gain.sentence)}" for gain in audit.gains)
     scatter = f"\n\n{audit.gains_sentence}" if audit.gains_sentence else ""
-    return f"## Ceilings and gains\n\n{table(header, lines)}\n\n{said}{scatter}"
+    return f"## Ceilings and gains\n\n{table(header, lines)}\n\n{texts}{scatter}"
 
 
 def _gain_cells(gain: Gain) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.audit.checks import AuditCheck, AuditStatus
-from harness.audit.fits import Fit, FitEvidence, Traffic
+from harness.audit.fits import Fit, ReadingSupport, Traffic
 from harness.audit.gains import Gain
 
 
@@ -69,4 +69,4 @@ class Audit:
     gains_sentence: str | None
     fits: list[Fit]
     traffic: Traffic | None
-    evidence: list[FitEvidence]
+    evidence: list[ReadingSupport]

@@ -31,14 +31,14 @@ def _text(value: Any) -> str:
 
 def _fractions(value: Any) -> tuple[float, float]:
     """``0.01``, or ``[0.01, 0.03]``; both as text."""
-    said = "must be a fraction or a range [from, to] between 0 and 1; for 1 to 3 %: [0.01, 0.03]"
+    message = "must be a fraction or a range [from, to] between 0 and 1; for 1 to 3 %: [0.01, 0.03]"
     ends = value if isinstance(value, list) else [value, value]
     try:
         low, high = (float(end) for end in ends)
     except (TypeError, ValueError) as error:
-        raise ValueError(said) from error
+        raise ValueError(message) from error
     if not 0 < low <= high < 1:
-        raise ValueError(said)
+        raise ValueError(message)
     return low, high
 
 
@@ -52,7 +52,7 @@ AFigure = Annotated[AuditedFigure, BeforeValidator(_figure)]
 ADuration = Annotated[AuditedFigure, BeforeValidator(_duration)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
 PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Words = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
 
 
 class _AuditSection(BaseModel):
@@ -62,7 +62,7 @@ class _AuditSection(BaseModel):
 class ModelSection(_AuditSection):
     """The model's shape: a preset of the trainer, or all dimensions, or a preset with dimensions overridden."""
 
-    preset: Words | None = None
+    preset: Text | None = None
     family: Literal["gpt2", "llama"] | None = None
     """gpt2: learned positions, tied output projection, biases; llama: none of these, and a gated feed-forward."""
     layers: PositiveCount | None = None
@@ -80,7 +80,7 @@ class ModelSection(_AuditSection):
 class OptimizerSection(_AuditSection):
     """What is needed to count the optimizer's memory traffic."""
 
-    name: Words | None = None
+    name: Text | None = None
     fused: bool
     bytes_per_value: PositiveCount
     """Of an element of weight, gradient and moment: 2 for pure bf16, 4 for fp32."""
@@ -97,18 +97,18 @@ class DeclaredSection(_AuditSection):
     """Devices that share the work; default 1."""
     peak_flops_per_s: PositiveRate | None = None
     """Dense peak of one device, as the publication used it for MFU."""
-    dtype: Words | None = None
+    dtype: Text | None = None
     optimizer: OptimizerSection | None = None
-    notes: Words | None = None
+    notes: Text | None = None
 
 
 class RowSection(_AuditSection):
     """One row; figures with the digits that were printed (~300: rounded; 48-49: a range)."""
 
-    name: Words
-    kind: Words | None = None
+    name: Text
+    kind: Text | None = None
     """Rows of one kind differ in batch size alone."""
-    data: Words | None = None
+    data: Text | None = None
     """A key of isolated_ms_per_sample: this row's data path."""
     batch_size: PositiveCount | None = None
     """Samples per device and optimizer step."""
@@ -129,8 +129,8 @@ class RowSection(_AuditSection):
     steps: PositiveCount | None = None
     duration: ADuration | None = None
     """Of all ``steps``: 94.3 min, ~4 days."""
-    source: Words | None = None
-    note: Words | None = None
+    source: Text | None = None
+    note: Text | None = None
 
 
 class NoiseSection(_AuditSection):
@@ -138,14 +138,14 @@ class NoiseSection(_AuditSection):
 
     fraction: Annotated[tuple[float, float], BeforeValidator(_fractions)]
     """One number, or [from, to]."""
-    source: Words
+    source: Text
 
 
 class Published(_AuditSection):
     """The file."""
 
-    title: Words
-    source: Words
+    title: Text
+    source: Text
     declared: DeclaredSection = DeclaredSection()
     isolated_ms_per_sample: dict[str, AFigure] = {}
     """Milliseconds per sample of each data path measured by itself."""

@@ -26,7 +26,7 @@ class FittedReading:
     """One reading that fits. ``free``: it has a parameter that can fit any figure, so fitting proves little."""
 
     kind: UnknownKind
-    words: str
+    text: str
     setting: Setting
     value: float | None = None
     low: float | None = None
@@ -40,10 +40,10 @@ def sequences(
     row: AuditRow, setting: Setting, excluded: list[str], powers_only: bool = False
 ) -> Iterator[FittedReading]:
     """The most plausible other sequence length, with what else the digits allow."""
-    told = list(_sequence_intervals(row, setting))
-    allowed = common(told)
+    given = list(_sequence_intervals(row, setting))
+    allowed = common(given)
     if allowed is None:
-        if told:
+        if given:
             excluded.append("no other sequence length (its figures ask for two different ones)")
         return
     lengths = plausible_lengths(allowed, powers_only)
@@ -53,12 +53,12 @@ def sequences(
             excluded.append(f"no other sequence length ({span(allowed)} would be needed)")
         return
     best = min(hits, key=lambda length: (not log2(length).is_integer(), abs(length - allowed.middle)))
-    words = f"sequence length {best:,}"
+    text = f"sequence length {best:,}"
     if setting.sequence is not None:
-        words += f" instead of {setting.sequence:,.0f}"
-    words += f" (its figures allow {allowed.low:,.1f} to {allowed.high:,.1f}"
-    words += f", {len(hits)} multiples of {LENGTH_STEP})" if len(hits) > 1 else ")"
-    yield FittedReading("sequence", words, replace(setting, sequence=best), best, allowed.low, allowed.high)
+        text += f" instead of {setting.sequence:,.0f}"
+    text += f" (its figures allow {allowed.low:,.1f} to {allowed.high:,.1f}"
+    text += f", {len(hits)} multiples of {LENGTH_STEP})" if len(hits) > 1 else ")"
+    yield FittedReading("sequence", text, replace(setting, sequence=best), best, allowed.low, allowed.high)
 
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
@@ -84,8 +84,8 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
     """FLOP/s of one device from what is neither tokens nor time."""
-    told = witnesses(row, setting)
-    return common([told[name] for name in (TFLOPS, MFU) if name in told])
+    given = witnesses(row, setting)
+    return common([given[name] for name in (TFLOPS, MFU) if name in given])
 
 
 def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
@@ -120,12 +120,12 @@ def devices(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[Fi
         numbers = range(fewest, min(floor(needed.high * (1 + SAME)), fewest + MOST) + 1)
         hits = [n for n in numbers if n != setting.devices and fits(row, replace(setting, devices=n))]
         for n in hits[:1]:
-            words = f"{n} device{'' if n == 1 else 's'} instead of {setting.devices:.0f}"
+            text = f"{n} device{'' if n == 1 else 's'} instead of {setting.devices:.0f}"
             if n == 1:
-                words += " (tokens/s counts one device, not all)"
+                text += " (tokens/s counts one device, not all)"
             elif len(hits) > 1:
-                words += f" (its figures allow {hits[0]} to {hits[-1]})"
-            yield FittedReading("devices", words, replace(setting, devices=n), n, needed.low, needed.high)
+                text += f" (its figures allow {hits[0]} to {hits[-1]})"
+            yield FittedReading("devices", text, replace(setting, devices=n), n, needed.low, needed.high)
         if not hits and not numbers:
             excluded.append(f"no other number of devices ({span(needed)} would be needed)")
     if setting.devices > 1 and row.tflops is not None:

@@ -65,8 +65,8 @@ def driver_loaded(root: Path = ROOT) -> str | None:
     text = read_text(root / "proc/driver/nvidia/version")
     if text is None:
         return None
-    words = text.splitlines()[0].split() if text else []
-    return next((word for word in words if word[0].isdigit() and "." in word), "of unknown version")
+    parts = text.splitlines()[0].split() if text else []
+    return next((part for part in parts if part[0].isdigit() and "." in part), "of unknown version")
 
 
 def read_nvml() -> Nvml:
@@ -149,7 +149,7 @@ _REASONS = {
 
 
 def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
-    return tuple(words for name, words in _REASONS.items() if mask & getattr(nvml, name, 0))
+    return tuple(text for name, text in _REASONS.items() if mask & getattr(nvml, name, 0))
 
 
 def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> Any:

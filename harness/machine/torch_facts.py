@@ -27,7 +27,7 @@ class Torch:
     cuda_devices: tuple[str, ...]
     """Names of the usable devices."""
     cuda_problem: str | None
-    """Why torch can use none, in its own words, where it says so."""
+    """Why torch can use none, as it reports it."""
     triton: str | None
     """Triton's version; None where it is not installed."""
 
@@ -46,7 +46,7 @@ def _look() -> Torch:
     import torch
 
     import_s = monotonic() - start
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         names: list[str] = []
         problem = None
@@ -56,8 +56,8 @@ def _look() -> Torch:
                 names = []
         except (RuntimeError, AssertionError) as error:
             problem = _line(error)
-    if not names and problem is None and said:
-        problem = _line(said[-1].message)
+    if not names and problem is None and warned:
+        problem = _line(warned[-1].message)
     capability: Any = torch.backends.cpu.get_cpu_capability()
     return Torch(
         version=torch.__version__,

@@ -282,12 +282,12 @@ def _part(c: StateComparison, part: Part) -> str:
     return text if c.step.outcome == part.decision.outcome else f"{text}; the step is {c.step.outcome}"
 
 
-def _cell(decision: Decision, words: Mapping[str, str] | None = None) -> str:
-    """``words``: instead of slower and faster."""
+def _cell(decision: Decision, outcomes: Mapping[str, str] | None = None) -> str:
+    """``outcomes``: instead of slower and faster."""
     if decision.outcome == "undecided":
         more = f"; about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
         return f"**undecided**: {reason(decision)}{more}"
-    word = (words or {}).get(decision.outcome, decision.outcome)
+    word = (outcomes or {}).get(decision.outcome, decision.outcome)
     return f"**{word}**" if decision.outcome != "same" else f"same within {percent(decision.within)}"
 
 

@@ -37,7 +37,7 @@ class ChainLink:
 def chain(c: Comparison) -> list[ChainLink]:
     """The links that could be measured, in order."""
     measured, waits = c.measured, c.measured.baseline_waits
-    return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_contended(waits),
+    return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     yield ChainLink("hidden", None, text)
 
 
-def _contended(waits: Waits) -> Iterator[ChainLink]:
+def _run_queue(waits: Waits) -> Iterator[ChainLink]:
     if waits.contended_ms is None:
         yield ChainLink("contended", None, "whether hidden work took cores was not measured (no schedstat)")
     elif waits.contended_ms < WORTH * waits.step_ms:

@@ -38,8 +38,8 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
     stages = [stage for stage in p.waits_ms if max(p.waits_ms[stage], p.was_waits_ms[stage]) >= 0.005]
     changes = [f"{stage} {number(p.was_waits_ms[stage])} -> {number(p.waits_ms[stage])} ms" for stage in stages]
     lines.append(f"why        {what} {', '.join(changes) or 'nothing'}")
-    if p.starved_ms is not None and p.was_starved_ms is not None:
-        lines.append(f"           device idle in all {number(p.was_starved_ms)} -> {ms(p.starved_ms)} a step")
+    if p.starved_ms is not None and p.unedited_starved_ms is not None:
+        lines.append(f"           device idle in all {number(p.unedited_starved_ms)} -> {ms(p.starved_ms)} a step")
     for name, value in checks:
         off = p.step_ms.median / value.median - 1
         direction = "more" if off > 0 else "less"
@@ -123,7 +123,7 @@ def prediction_json(p: Prediction) -> Json:
         "waits_ms": dict(p.waits_ms),
         "unedited_waits_ms": dict(p.was_waits_ms),
         "starved_ms": p.starved_ms,
-        "unedited_starved_ms": p.was_starved_ms,
+        "unedited_starved_ms": p.unedited_starved_ms,
         "assumptions": assumption_lines(p.assumptions),
     }
 

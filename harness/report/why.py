@@ -117,7 +117,7 @@ def _sync_table(arms: Sequence[ArmReport]) -> str:
             number(call.calls_per_step),
             _ms(call.blocked_ms),
             _hid(call),
-            _ms(call.starved_ms),
+            _ms(call.idle_ms),
         ]
         for arm in arms
         for call in arm.explained.syncs

@@ -1,4 +1,4 @@
-"""Wording of scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
+"""Words scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message: in YAML's words, short, on one line."""
-    words = {True: "true", False: "false"}
-    text = "null" if value is None else words[value] if isinstance(value, bool) else one_line(repr(value))
+    """Format a value for a message: as YAML writes it, short, on one line."""
+    spelled = {True: "true", False: "false"}
+    text = "null" if value is None else spelled[value] if isinstance(value, bool) else one_line(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -78,7 +78,7 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
     if kind == "too_short":
         return "give at least one"
     if kind == "literal_error":
-        expected = context["expected"].replace("True", "true").replace("False", "false")  # YAML's words
+        expected = context["expected"].replace("True", "true").replace("False", "false")  # as YAML writes them
         text = f"must be {expected}; got {shown(given)}"
         if isinstance(given, str):
             text += did_you_mean(given, expected.replace("'", "").replace(" or ", ", ").split(", "))
@@ -87,9 +87,9 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
         keys = f"; allowed: {', '.join(section.model_fields)}" if section else ""
         text = f"must be a mapping of keys; got {shown(given)}{keys}"
     else:
-        said = error["msg"].replace("Input should be", "must be")
-        said = said.replace("a valid integer", "an integer").replace("a valid ", "a ")
-        text = f"{said}; got {shown(given)}"
+        message = error["msg"].replace("Input should be", "must be")
+        message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
+        text = f"{message}; got {shown(given)}"
     if isinstance(given, bool) and kind != "bool_type":
         text += " (YAML reads yes, no, on, off as true, false; quote text)"
     return text

@@ -108,5 +108,5 @@ def lookup(nested: Mapping[str, Any], dotted: str, default: Any = None) -> Any:
 
 def edit_texts(edits: Mapping[str, Any]) -> list[str]:
     """Convert ``{ranks: 16, sync: off}`` to the texts of ``harness whatif --set`` (YAML reads off as false)."""
-    words = {True: "on", False: "off"}
-    return [f"{key}={words[value] if isinstance(value, bool) else value}" for key, value in edits.items()]
+    spelled = {True: "on", False: "off"}
+    return [f"{key}={spelled[value] if isinstance(value, bool) else value}" for key, value in edits.items()]

@@ -168,7 +168,7 @@ class Subject:
         from harness.regression.report import sentence
 
         message = f"{sentence(comparison)}; evidence: {folder.path}"
-        self._tell_benchmark(comparison, folder, arm)
+        self._report_to_benchmark(comparison, folder, arm)
         if comparison.verdict == "slower":
             pytest.fail(message, pytrace=False)
         if comparison.verdict == "undecided":
@@ -182,7 +182,7 @@ class Subject:
         if chosen == "skip":
             pytest.skip(message)
 
-    def _tell_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> None:
+    def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> None:
         """The arm's rounds as pytest-benchmark's, in seconds per step: its tables, compare and histograms show them."""
         if self.benchmark is None:
             return

@@ -43,10 +43,10 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
     ranks = table["duration_ns"].to_numpy().copy()
     costs = np.ones(len(table), dtype=np.int64)
-    words = table["category"].cast(pa.string())
+    texts = table["category"].cast(pa.string())
     calls = table["correlation"].fill_null(0).to_numpy().astype(np.int64)
     launches, started = (
-        pc.is_in(words, value_set=pa.array(list(kinds))).to_numpy(zero_copy_only=False) & (calls != 0)
+        pc.is_in(texts, value_set=pa.array(list(kinds))).to_numpy(zero_copy_only=False) & (calls != 0)
         for kinds in (RUNTIME_CALLS, DEVICE_WORK)
     )
     if FILE in table.column_names:  # each profile counts its calls from the start
@@ -148,8 +148,8 @@ def _values(table: pa.Table, name: str) -> list[Any]:
     if column.null_count == 0 and pa.types.is_dictionary(column.type):
         found: list[Any] = []
         for chunk in column.chunks:
-            words = chunk.dictionary.to_pylist()
-            found += [words[index] for index in chunk.indices.to_numpy().tolist()]
+            texts = chunk.dictionary.to_pylist()
+            found += [texts[index] for index in chunk.indices.to_numpy().tolist()]
         return found
     values: list[Any] = column.to_pylist()
     return values

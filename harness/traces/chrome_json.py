@@ -3,7 +3,7 @@
 A quarter of a million events are about 100 MB of text and ten times that as Python dicts. The text is therefore cut
 into blocks between two events, and Arrow's JSON parser (C++) turns each block into columns. The cut is a line break
 with the writer's own indentation, which no JSON string can contain (it would be escaped). Python's json parses the
-blocks that Arrow's parser refuses (process ids that are words, a key given twice), and whole files that another program
+blocks that Arrow's parser refuses (process ids that are texts, a key given twice), and whole files that another program
 wrote in another layout.
 """
 
@@ -83,10 +83,10 @@ def _schema() -> pa.Schema:
     import pyarrow as pa
 
     time = pa.decimal128(*_MICROSECONDS)
-    words = [(name, pa.string()) for name in ("ph", "cat", "name")]
+    texts = [(name, pa.string()) for name in ("ph", "cat", "name")]
     numbers = [("pid", pa.int64()), ("tid", pa.int64()), ("ts", time), ("dur", time)]
     arguments = [*((key, pa.int64()) for key in ARGUMENTS), ("Input Dims", pa.string())]
-    return pa.schema([*words, *numbers, ("args", pa.struct(arguments))])
+    return pa.schema([*texts, *numbers, ("args", pa.struct(arguments))])
 
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:

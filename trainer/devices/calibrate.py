@@ -77,8 +77,8 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Any]:
     """The profile as its file has it."""
     today = datetime.datetime.now(datetime.UTC).date()
     torch_version, cores = importlib.metadata.version("torch"), core_count()
-    words = f"{threads} thread{'s' if threads > 1 else ''}"
-    by = f"measured by harness doctor --calibrate, {today}, torch {torch_version}, {words}"
+    counted = f"{threads} thread{'s' if threads > 1 else ''}"
+    by = f"measured by harness doctor --calibrate, {today}, torch {torch_version}, {counted}"
 
     def figure(name: str) -> dict[str, Any]:
         rate = rates[name]
@@ -88,7 +88,7 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Any]:
     copy = figure("copy")
     return {
         "name": "cpu",
-        "title": f"{cpu_identity()}, {cores} core{'s' if cores > 1 else ''}, {words}",
+        "title": f"{cpu_identity()}, {cores} core{'s' if cores > 1 else ''}, {counted}",
         "device_names": ["cpu"],
         "device_names_source": "the trainer calls every CPU so; this file is found by the CPU's identity instead",
         "measured": True,

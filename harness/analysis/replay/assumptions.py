@@ -54,7 +54,7 @@ def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
         yield Assumption("recording", detail)
     workers = recording.workers if edits.workers is None else edits.workers
     cores = edits.cores or recording.cores
-    if recording.untold:
+    if recording.device_not_recorded:
         yield Assumption("device not recorded")
     if workers and not recording.workers:
         yield Assumption("hand-over", tensors=recording.tensors, tensor_ms=DEFAULT_TENSOR_MS)

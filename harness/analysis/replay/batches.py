@@ -23,7 +23,7 @@ from harness.analysis.replay.handover import Seen, crosses, handed_over, nearest
 
 Array = NDArray[np.float64]
 BUILT = ("read", "tokenize", "pack")  # stages that leave spans, in the order they run
-_MOSTLY_CPU = 0.5  # a stage with at least this share of CPU time can be told by it
+_MOSTLY_CPU = 0.5  # the CPU time of a stage with at least this share of it says how long the stage took
 
 
 class StageRow(NamedTuple):
@@ -95,13 +95,13 @@ def batches(
         parts = {"after": nothing, "wake": nothing, "handover": nothing}
         parts["receive"], assumed = np.maximum(0, wait_end - wait_start - built), ()
     source = nearest(clean)
-    told = clean | np.array([all(row.cpu_ns is not None for row in group) for group in rows])
+    has_cpu = clean | np.array([all(row.cpu_ns is not None for row in group) for group in rows])
     usable = next(mask for mask in (measured & clean, clean, np.ones(count, dtype=np.bool_)) if mask.any())
-    mended = {name: _mended(stage[name], cpu_of[name], clean, told, source) for name in BUILT}
+    mended = {name: _mended(stage[name], cpu_of[name], clean, has_cpu, source) for name in BUILT}
     needed = sum(mended.values(), inner[source])
     return RecordedBatches(
         stage=mended,
-        cpu={name: np.where(told, cpu, cpu[source]) for name, cpu in cpu_of.items()},
+        cpu={name: np.where(has_cpu, cpu, cpu[source]) for name, cpu in cpu_of.items()},
         inner=inner[source],
         usable=usable,
         ends_ns=np.where(known, last, np.nan),
@@ -113,17 +113,17 @@ def batches(
 
 
 def _mended(
-    wall: Array, cpu: Array, clean: NDArray[np.bool_], told: NDArray[np.bool_], source: NDArray[np.int64]
+    wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """``wall`` with what it really was where the builder was stopped half way: by its CPU time, where that says it.
+    """Replace durations of batches whose builder was suspended half way, by CPU time where a stage mostly computes.
 
-    A stage that mostly sleeps (or whose CPU time was not ``told``) does not say; then the nearest batch before it that
-    was not stopped lends its duration.
+    A stage that mostly sleeps, or whose CPU time was not recorded (not ``has_cpu``), takes the duration of the nearest
+    batch before it that was not suspended.
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < _MOSTLY_CPU:
         return wall[source]
-    return np.where(clean, wall, np.where(told, cpu / share, wall[source]))
+    return np.where(clean, wall, np.where(has_cpu, cpu / share, wall[source]))
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:

@@ -212,8 +212,8 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         ),
         waits_ms=_waits([one.after for one in found]),
         was_waits_ms=_waits([one.run.before for one in found]),
-        starved_ms=_starved([one.after for one in found]),
-        was_starved_ms=_starved([one.run.before for one in found]),
+        starved_ms=_idle_ms([one.after for one in found]),
+        unedited_starved_ms=_idle_ms([one.run.before for one in found]),
         block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
         assumptions=assumed,
         emulated=any(one.run.recording.emulated for one in found),
@@ -224,6 +224,6 @@ def _waits(replays: Sequence[Simulated]) -> dict[str, float]:
     return {stage: float(np.mean([one.waits[stage].mean() for one in replays])) for stage in STAGES}
 
 
-def _starved(replays: Sequence[Simulated]) -> float | None:
-    known = [one.starved.mean() for one in replays if one.starved is not None]
+def _idle_ms(replays: Sequence[Simulated]) -> float | None:
+    known = [one.idle.mean() for one in replays if one.idle is not None]
     return float(np.mean(known)) if len(known) == len(replays) else None

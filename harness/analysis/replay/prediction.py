@@ -66,7 +66,7 @@ class Prediction:
     waits_ms: Mapping[str, float]
     was_waits_ms: Mapping[str, float]
     starved_ms: float | None
-    was_starved_ms: float | None
+    unedited_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
     assumptions: tuple[Assumption, ...]
     emulated: bool

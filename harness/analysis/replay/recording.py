@@ -55,7 +55,7 @@ class Recording:
     threads: int  # that compute on the host side by side: 1 on an asynchronous device
     cores: int
     asynchronous: bool  # work was recorded on a device that the host runs ahead of
-    untold: bool  # the host runs ahead of its device, but what the device did was not recorded
+    device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
     emulated: bool
     queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
     tensors: int  # per batch: what a hand-over between processes costs depends on it
@@ -150,7 +150,7 @@ def _recorded(run: RunData) -> Recording:
         threads=1 if asynchronous else int(facts.get("threads") or 1),
         cores=int(facts.get("cores") or run.record.environment.get("cores") or 1_000_000),
         asynchronous=asynchronous,
-        untold=bool(facts.get("asynchronous")) and not asynchronous,
+        device_not_recorded=bool(facts.get("asynchronous")) and not asynchronous,
         emulated=bool(facts.get("emulated")),
         queue_depth=_queue_depth(config),
         tensors=tensors,
@@ -215,8 +215,8 @@ def _resumes(
     ahead: int,
 ) -> dict[int, Resume]:
     """Of the first step and of every step that began after the loop had stood still."""
-    told = [worked for worked in built.worked_ns if worked is not None]
-    typical = float(np.mean(told)) if told else 0.0
+    known_ns = [worked for worked in built.worked_ns if worked is not None]
+    typical = float(np.mean(known_ns)) if known_ns else 0.0
     stops = iter(built.worked_ns)
     found: dict[int, Resume] = {}
     for step in (0, *paused):

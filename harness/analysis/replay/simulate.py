@@ -32,13 +32,13 @@ class Simulated:
     """Means over the measured steps, each (replicates,), in ms; and every step's time in ns, (replicates, steps).
 
     ``waits``: by stage, the time that the step waited for it: of the host, or on an asynchronous device the time that
-    the device was idle while the host waited. ``starved`` besides counts what the host did otherwise (None where the
+    the device was idle while the host waited. ``idle`` besides counts what the host did otherwise (None where the
     device is synchronous).
     """
 
     step_ms: Array
     waits: dict[str, Array]
-    starved: Array | None
+    idle: Array | None
     step_ns: Array
 
 
@@ -75,7 +75,7 @@ class _Loop:
         self.requested = 0
         self.worker_free = [np.zeros(self.shape)] * pipeline.workers
         self.waits = np.zeros((len(STAGES), *self.shape))
-        self.starved = np.zeros(self.shape)
+        self.idle = np.zeros(self.shape)
         self.counts = False
 
     def run(self) -> Simulated:
@@ -98,7 +98,7 @@ class _Loop:
         return Simulated(
             step_ms=step_ns[:, p.measured].mean(axis=1) / 1e6,
             waits=dict(zip(STAGES, waits, strict=True)),
-            starved=self.starved.mean(axis=1) / steps / 1e6 if p.asynchronous else None,
+            idle=self.idle.mean(axis=1) / steps / 1e6 if p.asynchronous else None,
             step_ns=step_ns,
         )
 
@@ -130,7 +130,7 @@ class _Loop:
         if depth is not None and len(self.completions) >= depth:
             self.now = np.maximum(self.now, self.completions[-depth])
         if self.counts:
-            self.starved += np.maximum(0.0, self.now - self.device_free)
+            self.idle += np.maximum(0.0, self.now - self.device_free)
         self.device_free = np.maximum(np.maximum(self.now, self.device_free) + duration, self.now + queueing)
         self.completions.append(self.device_free)
 
@@ -156,7 +156,7 @@ class _Loop:
             self._account(start, batch)
 
     def _account(self, start: Array, batch: _Built) -> None:
-        """Split the wait by the stages of the very batch; beside a device, only what starved it counts."""
+        """Split the wait by the stages of the very batch; beside a device, only what left it idle counts."""
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, self.device_free), self.now)
         edge, left = np.maximum(np.minimum(batch.end, self.now), start), batch.end

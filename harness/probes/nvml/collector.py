@@ -92,8 +92,8 @@ class _CardReader:
         self._slow_due_ns = 0
         self._missing: dict[str, list[str]] = {}  # metrics by the reason that there are none, until reported
         self._readers, lacking = make_readers(nvml, card)
-        for words, reason in lacking:
-            self._lacks(words, reason)
+        for text, reason in lacking:
+            self._lacks(text, reason)
 
     def begin(self, pids: set[int]) -> None:
         """A repetition begins: counters start to count."""
@@ -117,12 +117,12 @@ class _CardReader:
         """Report the metrics that never had a sample."""
         for reader in self._readers:
             if reason := reader.silent():
-                self._lacks(reader.words, reason)
+                self._lacks(reader.text, reason)
 
     def take_problems(self) -> list[str]:
         """What has not been reported yet: one line per reason."""
         label = f"{self._card.source} ({self._card.name})"
-        lines = [f"{label}: no {', '.join(words)}: {reason}" for reason, words in self._missing.items()]
+        lines = [f"{label}: no {', '.join(text)}: {reason}" for reason, text in self._missing.items()]
         if self._lost:
             lines.append(f"{label}: lost after {self._answers} samples: {self._lost}")
         self._missing, self._lost = {}, ""
@@ -132,8 +132,8 @@ class _CardReader:
         for metric, value, unit in reader.read():
             if math.isfinite(value):
                 self._series.add(monotonic_ns(), self._card.source, metric, value, unit)
-        for words, reason in reader.take_lacking():
-            self._lacks(words, reason)
+        for text, reason in reader.take_lacking():
+            self._lacks(text, reason)
 
     def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
         """Whether ``action``, of ``reader``, worked. A reader that never will work is dropped."""
@@ -147,14 +147,14 @@ class _CardReader:
                 self._lost, self._readers = str(error), []
             elif is_one_of(self._nvml, error, FINAL) or reader.failures >= MOST_FAILURES:
                 self._readers.remove(reader)
-                self._lacks(reader.words, reason_of(self._nvml, error))
+                self._lacks(reader.text, reason_of(self._nvml, error))
             return False
         except AttributeError:  # of the bindings, not of the driver
             self._readers.remove(reader)
-            self._lacks(reader.words, "nvidia-ml-py is older than the metric")
+            self._lacks(reader.text, "nvidia-ml-py is older than the metric")
             return False
         reader.failures = 0
         return True
 
-    def _lacks(self, words: str, reason: str) -> None:
-        self._missing.setdefault(reason, []).append(words)
+    def _lacks(self, text: str, reason: str) -> None:
+        self._missing.setdefault(reason, []).append(text)

@@ -22,8 +22,8 @@ ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: the sum over the card's li
 class Gauges(Reader):
     """What one call returns, as it stands."""
 
-    def __init__(self, words: str, call: Callable[[], Iterable[Sample]]) -> None:
-        super().__init__(words)
+    def __init__(self, text: str, call: Callable[[], Iterable[Sample]]) -> None:
+        super().__init__(text)
         self._call = call
 
     def read(self) -> Iterable[Sample]:
@@ -114,7 +114,7 @@ class Processes(Reader):
         if foreign and not self._own & listed.keys():
             if not self._reported:
                 self._reported = True
-                self._lacking = [(self.words, "NVML numbers processes as the host does, not as this container")]
+                self._lacking = [(self.text, "NVML numbers processes as the host does, not as this container")]
             return []
         memory = sum(listed[pid] or 0 for pid in others)
         return [("other_processes", float(len(others)), "processes"), ("other_memory_bytes", float(memory), "bytes")]
@@ -159,7 +159,7 @@ def _parent(pid: int) -> int | None:
 
 
 def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:
-    """A reader for each metric, and (words, reason) of what is known to be missing. ``nvml``: pynvml."""
+    """A reader for each metric, and (text, reason) of what is known to be missing. ``nvml``: pynvml."""
     handle, inside = card.handle, card.slice if card.slice is not None else card.handle
     readers: list[Reader] = [
         Energy(nvml, handle),  # first: its error depends most on when a repetition begins and ends

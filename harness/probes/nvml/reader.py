@@ -32,7 +32,7 @@ def reason_of(nvml: Any, error: Any) -> str:
 
 
 class Reader:
-    """Reads metrics that belong together. ``words`` name them in messages.
+    """Reads metrics that belong together. ``text`` name them in messages.
 
     ``rate``: "fast" at every deadline, "slow" about once a second, "slow, inside" likewise, but never
     after a repetition.
@@ -40,8 +40,8 @@ class Reader:
 
     rate: Literal["fast", "slow", "slow, inside"] = "fast"
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.failures = 0  # in a row
         self._lacking: list[tuple[str, str]] = []
 
@@ -57,6 +57,6 @@ class Reader:
         return ""
 
     def take_lacking(self) -> list[tuple[str, str]]:
-        """Metrics of it that the card turned out to lack: (words, reason), each once."""
+        """Metrics of it that the card turned out to lack: (text, reason), each once."""
         lacking, self._lacking = self._lacking, []
         return lacking

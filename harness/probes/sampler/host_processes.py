@@ -139,5 +139,5 @@ class _Thread:
         delay_s = int(os.pread(self._schedstat, 96, 0).split()[1]) / 1e9
         status = os.pread(self._status, _STATUS_BYTES, 0)
         start = status.index(b"\nvoluntary_ctxt_switches:")
-        words = status[start:].split(None, 4)
-        return delay_s, int(words[1]), int(words[3])
+        fields = status[start:].split(None, 4)
+        return delay_s, int(fields[1]), int(fields[3])

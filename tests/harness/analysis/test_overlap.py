@@ -76,7 +76,7 @@ def test_a_blocking_call_says_what_it_cost_and_what_it_left_exposed() -> None:
     assert call.blocked_ms == pytest.approx((20 + 10) / 2)
     assert call.hid_ms == pytest.approx((8 + 4) / 2)  # behind the optimizer 8, behind forward 46..50
     assert call.hid_behind == pytest.approx({"optimizer": 4, "forward": 2})
-    assert call.starved_ms == pytest.approx((1 + 7) / 2)  # 30..31 and 39..46
+    assert call.idle_ms == pytest.approx((1 + 7) / 2)  # 30..31 and 39..46
 
 
 def test_an_unannounced_call_has_no_known_cost() -> None:

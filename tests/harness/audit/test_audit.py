@@ -123,7 +123,7 @@ def test_another_formula_is_named(shape: Shape, sequence: int, tokens_per_s: flo
     counted = data.draw(st.sampled_from(conventions(shape)[1:]))
     found = judge(row(counted, sequence=sequence, tokens_per_s=tokens_per_s), Declared(shape, sequence, 1, 989e12))
     assume(found.status == "inconsistent")
-    assert f"FLOPs counted {counted.words}" in [one.words for one in found.readings], found.sentence
+    assert f"FLOPs counted {counted.text}" in [one.words for one in found.readings], found.sentence
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(0.3, 3))
@@ -181,7 +181,7 @@ def test_names_of_peaks() -> None:
 
 
 def test_two_changes_are_found_where_no_single_one_fits() -> None:
-    counted = next(one for one in conventions(GPT2) if one.words == "without biases")
+    counted = next(one for one in conventions(GPT2) if one.text == "without biases")
     found = judge(row(counted, sequence=2048, tokens_per_s=1e5), Declared(GPT2, 1024, 1, 989e12))
     pairs = [one for one in found.readings if one.changes == 2]
     assert any(one.value == 2048 and one.words.endswith("FLOPs counted without biases") for one in pairs)
@@ -200,7 +200,7 @@ def test_where_nothing_fits_it_says_so() -> None:
 @pytest.mark.parametrize("shape", [LLAMA_8B, GPT2, Shape("gpt2", 4, 128, 4, 4, 500, 999, 77)])
 def test_formulas(shape: Shape) -> None:
     found = conventions(shape)
-    assert found[0].words == PALM
+    assert found[0].text == PALM
     assert found[0].flops_per_token(512) == flops_per_token(shape, 512)
     assert parameters(shape) in {one.weights for one in found}
     assert len({(one.weights, one.attention) for one in found}) == len(found)
@@ -209,7 +209,7 @@ def test_formulas(shape: Shape) -> None:
 def test_parameters_that_formulas_leave_out_are_those_of_the_model() -> None:
     shape = Shape("gpt2", 2, 64, 2, 2, 200, 300, 50)
     sizes = {name: value.numel() for name, value in build_model(shape).named_parameters()}
-    weights = {one.words: one.weights for one in conventions(shape) if one.attention == "full"}
+    weights = {one.text: one.weights for one in conventions(shape) if one.attention == "full"}
     biases = sum(size for name, size in sizes.items() if name.endswith(".bias"))
     vectors = sum(size for name, size in sizes.items() if ".ln_" in name or name.endswith(".bias"))
     assert weights[PALM] == sum(sizes.values()) - sizes["transformer.wpe.weight"]
@@ -219,7 +219,7 @@ def test_parameters_that_formulas_leave_out_are_those_of_the_model() -> None:
 
 
 def test_published_parameter_counts_of_gpt2() -> None:
-    weights = {one.words: one.weights for one in conventions(GPT2)}
+    weights = {one.text: one.weights for one in conventions(GPT2)}
     assert weights["with position embeddings (all parameters)"] == 124_475_904  # llm.c prints it
     assert weights["without biases"] == 123_587_328  # nanoGPT's get_num_params(), bias=False
 

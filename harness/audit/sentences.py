@@ -8,7 +8,7 @@ from math import floor, log10
 
 from harness.audit.checks import AuditCheck, Setting
 from harness.audit.figures import Interval
-from harness.audit.fits import GRADIENT_PASSES, Clue, FitEvidence
+from harness.audit.fits import GRADIENT_PASSES, Clue, ReadingSupport
 from harness.audit.gains import Gain, NotComparable
 from harness.audit.result import Formula, RowAudit
 from harness.audit.solve import SAME, FittedReading
@@ -37,7 +37,7 @@ def row_sentence(
     formulas: Mapping[str, Formula],
     alike: Sequence[FittedReading],
 ) -> str:
-    """What the row's figures say of one another, in plain words."""
+    """What the row's figures say of one another, in plain sentences."""
     reasons = [part for check in audited.checks if check.status == "not checkable" for part in check.reasons]
     missing = "; ".join(dict.fromkeys(reasons))
     if audited.status == "not checkable":
@@ -85,15 +85,15 @@ def _explained(audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequen
     if not audited.readings:
         tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
         return [f"No single change, and no pair of changes, makes it consistent.{tried}"]
-    said = []
+    texts = []
     for number, one in enumerate(audited.readings, 1):
         text = f"({number}) {one.words}"
         formula = formulas.get(one.words.removeprefix("FLOPs counted "))
         if formula is not None and formula.of > 1:
             text += f", which fits {len(formula.rows)} of {formula.of} rows"
-        said.append(f"{text} [fits any figure]" if one.free else text)
-    parts = [f"What would make it consistent: {'; '.join(said)}."]
-    numbers = [f"({n})" for n, one in enumerate(audited.readings, 1) if one.words in {two.words for two in alike}]
+        texts.append(f"{text} [fits any figure]" if one.free else text)
+    parts = [f"What would make it consistent: {'; '.join(texts)}."]
+    numbers = [f"({n})" for n, one in enumerate(audited.readings, 1) if one.words in {two.text for two in alike}]
     if len(numbers) > 1:
         parts.append(
             f"For this shape {listing(numbers)} count the same {(alike[0].setting.flops_per_token or 0) / 1e9:.2f} "
@@ -125,7 +125,7 @@ def short(row: RowAudit) -> str:
 
 
 def formula_sentence(formulas: Sequence[Formula]) -> str | None:
-    """Which way of counting FLOPs per token the table uses, and which others cannot be told from it."""
+    """Which way of counting FLOPs per token the table uses, and which others count the same."""
     best = max(formulas, key=lambda one: len(one.rows), default=None)
     if best is None or not best.rows:
         return None
@@ -140,7 +140,7 @@ def formula_sentence(formulas: Sequence[Formula]) -> str | None:
 
 
 def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str]) -> str:
-    """``7 of 8 rows consistent, 1 inconsistent: padding-free b1 (…)``. ``supported``: row -> reading with evidence."""
+    """``7 of 8 rows consistent, 1 inconsistent: padding-free b1 (…)``. ``supported``: reading by row."""
     states = Counter(row.status for row in rows)
     text = f"{states['consistent']} of {count(len(rows), 'row')} consistent"
     if open_rows := states["not checkable"]:
@@ -148,12 +148,12 @@ def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str]) -> str:
     wrong = [row for row in rows if row.status == "inconsistent"]
     if not wrong:
         return f"{text}, none inconsistent."
-    said = []
+    texts = []
     for row in wrong[:NAMED_ROWS]:
         more = f"; the other rows speak for {supported[row.name]}" if row.name in supported else ""
-        said.append(f"{row.name} ({short(row)}{more})")
+        texts.append(f"{row.name} ({short(row)}{more})")
     rest = f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
-    return f"{text}, {states['inconsistent']} inconsistent: {'; '.join(said)}{rest}."
+    return f"{text}, {states['inconsistent']} inconsistent: {'; '.join(texts)}{rest}."
 
 
 def gains_line(found: Sequence[Gain], noise_known: bool) -> str:
@@ -161,8 +161,8 @@ def gains_line(found: Sequence[Gain], noise_known: bool) -> str:
     if not found:
         return "No comparison is declared, and none can be derived."
     states = Counter[str](gain.verdict for gain in found)
-    said = [f"{states[verdict]} {words}" for verdict, words in VERDICTS.items() if states[verdict]]
-    text = f"{count(len(found), 'comparison')}: {', '.join(said)}"
+    texts = [f"{states[verdict]} {meaning}" for verdict, meaning in VERDICTS.items() if states[verdict]]
+    text = f"{count(len(found), 'comparison')}: {', '.join(texts)}"
     if noise_known:
         return f"{text}; {sum(gain.noise == 'inside the noise' for gain in found)} inside the noise."
     return f"{text}; no noise floor is published, so no difference of single runs is decided."
@@ -204,14 +204,14 @@ def gain_sentence(gain: Gain, table: Table, reason: NotComparable | None) -> str
     bound += f"at most {_change(gain.ceiling)}"
     if gain.ceiling_all is not None:
         bound += f", and no data time at all {_change(gain.ceiling_all)}"
-    said = {
+    judged = {
         "loss with a faster data path": "a loss although the data path is faster: not the data path's doing",
         "gain with a slower data path": "a gain although the data path is slower: not the data path's doing",
         "above the ceiling": "outside the possible: something else changed, or noise",
         "below the floor": "a larger loss than the slower data path can cause: something else changed, or noise",
         "possible": "within what the data path can do",
     }[gain.verdict]
-    return f"{text}, {said} ({bound}). {_noise_words(gain, table)}"
+    return f"{text}, {judged} ({bound}). {_noise(gain, table)}"
 
 
 def _not_comparable(reason: NotComparable | None) -> str:
@@ -222,7 +222,7 @@ def _not_comparable(reason: NotComparable | None) -> str:
     return "the rows do not give the same figure"
 
 
-def _noise_words(gain: Gain, table: Table) -> str:
+def _noise(gain: Gain, table: Table) -> str:
     if table.noise is not None:
         return f"{(gain.noise or '').capitalize()} ({percent(table.noise.high)}, {table.noise.source})."
     text = "Undecidable as a difference: single runs, no noise floor published"
@@ -250,7 +250,7 @@ def _change(value: float) -> str:
     return f"{(value - 1) * 100:+.2f} %"
 
 
-def clue_evidence(clue: Clue) -> FitEvidence:
+def clue_support(clue: Clue) -> ReadingSupport:
     """What the fixed part of its kind and steps as large say about a row's reading."""
     parts = []
     if fixed := clue.fixed:
@@ -270,7 +270,7 @@ def clue_evidence(clue: Clue) -> FitEvidence:
             f"({(clue.row.tflops.value / other.tflops.value - 1) * 100:+.1f} %)."
         )
     odd = clue.fixed is not None and clue.fixed.odd
-    return FitEvidence(clue.row.name, f"sequence length {clue.sequence:,.0f}", odd, " ".join(parts))
+    return ReadingSupport(clue.row.name, f"sequence length {clue.sequence:,.0f}", odd, " ".join(parts))
 
 
 def traffic_assumption(table: Table) -> str:
