@@ -1,6 +1,6 @@
-"""``python -m tests [PART ...] [-- WORD ...]``: every test, each beside no more than it bears.
+"""``python -m tests [PART ...] [-- ARGUMENT ...]`` runs every test, with as many at a time as its part allows.
 
-The last line sums up what pytest said of each part. A part that fails does not keep the next from running.
+The last line sums up pytest's outcomes by part. A part that fails does not keep the next from running.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PARTS = {
 }
 
 
-def main(words: list[str]) -> int:
-    split = words.index("--") if "--" in words else len(words)
-    chosen, more = words[:split] or list(PARTS), words[split + 1 :]
+def main(arguments: list[str]) -> int:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    chosen, more = arguments[:split] or list(PARTS), arguments[split + 1 :]
     if unknown := set(chosen) - set(PARTS):
         print(f"python -m tests: unknown part {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
         return 2
     begun_s = time.monotonic()
     counts: Counter[str] = Counter()
-    said = []
+    parts = []
     code = 0
     with tempfile.TemporaryDirectory(prefix="harness-tests-") as folder:
         environment = os.environ | {"HARNESS_TEST_CACHE": str(Path(folder) / "cache")}
@@ -45,9 +45,9 @@ def main(words: list[str]) -> int:
             code = code or ended
             found = _counts(report)
             counts.update(found)
-            said.append(f"{part} {found['passed']}" + (f" (exit code {ended})" if ended else ""))
-    words = [f"{number} {outcome}" for outcome, number in counts.items() if number]
-    print(f"{', '.join(words)} in {time.monotonic() - begun_s:.0f}s: {', '.join(said)}")
+            parts.append(f"{part} {found['passed']}" + (f" (exit code {ended})" if ended else ""))
+    outcomes = [f"{number} {outcome}" for outcome, number in counts.items() if number]
+    print(f"{', '.join(outcomes)} in {time.monotonic() - begun_s:.0f}s: {', '.join(parts)}")
     return code
 
 

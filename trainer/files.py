@@ -1,4 +1,4 @@
-"""Writes files so that no reader ever sees half of one: to a temporary name beside the target, then renamed."""
+"""Writes files so that no reader sees an incomplete one: to a temporary name beside the target, then renamed."""
 
 from __future__ import annotations
 

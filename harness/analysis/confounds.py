@@ -1,6 +1,6 @@
 """Finds every difference between two arms that neither declared: a comparison is only as good as this list.
 
-A :class:`Confound` holds values only; ``harness.report.confounds`` says it in words.
+A :class:`Confound` holds values only; ``harness.report.confounds`` makes the sentences.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _covered(key: str, declared: Iterable[str]) -> bool:
 
 
 def _absent_section(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """The section around ``key`` that one side has as None: declaring one key of it brings its other defaults along."""
+    """The section around ``key`` that is None on one side. Declaring one of its keys also adds its other defaults."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
 

@@ -1,14 +1,14 @@
-"""The columns of the steps table that are computed, not recorded: exposed, hidden, and what the device did.
+"""Computes the derived columns of the steps table: exposed, hidden, and what the device did.
 
-A run writes what happened: steps with their phases, spans of stages, kernels and blocking calls. What that means is
-worked out here whenever a study is read, so a mended rule reaches old studies too.
+A run records only what happened: steps with their phases, spans of stages, kernels and blocking calls. These columns
+are computed whenever a study is read, so a corrected rule also applies to old studies.
 
     synchronous device    exposed and hidden: each wait for a batch split by the batch's own stages (``exposure``)
     asynchronous device   idle (starved) by cause, slack, busy; exposed is the idle time by stage (``device``)
 
 A batch whose builder recorded nothing makes the stages of its step null: not measured, never zero. A builder that did
-nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the column
-``exposed_transfer_ns`` that they recorded tells.
+nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the
+recorded column ``exposed_transfer_ns`` shows the difference.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ DEVICE_COLUMNS = (
 
 
 def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool) -> pa.Table:
-    """``steps`` with its derived columns as the present rules have them.
+    """Return ``steps`` with its derived columns computed by the present rules.
 
-    It is returned as it is where the phases of steps were not recorded (a run measured bare), where steps have no
-    times, and where spans are missing: a step that fetched must have a span of it.
+    Return it unchanged where the phases of steps were not recorded (a run measured bare), where steps have no times,
+    and where spans are missing: a step that fetched must have a span of it.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
         return steps
@@ -60,7 +60,7 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool) -> pa.Tab
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
-    """Whether a step spent time fetching of which no span tells: then the spans table is not what the run wrote."""
+    """Whether a step spent time fetching without any span: then the spans table is not what the run wrote."""
     waited = np.zeros(len(steps), dtype=np.bool_)
     waited[waits.rows[waits.rows >= 0]] = True
     return bool(((integers(steps, "fetch_ns") > 0) & ~waited).any())

@@ -1,4 +1,4 @@
-"""Fits what a step costs when one kind of its work is done k times more: the causal witness (scenario key ``dose``).
+"""Fits the step time when one kind of work is done k times more: a slowdown injection (scenario key ``dose``).
 
     step ms                                   per block, least squares through the points of k = 0, 1, 2, 4:
       |                    o  exposed (1)     slope = ms of step time for 1 ms more of that work

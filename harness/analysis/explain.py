@@ -1,4 +1,4 @@
-"""Explains arms and comparisons with more than their ledgers: what spans, doses and replays add."""
+"""Explains arms and comparisons beyond their ledgers, by spans, slowdown injections and replays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def explain(
     arms: Mapping[str, Blocks],
     controls: Controls,
 ) -> Explained:
-    """What the baseline's data work hid behind, its doses, and what replays predict for the comparison ``names``."""
+    """Explain the comparison ``names``: what hid the baseline's data work, its slowdown injections, and replays."""
     baseline, candidate = names
     ledgers = [*arms[baseline].values(), *arms[candidate].values()]
     devices = [str(run.record.facts.get("device")) for run in ledgers if run.record.facts.get("emulated")]
@@ -136,7 +136,7 @@ def _in_measure(
 
 
 def _off_by(validation: ReplayValidation) -> float:
-    """How far unedited replays typically are off: in the order recorded or resampled, whichever is further."""
+    """The typical error of unedited replays: in the recorded order or resampled, whichever is larger."""
     return max(float(np.median(np.abs(list(errors.values())))) for errors in (validation.errors, validation.resampled))
 
 

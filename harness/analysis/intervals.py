@@ -1,4 +1,4 @@
-"""Arithmetic on stretches of time: sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns.
+"""Computes with stretches of time: sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns.
 
 Everything is done on whole columns, so that a run of a million steps takes seconds.
 """

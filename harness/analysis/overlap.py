@@ -1,4 +1,4 @@
-"""Finds in a run's spans what its ledger lacks: what hid the data work, and how long each blocking call took.
+"""Finds in a run's spans what hid the data work, and how long each blocking call took.
 
 Only time within measured steps counts. All results are mean milliseconds per measured step.
 """
@@ -32,9 +32,9 @@ class SyncCall:
 
 
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Data work that was not waited for, by what ran meanwhile: kernels, or the main thread's phases without a device.
+    """Sum up hidden data work by what ran meanwhile: kernels, or without a device the main thread's phases.
 
-    What ran behind nothing of that (a worker ahead of a host that computes nothing) is called ``other``.
+    Work during which neither ran (a worker ahead of a host that computes nothing) is called ``other``.
     """
     return run.once("hidden behind", lambda: _hidden_behind(run))
 

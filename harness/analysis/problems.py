@@ -1,4 +1,4 @@
-"""Finds what is missing from a study or went wrong in it: failed runs, missing blocks, what probes could not do."""
+"""Finds what is missing from a study or failed in it: failed runs, missing blocks, problems of probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Works out everything that needs the spans of a run while they are in memory, so that long runs are read once."""
+"""Computes everything that needs the spans of a run while they are in memory, so that long runs are read once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def work_out(run: RunData) -> None:
 
 
 def release(run: RunData) -> None:
-    """Let go of what is large of a long run: whoever needs it again computes it again."""
+    """Free the large intermediate results of a long run. They are computed again when they are needed again."""
     if run.knows("spans") and spans_of(run).rows > KEPT_SPANS:
         run.forget("spans")
         run.forget(DERIVED)

@@ -83,7 +83,7 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """FLOP/s of one device, as each published figure tells it. A true row's witnesses all overlap."""
+    """FLOP/s of one device by each published figure. In a true row all of them overlap."""
     found = {}
     flops = setting.flops_per_token
     if flops is not None:

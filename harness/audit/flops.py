@@ -35,7 +35,7 @@ class Convention:
 def conventions(shape: Shape) -> list[Convention]:
     """PaLM's first (trainer/flops.py: output projection counted, embedding lookups not, full attention), then others.
 
-    Those that count the same number are one, under the first name.
+    Formulas with the same count are listed once, under the first name.
     """
     found: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))

@@ -147,7 +147,7 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """step / (step - (old - new)), even if all of ``old`` were exposed. None where it cannot be told.
+    """step / (step - (old - new)), even if all of ``old`` were exposed. None where it is not derivable.
 
     ``new`` None: the data time goes away altogether.
     """

@@ -42,7 +42,7 @@ class AuditRow:
 
     name: str
     kind: str | None = None
-    """Rows of one kind differ in batch size alone: two of them tell the fixed part of a step from the rest."""
+    """Rows of one kind differ in batch size alone: two of them give the fixed part of a step and the rest."""
     data: str | None = None
     """Which isolated figure is this row's data path."""
     batch_size: int | None = None
@@ -98,4 +98,4 @@ class Table:
     noise: Noise | None = None
     """Of identical runs in this publication."""
     typical_noise: Noise | None = None
-    """Of identical runs elsewhere: said beside the verdict, never used as this table's own."""
+    """Of identical runs elsewhere: shown with the verdict, never used as this table's own."""

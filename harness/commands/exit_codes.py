@@ -15,7 +15,7 @@ def of_verdict(verdict: str, undecided: int) -> int:
 
 
 def read_exit_code(text: str) -> int:
-    """An exit code for undecided checks; InputError for one that cannot be."""
+    """Read the exit code for undecided checks; InputError for an impossible one."""
     if not text.isdecimal() or int(text) > 125:
         raise InputError(f"--undecided-exit {text!r}: allowed: 0 to 125")
     return int(text)

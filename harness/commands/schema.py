@@ -7,7 +7,7 @@ import sys
 
 
 def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """It takes none."""
+    """Add nothing: the command has no arguments."""
 
 
 def schema(_arguments: argparse.Namespace, _command: list[str]) -> int:

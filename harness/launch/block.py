@@ -34,8 +34,8 @@ NO_REPETITIONS = Repetitions(0, 0, 0)  # of a profiled run
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
     """Plans repetitions with at least ``config.steps`` measured steps in all.
 
-    A repetition warms up for as many steps as batches can wait ready-made (workers x prefetch: those were cheap, or
-    their builders were stopped half way) and one more for cold caches.
+    A repetition begins with workers x prefetch + 1 warm-up steps. The first use batches that were built or begun before
+    the run was suspended, so they say nothing about the loader. One more step warms the caches.
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
@@ -50,9 +50,9 @@ def run_block(
     progress: Progress,
     most_starting: int,
 ) -> None:
-    """Run ``processes`` in the order given. A run that fails is reported and left out, the others go on.
+    """Run ``processes`` in the order given. Report a run that fails and go on with the others.
 
-    Whatever happens (KeyboardInterrupt included) no process is left behind.
+    End every process, whatever happens (KeyboardInterrupt included).
     """
     measured = [process for process in processes if not process.profiled]
     together = [measured] if interleave == "slices" and measured else [[process] for process in measured]

@@ -1,4 +1,4 @@
-"""Forks runs from a process that has everything imported: six seconds of CPU once a block instead of once a run.
+"""Forks runs from a process that has everything imported: a block, not each run, spends six seconds of CPU on imports.
 
 One fork server serves the runs of a block that are alive together; they share its memory layout and its code pages. The
 next block gets another. It never computes, tokenizes or touches a device, so forking it is safe.

@@ -1,4 +1,4 @@
-"""The launcher's side of one run: starts the process, asks for repetitions, suspends it (SIGSTOP) in between."""
+"""Drives one run from the launcher: starts the process, asks for repetitions, suspends it (SIGSTOP) in between."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 ``harness regress`` measures two states of this project side by side. The launcher of the state that runs the command
 starts both; the processes that it starts import modules of *their* state. So everything that one state must know of
-another stands here: module paths, command lines and messages. Change any of it and raise :data:`VERSION`; keep the
-version before in :data:`PATHS` for as long as somebody may want to compare with it.
+another stands here: module paths, command lines and messages. Whoever changes any of it raises :data:`VERSION`,
+and keeps the previous version in :data:`PATHS` while somebody may want to compare with it.
 
     launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors, {"do": "wait", "pid"}
     fork server -> launcher   {"pid"} or {"pid", "code"}

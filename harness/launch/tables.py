@@ -1,4 +1,4 @@
-"""Writes what the ledger of one run recorded into the contract's tables, as it happened: nothing is worked out here.
+"""Writes what the ledger of one run recorded into the contract's tables, raw: nothing is computed from it here.
 
 Spans go to disk in portions, between repetitions. So a long run whose arms alternate needs little more memory than a
 short one: up to :data:`PENDING_EVENTS` events of the recorder, and one row of steps (about 200 bytes) a step. With
@@ -36,7 +36,7 @@ class RunTables:
         self._last_received_ns: int | None = None
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
-        """Take what was recorded out of the recorder, if that is much. Only between repetitions: it takes a moment."""
+        """Move a large recording out of the recorder. Call it only between repetitions, as it takes a moment."""
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
@@ -44,7 +44,7 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables, once; of an unfinished step there are spans and no row.
+        """Write both tables, once. An unfinished step has spans but no row.
 
         Where spans cannot be written (a full disk), the steps are written all the same before the error is raised.
         """

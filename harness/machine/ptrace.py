@@ -26,9 +26,9 @@ def allow_tracing() -> None:
 
 
 def find_py_spy() -> str | None:
-    """Find the py-spy program: beside this Python (its environment need not be active), else the first on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    """Find the py-spy program: in this Python's folder (its environment need not be active), else the first on PATH."""
+    own = Path(sys.executable).with_name("py-spy")
+    return str(own) if os.access(own, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:

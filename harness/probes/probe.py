@@ -1,4 +1,4 @@
-"""What a probe is: the methods by which a run drives every probe alike, and the settings that travel to the run."""
+"""Defines the interface of a probe: the methods that a run calls on every probe, and the settings sent to the run."""
 
 from __future__ import annotations
 

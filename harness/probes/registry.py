@@ -1,4 +1,4 @@
-"""The list of probes. A new probe is one file with a :class:`harness.probes.probe.Probe`, and one line here."""
+"""Lists the probes. A new probe is one file with a :class:`harness.probes.probe.Probe`, and one line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run is measured with: chosen by the launcher, sent to the run as JSON, passed on to its loader workers."""
+"""Holds the probes of one run: chosen by the launcher, sent to the run as JSON, passed on to its loader workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compares two studies of different times: the differences that forbid it, those to report beside it, the decision.
+"""Compares two studies of different times: finds the differences that forbid it or must be reported, and decides.
 
-The two did not alternate, so whatever the machine did in between (its clocks, its neighbours, its temperature) looks
-like a regression, and no interval over blocks knows of it. Hence the wider limits, and `harness regress` where it
-matters. Numbers and kinds only; harness.regression.report makes the sentences.
+The two did not alternate, so a change of the machine in between (clocks, neighbours, temperature) looks like a
+regression, and no interval over blocks shows it. The limits are therefore wider. `harness regress` has no such gap.
+Numbers and kinds only; harness.regression.report makes the sentences.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ MissingKind = Literal[
 class WhyUndecided:
     """Why nothing could be compared.
 
-    ``details``: what a run or a file said of it (the first error; the folders that changed; no baseline).
+    ``details``: from a run or a file (the first error; the folders that changed; no baseline).
     ``tokens``: per step, of both sides.
     """
 
@@ -128,14 +128,14 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """What beside the step is not decided and looks worse than allowed, by name: more blocks may decide it."""
-        beside = {TOTAL: self.total} if self.total is not None else {}
-        beside |= {gate.name: gate.decision for gate in self.gates}
-        return {name: decision for name, decision in beside.items() if _looks_worse(decision)}
+        """The undecided checks besides the step whose median is worse than allowed, by name: more blocks may decide."""
+        others = {TOTAL: self.total} if self.total is not None else {}
+        others |= {gate.name: gate.decision for gate in self.gates}
+        return {name: decision for name, decision in others.items() if _looks_worse(decision)}
 
     @property
     def settled(self) -> bool:
-        """Whether no more blocks are needed: the step is slower, or decided and nothing beside it looks worse."""
+        """Whether no more blocks are needed: the step is slower, or it is decided and no other check looks worse."""
         return self.step.outcome == "slower" or (self.step.outcome != "undecided" and not self.open)
 
     @property

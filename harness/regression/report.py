@@ -117,7 +117,7 @@ def _shown(value: Any, unit: str) -> str:
 
 
 def _differing(c: StateComparison) -> list[str]:
-    """Everything that differs besides the two sides; what forbids a comparison is said by :func:`missing`."""
+    """Everything else that differs between the two sides. :func:`missing` reports what forbids a comparison."""
     if c.missing is None:
         return [*c.confounds, *map(difference, c.differences)]
     return [*c.confounds, *(difference(one) for one in c.differences if not one.forbids)]

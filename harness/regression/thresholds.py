@@ -1,4 +1,4 @@
-"""Every threshold of the regression check, with its unit and the reason for its value."""
+"""Defines every threshold of the regression check, with its unit and the reason for its value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ STEP_WITHIN = 0.01  # of the step, where both sides alternate
 MEMORY_WITHIN = 0.05  # of peak memory: allocators round up by a few per cent
 STARTUP_WITHIN = 0.2  # of the startup: imports read files that may or may not be in the page cache
 # The same as a test writes it.
-BESIDE, APART = "1%", "5%"  # both sides alternate; studies of different times, which differ by the machine's drift
+ALTERNATED, APART = "1%", "5%"  # both sides alternate; studies of different times, which differ by the machine's drift
 
 # When a decision is tried.
 FIRST_LOOK = 4  # blocks: at three, Student's quantile is so wide that only landslides would be seen

@@ -1,4 +1,4 @@
-"""Says why a figure or a whole comparison is missing, and what is missing from a study or went wrong in it."""
+"""Makes the sentences on missing figures, missing comparisons and failures of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns records into plain data for JSON: what was not measured is null, never NaN and never 0."""
+"""Converts records to plain data for JSON: what was not measured is null, never NaN and never 0."""
 
 from __future__ import annotations
 

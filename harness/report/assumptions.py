@@ -1,4 +1,4 @@
-"""Says what a replay takes for granted, a line each."""
+"""Makes the sentences on what a replay takes for granted, a line each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def _text(one: Assumption) -> str:
     match one.kind:
         case "loader alone":
             return "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
-        case "recording":
-            return one.detail
+        case "receive not observed":
+            return f"no batch lay ready: receiving one is taken to cost {one.cost_ms:.1f} ms"
+        case "hand-over not observed":
+            return f"no batch was waited for: its hand-over is taken to last {one.cost_ms:.1f} ms"
         case "device not recorded":
             return (
                 "what the device did was not recorded: time on the host stands for it, and a wait of the host counts "

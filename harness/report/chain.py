@@ -1,4 +1,4 @@
-"""Explains in steps how a gain in isolation becomes what it is in training: one line per link, each with its number.
+"""Explains step by step how a gain in isolation becomes the gain in training: one line per link, with its number.
 
     isolated ratio -> share of the step -> hidden behind what -> waiting for a core -> ceiling -> slowdown injection
     -> predicted -> measured

@@ -1,4 +1,4 @@
-"""Says what differs between two arms although neither declared it, a line each."""
+"""Makes a sentence of each difference between two arms that neither declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says in one line what a slowdown injection (the scenario key ``dose``) showed, and on what that rests."""
+"""Makes one line of the result of a slowdown injection (the scenario key ``dose``), with the figures behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws what all pictures share: axes of rows, points with intervals, ratio axes; makes PNG bytes."""
+"""Draws the parts that all pictures share (axes of rows, points with intervals, ratio axes), and makes PNG bytes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def point(
     axes.plot(estimate.median, row, marker, color=colour, markerfacecolor=face, markersize=7, zorder=5, label=label)
 
 
-def beside(axes: Axes, row: int, text: str, colour: str) -> None:
-    """Text in the column right of the axes."""
+def text_right_of(axes: Axes, row: int, text: str, colour: str) -> None:
+    """Put text in the column right of the axes."""
     where = ("axes fraction", "data")
     axes.annotate(text, (1.02, row), xycoords=where, va="center", fontsize=8.5, color=colour, annotation_clip=False)
 

@@ -1,4 +1,4 @@
-"""Says in one line each what held the host or a device back while steps were measured."""
+"""Makes a sentence of each finding on what slowed the host or a device while steps were measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def host_finding(found: HostFinding) -> str:
         case "quota throttled":
             return (
                 f"throttled by the cgroup's CPU quota of {number(limit)} cores in {percent(value)} of "
-                "its periods: everything stood still until the next one"
+                "its periods: nothing ran until the next period"
             )
         case "threads over quota":
             return f"torch computes with {value:.0f} threads under a CPU quota of {number(limit)} cores"
@@ -32,9 +32,9 @@ def host_finding(found: HostFinding) -> str:
         case "waited for the disk":
             return f"some process waited for the disk {percent(value)} of the time"
         case "waited for a core":
-            return f"{without_core}: more wanted to run than there were cores"
+            return f"{without_core}: there were more runnable threads than cores"
         case "waited for the quota":
-            return f"{without_core}: what the quota held back counts in"
+            return f"{without_core}, time held back by the quota included"
         case "read from disk":
             rate = number(value / 1e6)
             return f"{name} read {rate} MB/s from disk during measured steps: the page cache did not have it"

@@ -16,7 +16,6 @@ from harness.analysis.report_types import ArmReport, Comparison, StudyReport
 from harness.report.chain import chain
 from harness.report.drawing import (
     TICKS,
-    beside,
     bounds,
     legend_below,
     png,
@@ -25,6 +24,7 @@ from harness.report.drawing import (
     row_axes,
     row_labels,
     short,
+    text_right_of,
     title,
 )
 from harness.report.words import interval, number, percent, ratio
@@ -123,7 +123,9 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
             point(axes, m.ratio, row + 0.2, "#56B4E9", "s", legend.pop("trained", None), hollow=True)
             figures[-1] += f" ({ratio(m.ratio.median)} trained)"
         values += [bound for one in shown for bound in bounds(one)]
-        beside(axes, row, ", ".join(figures[:-1]) + f"\n{figures[-1]}" if len(figures) > 1 else figures[0], "#333333")
+        text_right_of(
+            axes, row, ", ".join(figures[:-1]) + f"\n{figures[-1]}" if len(figures) > 1 else figures[0], "#333333"
+        )
     ratio_axis(axes, values)
     row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
     axes.set_xlabel("how many times as fast as the baseline (log scale, 95 % intervals)")
@@ -148,7 +150,7 @@ def forest(comparisons: Sequence[Comparison]) -> Figure:
         verdict = "undecided" if undecided else {"none": "no detectable difference"}.get(m.verdict, m.verdict)
         if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
             verdict += f", {ratio(m.trained_per_step)} tokens a step"
-        beside(axes, row, f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})", colour)
+        text_right_of(axes, row, f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})", colour)
     floors = [one for c in comparisons if (one := c.measured.noise_floor) is not None]
     reaches = [b for floor in floors for b in (1 - floor, 1 + floor) if b > 0]
     ratio_axis(axes, [b for c in comparisons for b in bounds(c.measured.ratio)] + reaches)

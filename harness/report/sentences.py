@@ -67,7 +67,7 @@ def _finding(m: Measured, baseline: str) -> str:
 
 
 def _more_tokens(m: Measured) -> str:
-    """Keeps a change of padding or batch size from passing as a change of speed."""
+    """Names a change of padding or batch size, which could pass as a change of speed."""
     per_step = m.trained_per_step
     return "" if per_step is None or abs(per_step - 1) <= SAME else f" with {ratio(per_step)} as many of them per step"
 
@@ -143,7 +143,7 @@ def _contrast(m: Measured) -> bool:
 
 
 def _stages(waits: Waits) -> str:
-    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: what is worth a word."""
+    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: the parts large enough to name."""
     worth = max(0.005, 0.05 * (waits.waited_ms or 0))
     exposed = [f"{stage} {number(value)}" for stage, value in waits.exposed_ms.items() if value >= worth]
     text = f": {', '.join(exposed)} ms" if exposed else ""
@@ -171,7 +171,7 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """Where two witnesses differ by more than their intervals and the noise floor allow."""
+    """List pairs of witnesses that differ by more than their intervals and the noise floor allow."""
     m, waits = c.measured, c.measured.baseline_waits
     found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + (m.noise_floor or 0.0)
@@ -230,7 +230,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """What costs nothing when there is more of it cannot be what the step waits for; and hidden work may cost."""
+    """Find slowdown injections that contradict the ledger: work costs nothing but is waited for, or the reverse."""
     waits, found = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.exposed_ms.get(dose.what)

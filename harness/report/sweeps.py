@@ -1,4 +1,4 @@
-"""Says where a sweep crosses over, and draws step time against the swept value, with and without tokenization."""
+"""Makes the sentence on where a sweep crosses over, and draws step time against the swept value."""
 
 from __future__ import annotations
 

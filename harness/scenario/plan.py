@@ -1,4 +1,4 @@
-"""From a scenario to every run in order: arms with their controls, comparisons, and the order of each block."""
+"""Plans every run of a scenario: arms with their controls, comparisons, and the order of each block."""
 
 from __future__ import annotations
 

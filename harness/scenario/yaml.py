@@ -1,4 +1,4 @@
-"""YAML in, plain data out, with the line of every key: what a clear error message needs.
+"""Reads YAML into plain data, and keeps the line of every key for error messages.
 
 Safe tags only. Two departures from PyYAML: ``1e-3`` is a number (YAML 1.1 wants ``1.0e-3``), dates stay text.
 Refused with one line each: duplicate keys, cycles, alias bombs, keys that are not text, more than one document.

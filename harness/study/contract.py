@@ -1,4 +1,4 @@
-"""The results contract (schema 1): which tables, columns and files a run leaves, and the names that they use.
+"""Defines the results contract (schema 1): the tables, columns and files of a run, and the names in them.
 
 Imports nothing but what it needs when it is called, so that every room can read it.
 """

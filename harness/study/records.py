@@ -1,4 +1,4 @@
-"""The records of a study: study.json and run.json as dataclasses. A JSON key is a field's name.
+"""Defines the records of a study: study.json and run.json as dataclasses. A field's name is its JSON key.
 
 A later version may add fields with a default: older files are still read, and an older version drops what it does not
 know (see :meth:`harness.study.store.StudyFolder.read_study`).

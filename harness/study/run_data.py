@@ -1,4 +1,4 @@
-"""One run as it is read back: its record, its tables (read when they are asked for), and what its probes reported."""
+"""Reads one run back: its record, its tables (each when it is first asked for), and what its probes reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study folder: writes and reads the tables and records of the results contract (schema 1).
+"""Writes and reads a study's folder: the tables and records of the results contract (schema 1).
 
 Everything is written to a temporary name beside its target and renamed, so a reader never sees half a file.
 This module imports pyarrow only when a table is read or written: a plan needs neither.

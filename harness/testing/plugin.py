@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if chosen not in ON_UNDECIDED:
         raise pytest.UsageError(f"harness_undecided: {chosen!r}; allowed: {', '.join(ON_UNDECIDED)}")
     # With pytest-benchmark the fixture asks for its `benchmark`, so that --benchmark-only, -skip and the rest see it.
-    beside = config.pluginmanager.hasplugin("benchmark")
-    config.pluginmanager.register(_WithBenchmark() if beside else _Without(), "harness-scenario")
+    has_benchmark = config.pluginmanager.hasplugin("benchmark")
+    config.pluginmanager.register(_WithBenchmark() if has_benchmark else _Without(), "harness-scenario")
 
 
 class _WithBenchmark:

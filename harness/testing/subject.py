@@ -16,7 +16,7 @@ from harness.regression.gate import Limits, StateComparison, WhyUndecided, nothi
 from harness.regression.quantities import read_limit, read_seconds, read_share
 from harness.regression.rounds import STEP, rounds
 from harness.regression.series import series_of
-from harness.regression.thresholds import APART, BESIDE
+from harness.regression.thresholds import ALTERNATED, APART
 from harness.study.contract import PHASES
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
@@ -80,7 +80,7 @@ class Subject:
         scenario = load_scenario(self.path, self.sets)
         an_arm = other in {one.name for one in variants(scenario)}
         limits = Limits(
-            read_share(within or (BESIDE if base or an_arm else APART), "within"),
+            read_share(within or (ALTERNATED if base or an_arm else APART), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
@@ -164,7 +164,7 @@ class Subject:
         return self._end(comparison, study, name)
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> StateComparison:
-        """Leave the evidence to pytest-benchmark, then pass or fail."""
+        """Report the rounds to pytest-benchmark, then pass or fail."""
         from harness.regression.report import sentence
 
         message = f"{sentence(comparison)}; evidence: {folder.path}"

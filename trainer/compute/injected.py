@@ -1,4 +1,4 @@
-"""Two computes without a model of their own: ``NoCompute`` drops batches, ``InjectedCompute`` adds declared costs."""
+"""Defines two computes without a model: ``NoCompute`` drops batches, ``InjectedCompute`` adds declared costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is built once and found again: the cache folder, content fingerprints, atomic creation."""
+"""Builds things once and finds them again: the cache folder, content fingerprints, atomic creation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def file_identity(path: Path) -> list[object]:
-    """What tells that a file did not change, without reading it: absolute path, size in bytes, mtime in ns."""
+    """Identify a file's content without reading it: absolute path, size in bytes, mtime in ns."""
     stat = path.stat()
     return [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
 
@@ -68,9 +68,9 @@ def folder(kind: str, key: object, build: Callable[[Path], None]) -> Path:
 
 
 def create_folder(target: Path, build: Callable[[Path], None]) -> None:
-    """Build a folder beside ``target`` and rename it, so that nobody ever sees half of it.
+    """Build a folder beside ``target`` and rename it, so that no reader sees an incomplete one.
 
-    Where another process was faster, its folder is kept and ours is dropped: what both build is the same.
+    Where another process was faster, keep its folder and drop ours: both have the same content.
     """
 
     def temporary_folder() -> Path:

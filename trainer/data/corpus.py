@@ -92,7 +92,7 @@ def _matching_files(pattern: str) -> list[Path]:
 
 
 def _open(path: Path) -> Any:
-    """Open a ParquetFile. The error tells a truncated file from one that never was parquet."""
+    """Open a ParquetFile. The error distinguishes a truncated file from one that never was parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

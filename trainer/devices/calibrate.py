@@ -1,4 +1,4 @@
-"""What this CPU really does, measured once and cached as a device profile.
+"""Measures what this CPU reaches, once, and caches it as a device profile.
 
 A CPU's theoretical peak says little (clocks depend on the instructions, and bf16 may be emulated), so the peak of a
 CPU profile is the best *measured* rate, and is marked so. An MFU against it compares with what this torch reaches here

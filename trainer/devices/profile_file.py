@@ -1,4 +1,4 @@
-"""A profile's YAML file as plain data, and one line for whatever is wrong with it: file, key, what is allowed."""
+"""Reads a profile's YAML file as plain data; an error is one line: file, key, what is allowed."""
 
 from __future__ import annotations
 

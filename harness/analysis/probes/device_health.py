@@ -52,7 +52,7 @@ class DeviceFinding:
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """One card during the measured steps of one arm: means over samples. None: not to be had."""
+    """One card during the measured steps of one arm: means over samples. None: not recorded."""
 
     arm: str
     device: int  # CUDA's number
@@ -174,7 +174,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which steps (rows,) lie in a repetition that was read to its end, and which readings are of such."""
+    """Select the steps (rows,) of repetitions that were read to their end, and the readings of these repetitions."""
     repetition, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
         (start[repetition == one].min(), start[repetition == one].max(), one) for one in np.unique(repetition)

@@ -1,6 +1,6 @@
 """Sums up the host for each arm: its own processes' use of cores, disk and memory, its limits, and others' load.
 
-Counters come as what they grew by over ``interval_s`` of measured steps, so that every rate here is
+Each sample of a counter is its growth over ``interval_s`` of measured steps, so every rate here is
 sum of growth / sum of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
 """
 

@@ -1,4 +1,4 @@
-"""Nests the events of each thread in time: finds which lies directly in which, and the time that is an event's own."""
+"""Nests the events of each thread in time: finds the parent of each event, and its time outside its children."""
 
 from __future__ import annotations
 

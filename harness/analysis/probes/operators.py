@@ -1,4 +1,4 @@
-"""Sums up a profile by operator: the time that is its own, on the host and on the device.
+"""Sums up a profile by operator: self time on the host and on the device.
 
 Host: an operator's self time is its duration without that of the operators and runtime calls directly inside it on the
 same thread. Device: a kernel belongs to the operator that launched it, wherever and whenever it ran:

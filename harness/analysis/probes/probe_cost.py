@@ -1,7 +1,7 @@
 """Works out what the probes cost: the first baseline without any, with each alone, and with all of a measured run.
 
 A cost is a share of the step: the step time with the probe / the step time without it, minus 1. Both alternated, so
-the ratio is paired; below the interval's width a cost cannot be told from none.
+the ratio is paired. A cost smaller than the interval's width cannot be distinguished from none.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def probe_costs(
 
 
 def _idle(run: RunData) -> bool:
-    """Whether ``run`` is there for one probe's cost, and that probe did not run."""
+    """Whether ``run`` measures one probe's cost, but that probe did not run."""
     control = run.record.control or ""
     if run.record.status != "done" or not control.startswith(ALONE) or control == LEDGER:
         return False

@@ -1,4 +1,4 @@
-"""Works out what the probes recorded beside the steps of a study: the machine, operators, memory and stacks."""
+"""Analyses what the probes of a study recorded: the machine, operators, memory and stacks."""
 
 from __future__ import annotations
 

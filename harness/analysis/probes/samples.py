@@ -1,4 +1,4 @@
-"""Splits the samples table into series, with the arithmetic on counters that every reader of it shares."""
+"""Splits the samples table into series, and sums up counters for every reader of it."""
 
 from __future__ import annotations
 

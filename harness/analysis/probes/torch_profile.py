@@ -1,4 +1,4 @@
-"""Works out what torch.profiler recorded of one run: operators, kernels and memory of the profiled steps."""
+"""Analyses what torch.profiler recorded of one run: operators, kernels and memory of the profiled steps."""
 
 from __future__ import annotations
 

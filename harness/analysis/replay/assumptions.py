@@ -1,6 +1,6 @@
 """Lists what a replay takes for granted: only what matters for this run and these edits.
 
-``harness.report.assumptions`` says it in words.
+``harness.report.assumptions`` makes the sentences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from harness.scenario.edits import Edits
 
 AssumptionKind = Literal[
     "loader alone",
-    "recording",
+    "receive not observed",
+    "hand-over not observed",
     "device not recorded",
     "hand-over",
     "stages inline",
@@ -34,7 +35,7 @@ class Assumption:
     """Something a replay takes for granted. The figures are those of its kind; the others are 0."""
 
     kind: AssumptionKind
-    detail: str = ""  # "recording": what was taken for something that never was observed
+    cost_ms: float = 0.0  # of the two costs that were not observed: per batch
     tensors: int = 0  # "hand-over": of each batch
     tensor_ms: float = 0.0
     asynchronous: bool = False  # "device speed": whether the recorded device was
@@ -50,8 +51,9 @@ def assumptions(recording: Recording, edits: Edits) -> tuple[Assumption, ...]:
 
 
 def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
-    for detail in recording.batches.assumed:
-        yield Assumption("recording", detail)
+    for cost in recording.batches.assumed:
+        kind: AssumptionKind = "receive not observed" if cost.part == "receive" else "hand-over not observed"
+        yield Assumption(kind, cost_ms=cost.ms)
     workers = recording.workers if edits.workers is None else edits.workers
     cores = edits.cores or recording.cores
     if recording.device_not_recorded:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.replay.handover import Seen, crosses, handed_over, nearest
+from harness.analysis.replay.handover import AssumedCost, Seen, crosses, handed_over, nearest
 
 Array = NDArray[np.float64]
 BUILT = ("read", "tokenize", "pack")  # stages that leave spans, in the order they run
@@ -58,7 +58,7 @@ class RecordedBatches:
     ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where not recorded
     began_ns: float  # when the first batch was begun; infinite where not recorded
     worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
-    assumed: tuple[str, ...] = ()  # what never was observed, and what is taken for it
+    assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -73,7 +73,7 @@ def batches(
     tensors: int,
     declared_transfer_ms: float,
 ) -> RecordedBatches:
-    """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop stood still."""
+    """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended."""
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
     first = np.array([min((row.start_ns for row in group), default=0) for group in rows], dtype=np.float64)
@@ -127,10 +127,10 @@ def _mended(
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
-    """How far builders got during ``pause``: what their batches needed beyond the time they had before and after it.
+    """How much work the builders did during ``pause``: what their batches needed, less the time before and after it.
 
-    A run is stopped (SIGSTOP) a moment after its loop stands still and goes on a moment before the loop does, and a
-    sleep ends while its process is stopped. It shows in batches that were not finished by the end of the pause.
+    A run is suspended (SIGSTOP) a moment after its loop pauses, and resumed a moment before the loop continues. A sleep
+    ends while its process is suspended. Batches that were unfinished at the end of the pause show this work.
     """
     since, until = pause
     found = [

@@ -41,7 +41,7 @@ class Demand:
 
     @property
     def scarce(self) -> bool:
-        """Whether there can be more who want a core than cores."""
+        """Whether more threads than cores can be runnable at once."""
         return self.threads + self.workers > self.cores
 
 
@@ -80,7 +80,7 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
 
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
-    """``wall`` holds ``cpu`` stretched by the first; now it is stretched by the second. What was no CPU work stays."""
+    """Return ``wall`` with its CPU part stretched by the second factor instead of the first. The rest stays."""
     then, now = stretch
     return wall + np.minimum(wall, cpu * then) * (now / then - 1)
 

@@ -34,8 +34,8 @@ def batch_costs(
 ) -> tuple[Costs, float]:
     """The costs of the batches under ``edits``, and the mean CPU time that building one takes, unstretched by others.
 
-    A batch ``scale`` times as large is put together from as much of its consecutive recorded ones: their stages add up,
-    long documents and all; what a batch costs whatever its size (wake, hand-over, receive) stays. Then stages change.
+    A batch that is ``scale`` times as large combines that many consecutive recorded batches: their stages add up, and
+    the costs that do not depend on its size (wake, hand-over, receive) stay. Edits of stages apply after that.
     """
     recorded = recording.batches
     chosen = np.flatnonzero(np.ones(len(recorded), dtype=np.bool_) if exact else recorded.usable)
@@ -67,7 +67,7 @@ def _combined(values: Array, scale: float) -> Array:
 
 
 def _between(recorded: RecordedBatches, tensors: int, workers_then: int, workers_now: int) -> dict[str, Array]:
-    """What happens to a batch besides its stages, for as many workers as there are now."""
+    """Return the costs of a batch besides its stages, for the number of workers under the edits."""
     nothing, after = np.zeros(len(recorded)), DEFAULT_AFTER_MS * 1e6
     if workers_now and workers_then:
         return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive")}

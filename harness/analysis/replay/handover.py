@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +31,24 @@ class Seen:
     wait_start: Array
     wait_end: Array
     measured: NDArray[np.bool_]  # received in a step that counts
-    pauses: Sequence[tuple[int, int]]  # when the run stood still
+    pauses: Sequence[tuple[int, int]]  # when the run was suspended
+
+
+@dataclass(frozen=True)
+class AssumedCost:
+    """A cost per batch that the recording does not show, and the milliseconds that are taken for it."""
+
+    part: Literal["receive", "hand-over"]
+    ms: float
 
 
 def handed_over(
     seen: Seen, workers: int, prefetch: int, tensors: int, declared_ns: float
-) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """after, wake, handover and receive (see ``batches``) of batches of ``tensors``, and what had to be assumed.
+) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
+    """Estimate after, wake, handover and receive (see ``batches``) of every batch, and list what had to be assumed.
 
-    What was not observed of a batch is taken from the nearest one before it of which it was; no value is NaN.
-    ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
+    A cost that was not observed for a batch is copied from the nearest earlier batch with it, so no value is NaN.
+    ``tensors``: per batch. ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
     """
     after, wake, most_after, most_wake = _around(seen, workers, prefetch)
     default = tensors * DEFAULT_TENSOR_MS * 1e6
@@ -50,7 +59,7 @@ def handed_over(
     handing_ns = _typical(latency, asked_early & seen.measured)
     ready = seen.known & (seen.last + _READY_HANDOVERS * (handing_ns or default + declared_ns) <= seen.wait_start)
     receiving_ns = _typical(waited, ready & seen.measured)
-    # Of the two, the one that shows tells of the other.
+    # Where only one of the two was observed, the other is estimated from it.
     default_receive = RECEIVED_SHARE * (default if handing_ns is None else max(0.0, handing_ns - declared_ns))
     default_handover = declared_ns + (default if receiving_ns is None else receiving_ns / RECEIVED_SHARE)
     # Built before it was asked for, but only just: either the hand-over or the receiving came last. Whichever would be
@@ -62,9 +71,9 @@ def handed_over(
     receive = np.where(ready | unrecorded | (between & short), waited, np.nan)
     assumed = []
     if _unknown(receive):
-        assumed.append(f"no batch lay ready: receiving one is taken to cost {default_receive / 1e6:.1f} ms")
+        assumed.append(AssumedCost("receive", default_receive / 1e6))
     if _unknown(handover):
-        assumed.append(f"no batch was waited for: its hand-over is taken to last {default_handover / 1e6:.1f} ms")
+        assumed.append(AssumedCost("hand-over", default_handover / 1e6))
     return {
         "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
         "wake": _filled(wake, seen.measured, 0.0, most_wake),
@@ -74,7 +83,7 @@ def handed_over(
 
 
 def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Whether the run stood still at any moment from each start to its end; ``pauses`` are in order and apart."""
+    """Whether the run was suspended at any moment between each start and its end; ``pauses`` are in order, disjoint."""
     if not pauses:
         return np.zeros(len(starts), dtype=np.bool_)
     since, until = np.array(pauses, dtype=np.float64).T
@@ -85,7 +94,7 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each position itself where ``known``, else the nearest one before it that is, else the first that is."""
+    """The index of the nearest known value at or before each position; of the first known one where there is none."""
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
@@ -93,9 +102,9 @@ def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _around(seen: Seen, workers: int, prefetch: int) -> tuple[Array, Array, Array, Array]:
-    """What passed between two batches of one worker, NaN where it does not show, and the most it can have been.
+    """Measure the time between two batches of one worker: (after, wake, the upper bounds of both); NaN is unknown.
 
-    ``after`` the earlier one shows if the later had been asked for by then; ``wake`` of the later one, if it had not.
+    A worker whose next batch was already requested shows ``after``; one that waited for a request shows ``wake``.
     """
     count, ahead = len(seen.first), workers * prefetch
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
@@ -130,9 +139,9 @@ def _unknown(values: Array) -> bool:
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
-    """``values`` without NaN: from the nearest known one of a measured step, or the default where too few are known.
+    """Replace NaN by the nearest known value of a measured step, or by the default where too few are known.
 
-    What is filled in never exceeds ``most``: the next thing happened that soon.
+    A replacement never exceeds ``most``, the time until the next recorded event.
     """
     known = ~np.isnan(values)
     lenders = known & measured

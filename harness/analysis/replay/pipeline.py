@@ -48,7 +48,7 @@ class Pipeline:
     programs: tuple[Program, ...]
     step_program: NDArray[np.int64]  # (steps,)
     measured: NDArray[np.bool_]
-    resumes: tuple[Resume | None, ...]  # (steps,) where the loop had stood still before the step
+    resumes: tuple[Resume | None, ...]  # (steps,) where the loop paused before the step
     exact: bool  # the loader is where it was recorded at each of these
     drained: NDArray[np.bool_]  # (steps,) ends only when the device has done what was queued before it began
     workers: int
@@ -109,7 +109,7 @@ def build(
 
 
 def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
-    """The steps in order: their programs, whether they count, and where the loop had stood still; of a long run its
+    """The steps in order: their programs, whether they count, and where the loop paused before them; of a long run its
     beginning, up to :data:`MOST_STEPS` that count (their durations still come from all of it).
 
     A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in

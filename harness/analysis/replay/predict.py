@@ -1,7 +1,7 @@
 """Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
 Every run is replayed by itself, so a prediction has as many values as there are blocks. The validation error is that of
-the unedited replay, against what was measured: where it exceeds the tolerance, predictions are not to be relied on.
+the unedited replay, against what was measured: where it exceeds the tolerance, predictions are unreliable.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 
 
 def _consistent(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) -> Simulated:
-    """A replay with the contention that goes with its step time: each decides the other, so both are iterated."""
+    """Iterate the replay until its step time and the contention agree, as each depends on the other."""
     now = then
     for _ in range(_ROUNDS):
         pipeline = make(now)

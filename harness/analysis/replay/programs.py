@@ -1,4 +1,4 @@
-"""Describes each step of the host's main thread as a sequence of events that can be run with other durations.
+"""Describes each step of the host's main thread as a sequence of events, which a replay runs with other durations.
 
     host      time on the host, outside of any wait (``name`` is the phase)
     fetch     asks for the next batch

@@ -30,7 +30,7 @@ FULL_QUEUE = "full queue"  # call site of the emulated device where the host wai
 
 
 class Resume(NamedTuple):
-    """How far the loader had got when the loop went on after standing still; the device had nothing left to do."""
+    """How far the loader had got when the loop resumed after a pause; the device was idle by then."""
 
     repetition: bool  # a repetition begins; False: the loop only paused for a moment
     worked_ns: float  # how far each builder got meanwhile
@@ -47,7 +47,7 @@ class Recording:
     classes: tuple[StepClass, ...]  # steps with the same sequence of events
     step_class: NDArray[np.int64]  # (steps,) index into classes
     measured: NDArray[np.bool_]  # (steps,) not warmup
-    resumes: Mapping[int, Resume]  # by step that began after the loop had stood still, the first one included
+    resumes: Mapping[int, Resume]  # by step that began after a pause of the loop; the first step is included
     wall_ns: Array
     workers: int
     prefetch: int
@@ -75,7 +75,7 @@ class Recording:
 def record(run: RunData) -> Recording:
     """The recording of a finished run; InputError (one line) where its tables do not hold enough to replay it.
 
-    Of a long run it is that of its beginning, up to :data:`MOST_RECORDED` measured steps.
+    A long run is cut after :data:`MOST_RECORDED` measured steps.
     """
     found = run.once("recording", lambda: _record(run))
     if isinstance(found, InputError):
@@ -114,7 +114,7 @@ def _recorded(run: RunData) -> Recording:
     config, facts = run.record.config, run.record.facts
     workers = int(lookup(config, "data.workers", facts.get("workers", 0)))
     prefetch = int(lookup(config, "data.prefetch", 2))
-    paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after the loop had stood still
+    paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     tensors = 2 if str(lookup(config, "data.path", "")).endswith("-stream") else 3  # ids, labels, attention mask
@@ -159,7 +159,7 @@ def _recorded(run: RunData) -> Recording:
 
 
 def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
-    """What the host began before ``until_ns``, by what it is, each sorted by start; and the stages of its batches."""
+    """Return phases, launches and syncs begun before ``until_ns``, sorted by start, and the stages of their batches."""
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
     pieces = min(len(spans.launches), len(spans.kernels))
     early = spans.launches.starts[:pieces] < until_ns
@@ -214,7 +214,7 @@ def _resumes(
     built: RecordedBatches,
     ahead: int,
 ) -> dict[int, Resume]:
-    """Of the first step and of every step that began after the loop had stood still."""
+    """Describe the loader at the first step and at every step that began after a pause of the loop."""
     known_ns = [worked for worked in built.worked_ns if worked is not None]
     typical = float(np.mean(known_ns)) if known_ns else 0.0
     stops = iter(built.worked_ns)
@@ -236,6 +236,6 @@ def _resumes(
 
 
 def _queue_depth(config: Mapping[str, Any]) -> int | None:
-    """What an emulated device declares; a real driver does not say."""
+    """The depth that an emulated device declares; a real driver does not report one."""
     depth = lookup(config, "compute.device.queue_depth")
     return None if depth is None else int(depth)

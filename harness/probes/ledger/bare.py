@@ -1,4 +1,4 @@
-"""Records when each step begins and ends and nothing else: the ledger's own cost is measured against that."""
+"""Records only when each step begins and ends. The ledger's own cost is measured against such runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BareRecorder:
         self._open = (index, self.repetition, self.warmup, now)
 
     def pause(self) -> None:
-        """Close the open step: the loop stands still until the next :meth:`step`."""
+        """Close the open step: the loop pauses until the next :meth:`step`."""
         self._close(monotonic_ns())
 
     def _close(self, now: int) -> None:

@@ -5,7 +5,7 @@ An event is a tuple that begins with its kind, times in CLOCK_MONOTONIC nanoseco
     ENTER, name, time, CPU time of the thread or None for the one read last
     EXIT, name, time, CPU time
     STEP, time, run-queue reading, number, repetition, warmup   a step begins, and the one before ends
-    PAUSE, time, run-queue reading                              the loop stands still until the next STEP
+    PAUSE, time, run-queue reading                              the loop pauses until the next STEP
     RECEIVED, trace, tokens, trained tokens, samples            the batch of the last fetch
     TAKEN, number                                               the stages since the last one were batch NUMBER, inline
 """
@@ -63,9 +63,9 @@ class StepRow(NamedTuple):
 
 @dataclass
 class Rows:
-    """Finished steps; phases in the order they ended; batches in the order they came.
+    """Holds finished steps, phases in the order they ended, and batches in the order they were received.
 
-    ``first_batch``: how many batches came before these, where earlier rows were taken away.
+    ``first_batch``: how many batches were received before these, in rows that were taken away.
     """
 
     steps: list[StepRow] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Step(NamedTuple):
 
 
 class RowMaker:
-    """Makes rows of events, in as many portions as it is given. A span whose beginning was not recorded is left out."""
+    """Turns events into rows, portion by portion. Leaves out a span whose beginning was not recorded."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -116,7 +116,7 @@ class RowMaker:
             self._notes[kind](*values)
 
     def take(self) -> Rows:
-        """The rows so far, for the caller to keep; those to come go on counting. Only between steps."""
+        """Return the rows so far and forget them; batch numbers go on. Call it between steps only."""
         rows, self.rows = self.rows, Rows(first_batch=self.rows.first_batch + len(self.rows.received))
         return rows
 

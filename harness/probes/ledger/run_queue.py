@@ -47,7 +47,7 @@ class RunQueue:
                 self._descriptors.append(descriptor)
 
     def read(self) -> SchedstatReading:
-        """The kernel's line of each thread, not parsed: that can wait until the run is over."""
+        """Read the kernel's line of each thread. It is parsed after the run."""
         try:
             return tuple([os.pread(descriptor, 96, 0) for descriptor in self._descriptors])
         except OSError:
@@ -69,9 +69,9 @@ class RunQueue:
 
 
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
-    """Delay between two readings of the thread that was delayed most; None where nothing was read.
+    """Return the delay of the most delayed thread between two readings; None where nothing was read.
 
-    A lower bound when several were delayed one after the other.
+    It is a lower bound where several threads were delayed one after the other.
     """
     if not before or not after:
         return None

@@ -1,7 +1,7 @@
 """Records the step ledger in the main process: phases of the main thread, stages of every batch, one row per step.
 
-It is always on, so it must cost next to nothing. On a busy machine its code and data have left the caches each time, so
-it touches little of both: it reads clocks and counters and appends them to one list, as they come.
+It is always on, so it must cost next to nothing. On a busy machine its code and data are evicted from the caches
+between calls, so it touches little of both: it reads clocks and counters and appends them to one list.
 ``probes.ledger.rows`` makes rows of them when the run is over.
 """
 
@@ -42,25 +42,25 @@ class StepRecorder:
         self._read_ns = 0  # when the CPU time was read last
 
     def rows(self) -> Rows:
-        """Steps, phases and batches since the last :meth:`take_rows`: not for while steps are measured."""
+        """Return steps, phases and batches since the last :meth:`take_rows`. Call it only while no step is measured."""
         events, self._events = self._events, []
         self._maker.add(events)
         return self._maker.rows
 
     def take_rows(self) -> Rows:
-        """The same, for the caller to keep: this recorder lets go of them. Only while no step is open."""
+        """Return the same rows and forget them. Call it only while no step is open."""
         self.rows()
         return self._maker.take()
 
     def take_device(self) -> tuple[list[Kernel], list[Blocked]]:
-        """What the device did and which calls waited for it since the last call, for the caller to keep."""
+        """Return what the device did and which calls waited for it since the last call, and forget it."""
         kernels, blocking = self.kernels, self.blocking
         self.kernels, self.blocking = [], []
         return kernels, blocking
 
     @property
     def pending_events(self) -> int:
-        """Events noted since rows were made the last time: about 150 bytes each."""
+        """Count the events since rows were last made; each takes about 150 bytes."""
         return len(self._events)
 
     def enter(self, name: str) -> None:
@@ -83,7 +83,7 @@ class StepRecorder:
         self._events.append((STEP, now, reading, index, self.repetition, self.warmup))
 
     def pause(self) -> None:
-        """Close the open step: the loop stands still until the next :meth:`step`."""
+        """Close the open step: the loop pauses until the next :meth:`step`."""
         now = monotonic_ns()
         self._events.append((PAUSE, now, self._run_queue.read() if self._run_queue is not None else ()))
 

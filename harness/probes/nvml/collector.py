@@ -2,7 +2,7 @@
 
 Sources are "nvml:N", where N is CUDA's number of the device. A metric that a card lacks is reported once, with the
 reason, and not read again. A card that is lost is reported once; the others are still read. A counter (energy) is
-sampled as what it grew by since the last reading, everything else as it stands.
+sampled as its growth since the last reading, everything else as its current value.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _CardReader:
                 self._lacks(reader.text, reason)
 
     def take_problems(self) -> list[str]:
-        """What has not been reported yet: one line per reason."""
+        """Return what has not been reported yet, one line per reason."""
         label = f"{self._card.source} ({self._card.name})"
         lines = [f"{label}: no {', '.join(text)}: {reason}" for reason, text in self._missing.items()]
         if self._lost:

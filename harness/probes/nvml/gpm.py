@@ -1,4 +1,4 @@
-"""GPM, the performance counters of Hopper and newer cards: how busy SMs, tensor cores, DRAM and links really were.
+"""Reads GPM, the performance counters of Hopper and newer cards: how busy SMs, tensor cores, DRAM and links were.
 
 A reading is the difference of two snapshots. The card refreshes its counters every 100 ms, so two snapshots must be
 further apart than that (nvmlGpmMetricsGet in the NVML reference). The first snapshot of a repetition is its baseline:

@@ -1,4 +1,4 @@
-"""The readers of one card's metrics: which NVML calls each makes, in which units it answers, how often it reads.
+"""Defines the readers of one card's metrics: the NVML calls of each, its units, and how often it reads.
 
 A call costs some tens of microseconds, the list of processes more. PCIe throughput without GPM is a count over 20 ms
 for which the call blocks, so that it is read once a second, one direction at a time, and never after a repetition.
@@ -130,7 +130,7 @@ class Processes(Reader):
 def is_sibling(pid: int, own: set[int]) -> bool:
     """Whether ``pid`` is another arm of the study whose run's processes are ``own``.
 
-    Suspended between its repetitions, it computes nothing, but keeps its memory on the card.
+    Such a run is suspended between its repetitions: it computes nothing, but keeps its memory on the card.
     """
     study = _study(pid)
     return study is not None and study in {_study(one) for one in own} - own

@@ -1,4 +1,4 @@
-"""The base of all readers of a card: how often each is read, and how it reports metrics that the card lacks."""
+"""Defines the base class of a card's readers: how often it reads, and how it reports metrics that the card lacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reason_of(nvml: Any, error: Any) -> str:
 
 
 class Reader:
-    """Reads metrics that belong together. ``text`` name them in messages.
+    """Reads metrics that belong together. ``text`` names them in messages.
 
     ``rate``: "fast" at every deadline, "slow" about once a second, "slow, inside" likewise, but never
     after a repetition.

@@ -69,7 +69,7 @@ class PySpy(Probe):
         self._calibrated: tuple[SpyRecording, tempfile.TemporaryDirectory[str]] | None = None
         if settings.native and settings.nonblocking:
             settings = replace(settings, nonblocking=False)
-            self.problems.append("py-spy: nonblocking left out, as native stacks need the process to stand still")
+            self.problems.append("py-spy: nonblocking left out: native stacks need the process to be suspended")
         self._settings = settings
 
     @classmethod

@@ -1,7 +1,7 @@
 """Reads the host's side of one run: what its processes used and waited for, what others used, which limits applied.
 
-Counters are sampled as what they grew by since the last reading, and ``interval_s`` (source "host") says how long
-that was: over any set of samples, their sum / the sum of ``interval_s`` is the mean rate. Sources: "host" for the
+A counter's sample is its growth since the last reading, and ``interval_s`` (source "host") is the time since then. So
+over any set of samples, their sum / the sum of ``interval_s`` is the mean rate. Sources: "host" for the
 machine, "host:ROLE" for a process.
 """
 

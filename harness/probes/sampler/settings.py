@@ -1,4 +1,4 @@
-"""What the sampling process is to read, and how often."""
+"""Defines the settings of the sampling process: what it reads, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters stand where their time began, and at nothing while a run stood still between repetitions."""
+"""Counters stand where their time began, and at nothing while a run was suspended between repetitions."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_an_unknown_profile_and_a_missing_rate_are_refused() -> None:
         build(config({"emulated": "gh20"}))
 
 
-def test_what_was_assumed_is_said() -> None:
+def test_what_was_assumed_is_reported() -> None:
     device = {"emulated": "gh200", "matmul_efficiency": 0.48, "kernels": {"h2d_ms": 1}}
     settings = config(device, model={"preset": "llama-1b"})
     said = assumptions(settings, resolve_shape(settings.model, 1000, settings.data.sequence_length))

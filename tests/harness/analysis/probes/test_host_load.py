@@ -117,7 +117,7 @@ def test_waiting_under_a_quota_that_throttles_is_not_blamed_on_the_cores() -> No
     throttled = {"cgroup_quota_cores": 4.0, "cgroup_periods": 50.0, "cgroup_throttled_periods": 21.0}
     quota, waited = findings(reading(2.0, main__run_queue_delay_s=0.5, **throttled))
     assert "CPU quota" in quota
-    assert waited.endswith("0.25 s in every second: what the quota held back counts in")
+    assert waited.endswith("0.25 s in every second, time held back by the quota included")
 
 
 def test_the_most_that_others_used_is_over_windows_long_enough_to_count_ticks() -> None:
