@@ -78,9 +78,9 @@ def _verdicts(comparisons: Sequence[Comparison | NotCompared]) -> str:
 
 
 def _bullet(c: Comparison | NotCompared) -> str:
-    """The sentence as a list item, with its finding (what comes before the evidence in parentheses) in bold."""
-    finding, parenthesis, evidence = safe(sentence(c)).partition(" (")
-    return f"- **{finding}**{parenthesis}{evidence}"
+    """The sentence as a list item, with its finding (what comes before the figures in parentheses) in bold."""
+    finding, parenthesis, figures = safe(sentence(c)).partition(" (")
+    return f"- **{finding}**{parenthesis}{figures}"
 
 
 def _comparison_table(comparisons: Sequence[Comparison]) -> str:

@@ -54,11 +54,11 @@ def _finding(m: Measured, baseline: str) -> str:
             f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}, and fewer than "
             f"{MIN_BLOCKS} give no interval: repeat with --repeats {ASK_FOR})"
         )
-    evidence = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
-    evidence += _floor(m, baseline)
+    figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
+    figures += _floor(m, baseline)
     if m.verdict != "none":
-        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({evidence})"
-    found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {evidence})"
+        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({figures})"
+    found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {figures})"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
         return f"{found}, as the median does not clear the noise floor"
     if (m.resolution or 0) > COARSE:
@@ -93,12 +93,12 @@ def _steps(m: Measured) -> str | None:
 
 def _time(speed: Estimate) -> str:
     """``the same time (…)`` where the interval holds 1, else how much less or more."""
-    evidence = f"({ratio(speed.median)} as fast, {interval(speed)})"
+    figures = f"({ratio(speed.median)} as fast, {interval(speed)})"
     if speed.ci_low is None or speed.ci_high is None:
-        return f"{ratio(1 / speed.median)} the time {evidence}"
+        return f"{ratio(1 / speed.median)} the time {figures}"
     if speed.ci_low <= 1 <= speed.ci_high:
-        return f"the same time {evidence}"
-    return f"{percent(1 / speed.median - 1)} {'less' if speed.median > 1 else 'more'} time {evidence}"
+        return f"the same time {figures}"
+    return f"{percent(1 / speed.median - 1)} {'less' if speed.median > 1 else 'more'} time {figures}"
 
 
 def _reason(c: Comparison) -> str:

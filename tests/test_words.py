@@ -1,0 +1,122 @@
+"""The words of the glossary hold in the code: no identifier of harness/ or trainer/ uses a word that it replaced."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Replaced word -> what is said instead (docs/glossary.md).
+REPLACED = {
+    **dict.fromkeys(("contest", "contests"), "comparison"),
+    **dict.fromkeys(("twin", "twins"), "A/A control"),
+    **dict.fromkeys(("turn", "turns"), "repetition"),
+    **dict.fromkeys(("settle", "settling"), "warm-up"),
+    "patience": "timeout",
+    **dict.fromkeys(("licence", "license", "licensed"), "validation error, within tolerance"),
+    **dict.fromkeys(("starve", "starved", "starves", "starvation"), "device idle"),
+    "contended": "run-queue delay",
+    **dict.fromkeys(("tell", "tells", "told", "untold"), "report, reported, not recorded"),
+    "said": "message",
+    "words": "text, message",
+    "looked": "profiled",
+    "barren": "empty epochs",
+    "outlook": "what-if prediction",
+    **dict.fromkeys(("beside", "evidence"), "validation arms, results"),
+}
+# Names that stay, each with its reason.
+SCHEMA = "a name of the results contract (schema 1), or the field that carries it"
+AUDIT = "a key of `harness audit --json`"
+ALLOWED = {
+    "contended_ns": SCHEMA,
+    "contended_ms": SCHEMA,
+    "device_starved_ms": SCHEMA,
+    "starved_ms": SCHEMA,
+    "unedited_starved_ms": "a key of `harness whatif --json`",
+    "contest": SCHEMA,
+    "twin_logs": "a key of baseline files in git",
+    "words": AUDIT,
+    "evidence": AUDIT,
+    "in_words": "trainer.errors: formats an error as one line, called by every state of the code",
+    "turn_left": "cpu_rates: transposes the left matrix",
+    "turn_right": "cpu_rates: transposes the right matrix",
+}
+# The modules in which an allowed name may stand, where it would be a bad name elsewhere.
+ONLY_IN = {
+    "words": {"harness/audit/result.py", "harness/audit/checkup.py", "harness/audit/sentences.py"},
+    "evidence": {"harness/audit/result.py", "harness/audit/report.py"},
+}
+
+
+def parts(identifier: str) -> list[str]:
+    """Split an identifier at underscores and capitals: ``_TurnTotals`` is turn, totals."""
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every name that the code gives or uses, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+            yield str(node.arg), node.lineno
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno
+
+
+def replaced_words(source: str, path: str) -> list[str]:
+    """One line for each identifier with a replaced word: where it is, the word, and what to say."""
+    found = []
+    for name, line in identifiers(ast.parse(source)):
+        allowed = name in ALLOWED and path in ONLY_IN.get(name, {path})
+        if words := [] if allowed else [part for part in parts(name) if part in REPLACED]:
+            found.append(f"{path}:{line}: {name}: say {REPLACED[words[0]]}, not {words[0]}")
+    return found
+
+
+SOURCES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for room in ("harness", "trainer")
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+
+def test_no_identifier_uses_a_replaced_word() -> None:
+    found = [line for path, source in SOURCES.items() for line in replaced_words(source, path)]
+    assert not found, "\n".join(found)
+
+
+def test_no_module_is_named_by_a_replaced_word() -> None:
+    named = {path for path in SOURCES if set(parts(Path(path).stem)) & set(REPLACED)}
+    assert named == {"harness/report/words.py"}  # the house's plan names it: how numbers are worded
+
+
+def test_every_allowed_name_is_still_needed() -> None:
+    used = {name for source in SOURCES.values() for name, _ in identifiers(ast.parse(source))}
+    assert set(ALLOWED) <= used
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class TurnTotals: ...",
+        "def by_turn(): ...",
+        "total = run.turns",
+        "def f(twin_ms): ...",
+        "f(licensed=True)",
+        "said = []",
+        "one.words",
+    ],
+)
+def test_the_check_finds_each_kind_of_identifier(source: str) -> None:
+    assert len(replaced_words(source, "harness/some.py")) == 1
+
+
+def test_a_word_inside_another_word_is_no_replaced_word() -> None:
+    assert not replaced_words("def returned(keywords): return keywords.sword", "harness/some.py")
