@@ -76,7 +76,7 @@ class ForkServers:
     One for each state of the code and each environment; a second one of the same that a block asks for is another one.
     """
 
-    MOST = 3  # kept: as many as a block needs, of two states of the code and their A/A twin
+    MOST = 3  # kept: as many as a block needs, of two states of the code and their A/A control
 
     def __init__(self) -> None:
         self._kept: list[tuple[object, KeptForkServer]] = []

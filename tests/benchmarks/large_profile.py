@@ -1,4 +1,4 @@
-"""A large profile: our reader and analysis beside HolisticTraceAnalysis loading the same file, in turns.
+"""A large profile: our reader and analysis beside HolisticTraceAnalysis loading the same file, alternated.
 
     python -m tests.benchmarks.large_profile --work DIR [--hta PYTHON] [--rounds 5] [--out FILE]
 
@@ -122,7 +122,7 @@ def main() -> None:
         f"{path.stat().st_size / 1e6:.0f} MB of Chrome JSON, {events:,} events besides arrows (made up, like a real "
         "profile of a transformer on a CUDA device: `tests/benchmarks/large_trace.py`). "
         f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}. Medians of {arguments.rounds} "
-        "processes each, in turns.",
+        "processes each, alternated.",
         "",
         "| reader | import s | load s (range) | analysis s | CPU s of both | peak memory MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -1,7 +1,7 @@
 """Only torch.profiler's declared window pays: steps before and after it run at the speed of bare ones.
 
 Steps of a real model of small operators (the profiler costs by operator, and what stays in a core's caches is the least
-disturbed by neighbours), in turns: bare, then a whole TorchProfiler.run whose ``wait`` steps count, then the same
+disturbed by neighbours), alternated: bare, then a whole TorchProfiler.run whose ``wait`` steps count, then the same
 number of steps after it. From each step's start to the next one's, so that what happens between them counts. The
 medians of the ratios with their 95 % intervals are in the benchmark's extra_info, beside those of the recorded steps.
 """
@@ -77,7 +77,7 @@ def test_steps_outside_the_window_run_at_bare_speed(benchmark: BenchmarkFixture,
                 "after": bare(),
                 "bare again": bare(),
             }
-            # Each is compared with the bare turns on both sides of it, so that a machine that slows down favours none.
+            # Each is compared with the bare repetitions before and after it: a machine that slows down favours none.
             around = (first + found["bare again"]) / 2
             for name, value in found.items():
                 ratios[name].append(value / (first if name == "bare again" else around))

@@ -1,7 +1,7 @@
-"""What is always on costs: 10 ms steps with the recorder on and off, in turns, as one ratio; and with the sampler too,
+"""What is always on costs: 10 ms steps with the recorder on and off, alternated, as a ratio; and with the sampler too,
 which is all that a scenario has by default.
 
-One process takes all turns, so its luck is in neither side; the probe-cost scenario compares whole processes.
+One process takes all repetitions, so its luck is in neither side; the probe-cost scenario compares whole processes.
 `make bench` prints the ratios, they are in the benchmark's extra_info: nothing is asserted about a time.
 """
 
@@ -24,8 +24,8 @@ from trainer.config import ComputeInject, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train
 
-STEPS_PER_TURN = 10
-TURNS = 80
+STEPS_PER_REPETITION = 10
+REPETITIONS = 80
 
 
 @pytest.mark.slow
@@ -52,12 +52,12 @@ def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
     recorder = StepRecorder(run_queue if run_queue.available else None)
     sampler = None if what == "recorder" else Sampler(SamplerSettings(), lambda: {os.getpid(): "main"})
 
-    def turn(on: bool) -> float:
+    def repetition(on: bool) -> float:
         telemetry.attach(recorder if on else None)
         if on and sampler is not None:
             sampler.begin_steps()
         start = perf_counter_ns()
-        for _ in range(STEPS_PER_TURN):
+        for _ in range(STEPS_PER_REPETITION):
             next(steps)
         elapsed = perf_counter_ns() - start
         recorder.pause()
@@ -65,15 +65,15 @@ def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
         if on and sampler is not None:
             sampler.end_repetition()
             sampler.wait()
-        return elapsed / STEPS_PER_TURN
+        return elapsed / STEPS_PER_REPETITION
 
-    turns = 4 if benchmark.disabled else TURNS  # as a test: does it run
+    repetitions = 4 if benchmark.disabled else REPETITIONS  # as a test: does it run
 
     def compare() -> list[float]:
         ratios = []
-        for index in range(turns):
+        for index in range(repetitions):
             first = bool(index % 2)  # ABBA: on-off, off-on
-            times = {on: turn(on) for on in (first, not first)}
+            times = {on: repetition(on) for on in (first, not first)}
             ratios.append(times[True] / times[False])
         return ratios
 
@@ -81,5 +81,7 @@ def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
     if sampler is not None:
         sampler.close()
     low, median, high = statistics.quantiles(ratios, n=4)
-    benchmark.extra_info["on_over_off"] = {"q25": low, "median": median, "q75": high, "turns": turns}
-    print(f"\n{what} on / off, 10 ms steps: median {median:.5f} (quartiles {low:.5f} to {high:.5f}, {turns} pairs)")
+    benchmark.extra_info["on_over_off"] = {"q25": low, "median": median, "q75": high, "repetitions": repetitions}
+    print(
+        f"\n{what} on / off, 10 ms steps: median {median:.5f} (quartiles {low:.5f} to {high:.5f}, {repetitions} pairs)"
+    )

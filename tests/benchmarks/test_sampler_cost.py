@@ -1,4 +1,4 @@
-"""What the sampling process costs a step: turns of 10 steps of about 10 ms with it and without, in turns, as one ratio.
+"""What the sampling process costs a step: 10 steps of about 10 ms with it and without, alternated, as one ratio.
 
 Once with all cores busy, where it takes its time from the step, and once with the trainer on one core. Repetitions as
 short as `slice_steps` makes them by default are the dearest: each begins and ends with a full reading. `make bench`
@@ -21,8 +21,8 @@ from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from trainer.inject import spend
 
-STEPS_PER_TURN = 10
-TURNS = 60
+STEPS_PER_REPETITION = 10
+REPETITIONS = 60
 STEP_NS = 10_000_000
 
 
@@ -55,23 +55,23 @@ def test_sampler_cost_of_a_10_ms_step(benchmark, make_step) -> None:
     sampler = Sampler(SamplerSettings(), lambda: {os.getpid(): "main"})
     sampler.wait()
 
-    def turn(on: bool) -> float:
+    def repetition(on: bool) -> float:
         if on:
             sampler.begin_steps()
         start = perf_counter_ns()
-        for _ in range(STEPS_PER_TURN):
+        for _ in range(STEPS_PER_REPETITION):
             step()
         elapsed = perf_counter_ns() - start
         if on:
             sampler.end_repetition()
             sampler.wait()
-        return elapsed / STEPS_PER_TURN
+        return elapsed / STEPS_PER_REPETITION
 
-    turns = 4 if benchmark.disabled else TURNS  # as a test: does it run
+    repetitions = 4 if benchmark.disabled else REPETITIONS  # as a test: does it run
 
     def compare() -> list[dict[bool, float]]:
         # ABBA: on-off, off-on
-        return [{on: turn(on) for on in (bool(index % 2), not index % 2)} for index in range(turns)]
+        return [{on: repetition(on) for on in (bool(index % 2), not index % 2)} for index in range(repetitions)]
 
     pairs = benchmark.pedantic(compare, rounds=1)
     ratios = [pair[True] / pair[False] for pair in pairs]
@@ -81,11 +81,11 @@ def test_sampler_cost_of_a_10_ms_step(benchmark, make_step) -> None:
     own = (total(samples, "host:sampler", "cpu_s") or 0.0) / (total(samples, "host", "interval_s") or 1.0)
     low, median, high = statistics.quantiles(ratios, n=4)
     undisturbed = fastest[0] / fastest[1]  # of the fastest tenth: what neighbours do is in neither
-    found = {"q25": low, "median": median, "q75": high, "fastest_tenth": undisturbed, "turns": turns}
+    found = {"q25": low, "median": median, "q75": high, "fastest_tenth": undisturbed, "repetitions": repetitions}
     benchmark.extra_info["sampler_on_over_off"] = found
     benchmark.extra_info["sampler_cpu_s_per_s"] = own
     print(
         f"\nsampler on / off, 10 ms steps, {make_step.__name__}: median {median:.5f} "
-        f"(quartiles {low:.5f} to {high:.5f}, {turns} pairs), of the fastest tenth {undisturbed:.5f}; "
+        f"(quartiles {low:.5f} to {high:.5f}, {repetitions} pairs), of the fastest tenth {undisturbed:.5f}; "
         f"its own CPU {own:.5f} s per s"
     )

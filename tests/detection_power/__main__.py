@@ -36,7 +36,7 @@ from tests.detection_power.trials import (
 )
 
 # A real data path: rows are read from Arrow and packed, as the loader of a training run does. No model: importing one
-# takes longer than a block. Its steps cost the same each time and take a few milliseconds, turns are short: what
+# takes longer than a block. Its steps cost the same each time and take a few milliseconds, repetitions are short: what
 # alternates quickly is hit alike by a machine that changes its speed.
 BASE_CONFIG: dict[str, Any] = {
     "data": {
@@ -53,7 +53,7 @@ LONGER = 21  # blocks of a trial that may take long: a look
 
 
 def scenario(injected_ms: Mapping[int, float]) -> dict[str, Any]:
-    """The base, its twin, and an arm for each level, slowed by ``injected_ms``.
+    """The base, its A/A control, and an arm for each level, slowed by ``injected_ms``.
 
     Wall time: as little as this is spun away, and to the microsecond, where busy work would overshoot by several.
     """
@@ -177,7 +177,7 @@ def table(
             f"more than {WITHIN:.0%}. A trial may take {most} blocks; a block with all {len(LEVELS) + 2} arms took "
             f"{block_s:.1f} s, so even {LONGER} blocks are far from ten minutes. Blocks scatter (standard deviation of "
             f"logarithms) by {stdev(of_0):.2%} at 0 % and {stdev(of_5):.2%} at 5 %; at 0 % they would by "
-            f"{stdev(alone):.2%} if rounds were held against the base alone, not its twin too, and by "
+            f"{stdev(alone):.2%} if rounds were held against the base alone, not its A/A control too, and by "
             f"{stdev(unpaired):.2%} if the median rounds of both were divided instead of each round by its neighbour.",
             "",
             f"What was injected, as a share of the base's typical step, medians over blocks: {'; '.join(effects)}.",

@@ -1,6 +1,6 @@
 """Trials over recorded blocks: the sequential decision, and the plain gate that compares one mean with another.
 
-A block holds the base, its twin and one arm for each injected slowdown, all alive at once, taking turns. A trial takes
+A block holds the base, its A/A control and one arm for each injected slowdown, which alternate. A trial takes
 the next blocks in order and decides as `harness regress` does, at its looks. The plain gate is pytest-benchmark's own
 check, given the steps of the same runs: a saved run's against a later one's.
 """
@@ -34,7 +34,7 @@ class Block:
     loaded: bool  # whether something else ran beside it
     logs: Mapping[str, float]
     totals: Mapping[str, float]  # log(arm / base) of all measured time
-    alone: Mapping[str, float]  # log(arm / base) of the typical round, without the rounds against the twin
+    alone: Mapping[str, float]  # log(arm / base) of the typical round, without the rounds against the control
     unpaired: Mapping[str, float]  # log(arm / base) of each one's median round
     mean_s: Mapping[str, float]
     injected: Mapping[str, float]  # per cent of the base's typical step: time injected / step time
@@ -67,8 +67,10 @@ def blocks_of(runs: Sequence[RunData], injected_ms: Mapping[int, float], loaded:
         wanted = {BASE, TWIN, *map(arm_of, LEVELS)}
         if not wanted <= set(sides):
             continue
-        base, twin = sides[BASE], sides[TWIN]
-        logs = {name: typical_log(base, sides[name], control=None if name == TWIN else twin) or 0.0 for name in wanted}
+        base, control = sides[BASE], sides[TWIN]
+        logs = {
+            name: typical_log(base, sides[name], control=None if name == TWIN else control) or 0.0 for name in wanted
+        }
         base_ms = sides[BASE].typical_ms("step") or float("nan")
         injected = {arm_of(level): 100 * injected_ms[level] / base_ms for level in LEVELS}
         totals, alone = ({name: way(base, sides[name]) or 0.0 for name in wanted} for way in (total_log, typical_log))

@@ -52,9 +52,9 @@ def check(study: StudyFolder, seeds: list[int]) -> list[Row]:
     """One row per pipeline of a finished study."""
     runs = list(study.runs())
     report = analyse(study.read_study(), runs)
-    twins = {seed: costs_of(_runs_of(runs, f"p{seed}+a-a"), draw(seed)[0]) for seed in seeds}
-    whole = pooled(twins.values())
-    return [_row(seed, report, runs, twins[seed].machine(whole)) for seed in seeds]
+    controls = {seed: costs_of(_runs_of(runs, f"p{seed}+a-a"), draw(seed)[0]) for seed in seeds}
+    whole = pooled(controls.values())
+    return [_row(seed, report, runs, controls[seed].machine(whole)) for seed in seeds]
 
 
 def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) -> Row:

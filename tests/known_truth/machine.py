@@ -1,7 +1,7 @@
-"""What this machine adds to any declaration, measured beside the pipelines: on their a-a twins.
+"""What this machine adds to any declaration, measured beside the pipelines: on their a-a controls.
 
-A twin is another process with the same configuration, whose runs take their turns between the pipeline's own. From its
-spans come the five costs that no declaration holds. The pipeline's own runs are judged; the twin's are not.
+A control is another process with the same configuration, whose runs alternate with the pipeline's own. From its
+spans come the five costs that no declaration holds. The pipeline's own runs are judged; the control's are not.
 """
 
 from __future__ import annotations

@@ -117,5 +117,5 @@ def scenario(seeds: list[int], repeats: int) -> dict[str, Any]:
         "compare": compare,
         "repeats": repeats,
         "interleave": "slices",
-        "slice_steps": STEPS,  # one turn: the measured steps of a run follow one another
+        "slice_steps": STEPS,  # one repetition: the measured steps of a run follow one another
     }

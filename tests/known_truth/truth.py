@@ -156,7 +156,7 @@ def _jittered(cost: float, jitter: float, drawn: random.Random) -> float:
 
 
 def expected(pipeline: Pipeline, machine: Machine, steps: int, repeats: int) -> Expected:
-    """Means over ``repeats`` blocks of one turn of ``steps`` steps, after the harness's number of settling ones."""
+    """Means over ``repeats`` blocks of one repetition of ``steps`` steps, after as many warm-up steps as a run has."""
     warmup = WARMUP + pipeline.workers * pipeline.prefetch + 1
     runs = [_once(pipeline, machine, seed, warmup, steps) for seed in range(repeats)]
 

@@ -124,9 +124,9 @@ def test_a_gain_above_the_ceiling_is_named():
     assert "more than the wait for data changed" in sentence(c)
 
 
-def test_the_noise_floor_silences_a_difference_that_the_twin_shows_too():
-    twin = BASE.variant("a-a", compute={"forward": 9.0, "backward": 20.0, "optimizer": 3.0})
-    arms = [BASE, slower(1.03), twin]
+def test_the_noise_floor_silences_a_difference_that_the_control_shows_too():
+    control = BASE.variant("a-a", compute={"forward": 9.0, "backward": 20.0, "optimizer": 3.0})
+    arms = [BASE, slower(1.03), control]
     c = compared(arms, ("text-padded", "slower"), noise={"block": 0.0, "repetition": 0.0, "step": 0.001})
     assert c.measured.ratio.ci_high < 1
     assert c.measured.noise_floor > 0.03
@@ -137,7 +137,7 @@ def test_the_noise_floor_silences_a_difference_that_the_twin_shows_too():
     assert "noise floor unknown: no finished a-a control" in sentence(without)
 
 
-def test_another_arms_twin_serves_as_floor_and_is_named():
+def test_another_arms_control_serves_as_floor_and_is_named():
     c = compared([BASE, slower(1.2), *BASE.controls("a-a")], ("slower", "text-padded"))
     assert c.measured.noise_floor is not None
     assert "measured on text-padded" in sentence(c)

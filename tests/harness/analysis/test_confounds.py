@@ -18,7 +18,7 @@ def listed(candidate, base=BASE, **how):
 
 
 def test_arms_that_differ_in_nothing_have_no_confounds():
-    assert listed(Arm("twin")) == []
+    assert listed(Arm("same")) == []
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_json_says_the_same(study: StudyFolder, capsys: pytest.CaptureFixture[st
     assert found["emulated"] is True
     assert found["licence"]["granted"] is True
     assert found["edits"] == ["workers=2"]
-    (twin,) = found["beside"]
-    assert twin["arm"] == "two"
-    assert found["step_ms"]["median"] == pytest.approx(twin["step_ms"]["median"], rel=0.02)
+    (other,) = found["beside"]
+    assert other["arm"] == "two"
+    assert found["step_ms"]["median"] == pytest.approx(other["step_ms"]["median"], rel=0.02)
     assert found["step_ms"]["ci_low"] <= found["step_ms"]["median"] <= found["step_ms"]["ci_high"]
     assert found["ratio"]["median"] == pytest.approx(
         found["step_ms"]["median"] / found["measured_ms"]["median"], rel=0.01

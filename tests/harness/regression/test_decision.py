@@ -19,10 +19,10 @@ def drawn(generator: np.random.Generator, change: float, blocks: int, spread: fl
     return list(math.log1p(change) + generator.normal(0, spread, blocks))
 
 
-def sequential(values: list[float], twin: list[float], within: float) -> tuple[str, int]:
+def sequential(values: list[float], control: list[float], within: float) -> tuple[str, int]:
     """As a run that stops at the first look that decides."""
     for blocks in (n for n in looks() if n <= len(values)):
-        found = decide(values[:blocks], within, twin[:blocks]).outcome
+        found = decide(values[:blocks], within, control[:blocks]).outcome
         if found != "undecided":
             return found, blocks
         if blocks * 1.5 > len(values):
@@ -62,9 +62,9 @@ def test_no_change_is_called_the_same() -> None:
 
 
 @given(LOGS, LOGS, st.floats(0.001, 0.1))
-def test_swapping_the_sides_swaps_the_outcome(values: list[float], twin: list[float], within: float) -> None:
-    ours = decide(values, within, twin)
-    theirs = decide([-value for value in values], within, [-value for value in twin])
+def test_swapping_the_sides_swaps_the_outcome(values: list[float], control: list[float], within: float) -> None:
+    ours = decide(values, within, control)
+    theirs = decide([-value for value in values], within, [-value for value in control])
     assert theirs.outcome == {"slower": "faster", "faster": "slower"}.get(ours.outcome, ours.outcome)
 
 

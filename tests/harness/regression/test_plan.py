@@ -28,7 +28,7 @@ def scenario(tmp_path: Path) -> Scenario:
     return load_scenario(path)
 
 
-def test_two_states_of_each_arm_and_the_twin_of_the_first(scenario: Scenario) -> None:
+def test_two_states_of_each_arm_and_the_control_of_the_first(scenario: Scenario) -> None:
     asked = between_states(scenario, "tiny.yaml", [], None)
     names = ["text@base", "text@base+a-a", "text@head", "tokens@base", "tokens@base+a-a", "tokens@head"]
     assert [arm.name for arm in asked.plan.arms] == names

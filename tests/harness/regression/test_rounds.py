@@ -77,11 +77,11 @@ def test_sides_with_unequal_rounds_are_compared_by_their_own_medians() -> None:
 
 
 def test_a_control_that_took_the_same_repetitions_counts_as_the_baseline_once_more() -> None:
-    """A jump of the machine under one of the two does not move the value; a twin of another session is left out."""
+    """A jump of the machine under one of the two does not move the value; a control of another session is left out."""
     jumped = STEPS.copy()
     jumped[:5] *= 1.7
-    base, head, twin = (rounds(run("a", 0, steps_table(table))) for table in (jumped, STEPS * 1.03, STEPS))
+    base, head, control = (rounds(run("a", 0, steps_table(table))) for table in (jumped, STEPS * 1.03, STEPS))
     elsewhere = rounds(run("a", 0, steps_table(STEPS), session="another"))
     assert typical_log(base, head) == pytest.approx(math.log(1.03 / 1.7), abs=1e-6)
-    assert typical_log(base, head, control=twin) == pytest.approx(math.log(1.03), abs=1e-6)
+    assert typical_log(base, head, control=control) == pytest.approx(math.log(1.03), abs=1e-6)
     assert typical_log(base, head, control=elsewhere) == typical_log(base, head)

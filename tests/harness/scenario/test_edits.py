@@ -74,7 +74,7 @@ def arm(name: str, control: str | None = None, of: str | None = None, **keys: An
 
 
 @pytest.mark.parametrize(
-    ("texts", "twins"),
+    ("texts", "same"),
     [
         (["workers=2"], ["w2"]),
         (["workers=0"], ["inline"]),
@@ -92,7 +92,7 @@ def arm(name: str, control: str | None = None, of: str | None = None, **keys: An
         ([], []),
     ],
 )
-def test_the_arm_that_already_is_what_the_edits_ask_for(texts: list[str], twins: list[str]) -> None:
+def test_the_arm_that_already_is_what_the_edits_ask_for(texts: list[str], same: list[str]) -> None:
     records = [
         arm("a"),
         arm("a+a-a", "a-a", "a"),
@@ -103,10 +103,10 @@ def test_the_arm_that_already_is_what_the_edits_ask_for(texts: list[str], twins:
         arm("inline", data__workers=0, data__prefetch=4),
         arm("no-sync", compute__check_finite=False),
     ]
-    assert validation_arms(records, "a", parse_edits(texts)) == twins
+    assert validation_arms(records, "a", parse_edits(texts)) == same
 
 
-def test_a_device_on_paper_has_its_twin_by_speed() -> None:
+def test_a_device_on_paper_has_its_validation_arm_by_speed() -> None:
     slow = {"emulated": "gh200", "speed": 1.0}
     records = [arm("a", compute__device=slow), arm("fast", compute__device={**slow, "speed": 2.0})]
     assert validation_arms(records, "a", parse_edits(["device=2x"])) == ["fast"]

@@ -64,11 +64,11 @@ def test_part_of_a_section_is_laid_over_its_default() -> None:
     assert (config.data.tokenizer.train, config.data.tokenizer.pretrained) == (None, "x")
 
 
-def test_a_twin_for_baselines_only_and_it_is_identical() -> None:
+def test_an_a_a_control_for_baselines_only_and_it_is_identical() -> None:
     made = plan(arms={"a": None, "b": {"steps": 3}, "c": {"steps": 4}}, controls=["a-a"])
     assert names(made) == ["a", "a+a-a", "b", "c"]
-    first, twin = made.arms[:2]
-    assert (twin.config, twin.declared, twin.of) == (first.config, first.declared, "a")
+    first, control = made.arms[:2]
+    assert (control.config, control.declared, control.of) == (first.config, first.declared, "a")
     both = plan(
         arms={"a": None, "b": {"steps": 3}, "c": {"steps": 4}},
         controls=["a-a"],

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.replay import Prediction, Replays, parse_edits, predict, replace_data
+from harness.analysis.replay.assumptions import Assumption
 from harness.report.assumptions import assumption_lines
 from harness.study.run_data import RunData
 from tests.harness.analysis.replay import oracle
@@ -177,10 +178,20 @@ def test_the_worst_error_keeps_its_sign_and_its_block() -> None:
         (SERIAL, ["prefetch=4"], "no effect without workers"),
     ],
 )
-def test_what_is_taken_for_granted_is_said(truth: Truth, texts: list[str], says: str) -> None:
+def test_what_is_taken_for_granted_is_reported(truth: Truth, texts: list[str], says: str) -> None:
     edited, other = (ask(truth.having(steps=10), *edits).assumptions for edits in (texts, ["read=0"]))
     assert any(says in line for line in assumption_lines(edited))
     assert not any(says in line for line in assumption_lines(other))
+
+
+def test_costs_that_were_not_observed_are_reported_with_their_figure() -> None:
+    found = assumption_lines(
+        [Assumption("receive not observed", cost_ms=1.52), Assumption("hand-over not observed", cost_ms=0.5)]
+    )
+    assert found == [
+        "no batch lay ready: receiving one is taken to cost 1.5 ms",
+        "no batch was waited for: its hand-over is taken to last 0.5 ms",
+    ]
 
 
 def test_fewer_cores_stretch_what_the_workers_hide() -> None:
