@@ -43,21 +43,27 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
     "report": Command("harness.commands.report:report", "rebuild a study's report from its tables"),
-    "trace": Command("harness.commands.trace:trace", "the timeline of a study in Perfetto, here or over an ssh tunnel"),
+    "trace": Command(
+        "harness.commands.trace:trace", "show the timeline of a study in Perfetto, here or over an ssh tunnel"
+    ),
     "schema": Command("harness.commands.schema:schema", "print the JSON Schema of scenario files"),
-    "whatif": Command("harness.commands.whatif:whatif", "what an arm would have done otherwise, by replay"),
+    "whatif": Command(
+        "harness.commands.whatif:whatif", "predict by replay how long an arm's steps would take under changes"
+    ),
     "audit": Command("harness.commands.audit:audit", "check a published results table against itself"),
     "regress": Command(
-        "harness.commands.regress:regress", "is one state of the code slower than another, side by side"
+        "harness.commands.regress:regress", "check whether one state of the code is slower than another, side by side"
     ),
     "compare": Command(
-        "harness.commands.compare:compare", "two studies of different times, as far as they can be compared"
+        "harness.commands.compare:compare", "compare two studies of different times, where that is possible"
     ),
     "baseline": Command(
-        "harness.commands.baseline:baseline", "figures kept in git, by the environment they were measured in"
+        "harness.commands.baseline:baseline", "keep figures in git by environment, and check studies against them"
     ),
-    "doctor": Command("harness.commands.doctor:doctor", "is this machine fit for studies, and if not, what to do"),
-    "data": Command("harness.commands.data:data", "the input side by itself"),
+    "doctor": Command(
+        "harness.commands.doctor:doctor", "check whether this machine is fit for studies, with a fix for each problem"
+    ),
+    "data": Command("harness.commands.data:data", "write pretokenized files, and verify that all data paths agree"),
 }
 
 

@@ -97,7 +97,7 @@ def _explained(audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequen
     if len(numbers) > 1:
         parts.append(
             f"For this shape {listing(numbers)} count the same {(alike[0].setting.flops_per_token or 0) / 1e9:.2f} "
-            "GFLOP per token, so this row alone cannot tell them apart."
+            "GFLOP per token, so this row alone cannot distinguish them."
         )
     if audited.incomparable is not None:
         parts.append(f"Its tokens/s is not comparable with its neighbours': it {audited.incomparable}")
@@ -133,7 +133,7 @@ def formula_sentence(formulas: Sequence[Formula]) -> str | None:
     equals = [one for one in formulas if one is not best and one.rows == best.rows]
     if not equals:
         return f"{text}, and counted in no other known way so many."
-    text += f"; those rows cannot tell it from FLOPs counted {', or '.join(one.words for one in equals)}"
+    text += f"; those rows cannot distinguish it from FLOPs counted {', or '.join(one.words for one in equals)}"
     if all(abs(one.gflops_per_token / best.gflops_per_token - 1) <= SAME for one in equals):
         text += f" (for this shape and sequence length the same {best.gflops_per_token:.2f} GFLOP per token)"
     return f"{text}."
@@ -183,7 +183,7 @@ def unexplained_sentence(worst: Gain | None, found: Sequence[Gain]) -> str | Non
         and gain.verdict in ("possible", "above the ceiling")
         and abs(gain.measured - 1) < worst.unexplained
     ]
-    return f"{text}, and {listing(small)} cannot be told from them." if small else f"{text}."
+    return f"{text}, and {listing(small)} cannot be distinguished from them." if small else f"{text}."
 
 
 def gain_sentence(gain: Gain, table: Table, reason: NotComparable | None) -> str:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
     parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
     parser.add_argument(
-        "--budget", default="10m", metavar="TIME", help="until then blocks are added (default: %(default)s)"
+        "--budget", default="10m", metavar="TIME", help="add blocks until this time is spent (default: %(default)s)"
     )
     add_limits(parser, within="1%")
     add_undecided(parser)

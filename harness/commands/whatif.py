@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read, tokenize, pack, transfer: 0, 0.5x or 3ms; device=2x; workers, prefetch, ranks, batch_size, "
         "cores=N; sync=off; may be repeated",
     )
-    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="every value in turn, with a picture under plots/")
+    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="predict each value, and draw them under plots/")
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON")
 
 

@@ -247,7 +247,7 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
 
 
 def _check_devices(configs: dict[str, TrainerConfig]) -> None:
-    """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would tell minutes later)."""
+    """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would fail minutes later)."""
     for name, config in configs.items():
         if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(

@@ -84,7 +84,7 @@ def reason(decision: Decision) -> str:
         "too few blocks": f"{blocks} of the {MIN_BLOCKS} blocks that an interval takes",
         "within the noise": "no larger than the noise floor: the baseline differs as much from its own A/A control",
         "both possible": "the interval still holds both what is allowed and what is not",
-        "at the limit": "the change is about as large as what is allowed: hardly any number of blocks would tell",
+        "at the limit": "the change is about as large as what is allowed: hardly any number of blocks would decide",
         "not compared": "nothing was compared",
     }[decision.why]
 

@@ -63,7 +63,7 @@ STATIONS = {
     "measured": "measured\n(time of a step)",
 }
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
-MOST_LINES = len(LINE_COLOURS)  # lines that can still be told apart
+MOST_LINES = len(LINE_COLOURS)  # lines that can still be distinguished
 MOST_CURVES = 8
 _MOST_POINTS = 4000  # per curve: more than the picture has pixels
 _CURVE, _PEAK, _STEP = "#0072B2", "#D55E00", "#DDDDDD"

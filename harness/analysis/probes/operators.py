@@ -124,7 +124,7 @@ def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> Profil
 
 
 def read_events(profiles: Sequence[pa.Table]) -> Events:
-    """All events of ``profiles``, with one number per thread; ids that each file counts anew are told apart."""
+    """All events of ``profiles``, with one number per thread; ids that each file counts anew are kept apart."""
     import pyarrow as pa
 
     table = pa.concat_tables(profiles).unify_dictionaries()

@@ -42,7 +42,7 @@ def test_founding_rows() -> None:
         "TFLOP/s against MFU agree",
         "(1) sequence length 4,096 instead of 2,048",
         "which fits 1 of 8 rows",
-        "(1) and (2) count the same 51.54 GFLOP per token, so this row alone cannot tell them apart",
+        "(1) and (2) count the same 51.54 GFLOP per token, so this row alone cannot distinguish them",
         "not comparable with its neighbours'",
         "it would have read 7,363 tokens/s",
         "no other number of devices",
@@ -82,7 +82,7 @@ def test_founding_gains() -> None:
     scatter = founding().gains_sentence
     assert scatter is not None
     assert "3.4 %" in scatter
-    assert "token-list b2 against padding-free b2 (+0.87 %) cannot be told from them" in scatter
+    assert "token-list b2 against padding-free b2 (+0.87 %) cannot be distinguished from them" in scatter
 
 
 def test_founding_inferences() -> None:
