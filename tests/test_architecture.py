@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -159,3 +159,109 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(name)
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+# Public names that may have dict[str, Any] in their annotations, with the reason.
+ANY_ALLOWED: dict[str, str] = {}
+_MAPPINGS = {"dict", "Dict", "Mapping", "MutableMapping", "defaultdict", "OrderedDict"}
+
+
+def holds_any(annotation: ast.AST, aliases: set[str]) -> bool:
+    """Whether ``dict[str, Any]`` or the like stands anywhere in an annotation, by itself or by an alias's name."""
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 2:
+            value = node.slice.elts[1]
+            if name_of(node.value) in _MAPPINGS and name_of(value) == "Any":
+                return True
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                quoted = ast.parse(node.value, mode="eval").body
+            except SyntaxError:
+                continue
+            if holds_any(quoted, aliases):
+                return True
+        elif name_of(node) in aliases:
+            return True
+    return False
+
+
+def name_of(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def any_aliases(tree: ast.Module) -> set[str]:
+    """Names that a module gives to a type with ``dict[str, Any]`` in it."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and holds_any(node.value, found):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name_of(target) for target in targets}
+    return found
+
+
+def annotations(name: str, body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    """Every annotation of the public functions, methods and fields in ``body``, by its dotted name."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if not node.name.startswith("_") or node.name.startswith("__"):
+                listed = node.args
+                given = [*listed.posonlyargs, *listed.args, *listed.kwonlyargs, listed.vararg, listed.kwarg]
+                for argument in given:
+                    if argument is not None and argument.annotation is not None:
+                        yield f"{name}.{node.name}", argument.annotation
+                if node.returns is not None:
+                    yield f"{name}.{node.name}", node.returns
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from annotations(f"{name}.{node.name}", node.body)
+        elif isinstance(node, ast.AnnAssign) and not name_of(node.target).startswith("_"):
+            yield f"{name}.{name_of(node.target)}", node.annotation
+
+
+def untyped(modules: Mapping[str, ast.Module]) -> set[str]:
+    """Public names of ``modules`` with ``dict[str, Any]`` in an annotation, also by an alias of another module."""
+    aliases = {name: any_aliases(tree) for name, tree in modules.items()}
+    found = set()
+    for name, tree in modules.items():
+        known = set(aliases[name])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in aliases:
+                known |= {one.asname or one.name for one in node.names if one.name in aliases[node.module]}
+        found |= {place for place, annotation in annotations(name, tree.body) if holds_any(annotation, known)}
+    return found
+
+
+def test_no_dict_of_any_travels_between_rooms() -> None:
+    """Records have types, and JSON of unknown keys is a JsonObject (trainer.json_types): a reader must look first."""
+    found = untyped({name: ast.parse(path.read_text()) for name, path in MODULES.items()})
+    assert found == set(ANY_ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("def found() -> dict[str, Any]: ...", "found"),
+        ("def found(given: list[Mapping[str, Any]] | None = None): ...", "found"),
+        ("def found(*, given: 'typing.Dict[str, typing.Any]'): ...", "found"),
+        ("@dataclass\nclass Found:\n    facts: dict[str, Any] = field(default_factory=dict)", "Found.facts"),
+        ("class Found:\n    def made(self, **more: dict[str, Any]): ...", "Found.made"),
+        ("class Found:\n    def __init__(self, given: dict[str, Any]): ...", "Found.__init__"),
+        ("Row = dict[str, Any]\ndef found() -> list[Row]: ...", "found"),
+        ("from other import Row\ndef found() -> Row: ...", "found"),
+    ],
+)
+def test_a_dict_of_any_is_found_wherever_it_stands(source: str, place: str) -> None:
+    others = {"other": ast.parse("Row: TypeAlias = dict[str, Any]")}
+    assert untyped({**others, "here": ast.parse(source)}) == {f"here.{place}"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def found() -> dict[str, int]: ...",
+        "def _own() -> dict[str, Any]: ...",
+        "def found():\n    own: dict[str, Any] = {}",
+        "def found(given: JsonObject) -> dict[str, list[Any]]: ...",  # tables of the results contract
+    ],
+)
+def test_what_stays_inside_or_has_a_type_is_left_alone(source: str) -> None:
+    assert untyped({"here": ast.parse(source)}) == set()

@@ -39,6 +39,8 @@ ALLOWED = {
     "unedited_starved_ms": "a key of `harness whatif --json`",
     "contest": SCHEMA,
     "twin_logs": "a key of baseline files in git",
+    "turn": "a column of the steps table (schema 1), and a key of a message between launcher and run",
+    "settle": "a key of a message between launcher and run",
     "words": AUDIT,
     "evidence": AUDIT,
     "in_words": "trainer.errors: formats an error as one line, called by every state of the code",
@@ -47,6 +49,8 @@ ALLOWED = {
 }
 # The modules in which an allowed name may stand, where it would be a bad name elsewhere.
 ONLY_IN = {
+    "turn": {"harness/launch/protocol.py", "harness/timeline/windows.py"},
+    "settle": {"harness/launch/protocol.py"},
     "words": {"harness/audit/result.py", "harness/audit/checkup.py", "harness/audit/sentences.py"},
     "evidence": {"harness/audit/result.py", "harness/audit/report.py"},
 }

@@ -15,6 +15,7 @@ from harness.analysis.comparisons import Blocks
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten
 from harness.study.records import RunRecord
+from trainer.json_types import JsonObject
 
 ConfoundKind = Literal[
     "configuration",
@@ -97,7 +98,7 @@ def _covered(key: str, declared: Iterable[str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in declared)
 
 
-def _absent_section(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
     """The section around ``key`` that is None on one side. Declaring one of its keys also adds its other defaults."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
@@ -122,8 +123,9 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     found = []
     for ours, theirs in _pairs(baseline, candidate):
         declared = _declared(ours, theirs)
-        for key in sorted(set(ours.facts) & set(theirs.facts)):
-            one, other = ours.facts[key], theirs.facts[key]
+        first, second = ours.facts.to_json(), theirs.facts.to_json()
+        for key in sorted(set(first) & set(second)):
+            one, other = first[key], second[key]
             explained = any(
                 name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())
             )

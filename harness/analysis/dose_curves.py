@@ -85,7 +85,7 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
             return lambda run: run.device_busy_ms or 0.0
-        if any("forward" not in run.phase_ms or run.record.facts.get("asynchronous") for run in runs):
+        if any("forward" not in run.phase_ms or run.record.facts.asynchronous for run in runs):
             return None  # of an asynchronous device the phase is only the launching
         return lambda run: run.phase_ms["forward"]
     if any(what not in run.exposed_ms or what not in run.hidden_ms for run in runs):

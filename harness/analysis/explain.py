@@ -58,7 +58,7 @@ def explain(
     """Explain the comparison ``names``: what hid the baseline's data work, its slowdown injections, and replays."""
     baseline, candidate = names
     ledgers = [*arms[baseline].values(), *arms[candidate].values()]
-    devices = [str(run.record.facts.get("device")) for run in ledgers if run.record.facts.get("emulated")]
+    devices = [str(run.record.facts.device) for run in ledgers if run.record.facts.emulated]
     return Explained(
         hidden_behind_ms=mean_hidden_behind(runs[baseline]) if runs.get(baseline) else {},
         doses=_doses(baseline, arms[baseline], controls),
@@ -74,7 +74,7 @@ def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...
         found = parse_control(control)
         if arm == baseline and found is not None:
             by_what.setdefault(found[0], {})[found[1]] = dosed
-    workers = max((int(run.record.facts.get("workers") or 0) for run in blocks.values()), default=0)
+    workers = max(((run.record.facts.workers or 0) for run in blocks.values()), default=0)
     return tuple(dose(blocks, doses, what, workers) for what, doses in by_what.items())
 
 

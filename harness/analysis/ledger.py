@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.derived import with_derived
 from harness.analysis.spans import spans_of
-from harness.scenario.overrides import lookup
+from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
@@ -73,7 +73,7 @@ class RunLedger:
         """
         if self.exposed_ms:
             return sum(self.exposed_ms.values())
-        return None if self.record.facts.get("asynchronous") else self.phase_ms.get("fetch")
+        return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
 
     @property
     def bound(self) -> Bound | None:
@@ -87,7 +87,7 @@ class RunLedger:
             return None
         if idle > NOTICEABLE * wall:
             return "host"
-        fetches = int(lookup(self.record.config, "optimizer.accumulation", 1) or 1)
+        fetches = lookup_number(self.record.config, "optimizer.accumulation", 1) or 1
         fetch = self.phase_ms.get("fetch", 0.0) / fetches  # the slack is that of the first
         return "device" if slack - fetch > NOTICEABLE * wall else "balanced"
 
@@ -118,7 +118,7 @@ def _derived_steps(run: RunData) -> DerivedSteps:
     steps = run.steps
     if steps is None or not len(steps) or not run.has_spans:
         return DerivedSteps(steps, changed=False)
-    found = with_derived(steps, spans_of(run), bool(run.record.facts.get("asynchronous")))
+    found = with_derived(steps, spans_of(run), bool(run.record.facts.asynchronous))
     return DerivedSteps(found, changed=not found.equals(steps))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
@@ -18,6 +18,7 @@ from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
 from harness.analysis.statistics import Estimate
 from harness.study.records import StudyRecord
+from trainer.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ArmReport:
     name: str
     control: str | None
     of: str | None
-    declared: Mapping[str, Any]  # dotted keys with their values
+    declared: JsonObject  # dotted keys with their values
     blocks: int  # finished, with measured steps
     totals: ArmTotals
     speed: ModelSpeed
@@ -154,7 +155,7 @@ class StudyReport:
     comparisons: tuple[Comparison | NotCompared, ...]
     problems: tuple[StudyProblem, ...]
     emulated: bool
-    environment: Mapping[str, Any]
+    environment: JsonObject
     probe_costs: tuple[ProbeCost, ...] = ()
     probe_problems: tuple[ProbeProblem, ...] = ()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -42,6 +41,7 @@ from harness.analysis.whole_run import release, work_out
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
         arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED),
         comparisons=tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons),
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
-        emulated=any(bool(record.facts.get("emulated")) for record in records),
+        emulated=any(bool(record.facts.emulated) for record in records),
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
@@ -174,15 +174,13 @@ def _totals(blocks: Blocks) -> ArmTotals:
     )
 
 
-def _model_speed(control: str | None, totals: ArmTotals, facts: Mapping[str, Any]) -> ModelSpeed:
+def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:
     """Model FLOP/s from the trainer's own count; the share of a peak (MFU) needs a device profile, never a guess."""
-    device = None if facts.get("device") is None else str(facts["device"])
-    found = ModelSpeed(
-        device, facts.get("emulation"), no_mfu=NoMfu("no profile", device, facts.get("profile_reason") or "")
-    )
+    device = facts.device
+    found = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
     if control == "data-only":
         return replace(found, no_mfu=NoMfu("no compute"))
-    flops, peak = facts.get("flops_per_token"), facts.get("peak_flops_per_s")
+    flops, peak = facts.flops_per_token, facts.peak_flops_per_s
     if flops is None:
         return replace(found, no_mfu=NoMfu("no flops"))
     if totals.tokens_per_s is None:
@@ -190,7 +188,7 @@ def _model_speed(control: str | None, totals: ArmTotals, facts: Mapping[str, Any
     flops_per_s = float(flops) * totals.tokens_per_s.median
     if not peak:
         return replace(found, flops_per_s=flops_per_s)
-    source = str(facts.get("peak_source") or facts.get("profile"))
+    source = str(facts.peak_source or facts.profile)
     return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / float(peak), mfu_of=source, no_mfu=None)
 
 

@@ -13,11 +13,12 @@ from harness.scenario.overrides import edit_texts
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from trainer.errors import InputError
+from trainer.json_types import objects
 
 
 def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
     """The comparison of the arms ``names`` as it is (``edits`` empty), then under each of the scenario's edits."""
-    asked = [parse_edits(edit_texts(edits)) for edits in study.scenario_text.get("whatif") or ()]
+    asked = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
     return tuple(_whatif(names, runs, edits) for edits in (Edits(), *asked)) if asked else ()
 
 

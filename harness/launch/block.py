@@ -11,8 +11,8 @@ from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
-from harness.study.records import JsonObject
 from trainer.config import PRESETS, TrainerConfig
+from trainer.json_types import JsonObject, section
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,19 @@ def _modules(processes: list[RunProcess]) -> list[str]:
     computing = [process.record.config for process in processes if _computes(process.record.config)]
     if computing:
         modules += ["torch.optim", "trainer.model"]
-        families = {_family(config["model"]) for config in computing}
+        families = {_family(section(config, "model")) for config in computing}
         modules += [f"transformers.models.{family}.modeling_{family}" for family in sorted(families)]
     return modules
 
 
 def _computes(config: JsonObject) -> bool:
     """Whether the run builds a torch model: no control without compute, no device on paper."""
-    return bool(config["compute"]["work"] == "model" and isinstance(config["compute"]["device"], str))
+    compute = section(config, "compute")
+    return compute["work"] == "model" and isinstance(compute["device"], str)
 
 
 def _family(model: JsonObject) -> str:
-    return str(model["family"] or PRESETS[model["preset"]]["family"])
+    return str(model["family"] or PRESETS[str(model["preset"])]["family"])
 
 
 def _take_repetitions(

@@ -12,10 +12,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
 from harness.launch.tables import RunTables
@@ -28,51 +29,69 @@ from harness.probes.probe_set import ProbeSet
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.run_probes import RunProbes
 from harness.study.records import RunRecord
+from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, in_words
 
+if TYPE_CHECKING:
+    from trainer.data.prepare import Prepared
+    from trainer.devices.facts import ProfileFacts
+
 
 def main(descriptor: int, parent: int) -> int:
     """Serve one run over the socket ``descriptor``, forked by process ``parent``; the exit status."""
     die_with_parent(parent)  # a stopped child cannot notice that its parent was killed
     channel = Channel(socket.socket(fileno=descriptor))
-    order = channel.receive()
-    record = RunRecord(**order["record"])
-    record.pid = os.getpid()
-    record.started_utc = datetime.now(UTC).isoformat(timespec="seconds")
-    folder = StudyFolder(Path(order["study"]))
+    start = channel.receive_start()
+    record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=_now())
+    folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
     try:
-        run = Run(record, folder, RunProbes.from_json(order["probes"]))
+        run = Run(record, folder, RunProbes.from_json(start["probes"]))
         run.serve(channel)
-        record.status = "done"
+        ending = RunEnding("done")
     except Exception as error:
         traceback.print_exc()
-        record.status = "failed"
-        record.error = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-    record.exit_code = 0 if record.status == "done" else 1
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        ending = RunEnding("failed", what)
     if run is not None:
         try:
-            run.write()
+            run.write(ending)
         except Exception as error:  # a full disk, say: the parent must hear of it
             traceback.print_exc()
-            record.status, record.exit_code = "failed", 1
-            record.error = f"what was measured could not be written: {in_words(error)}"
-            folder.write_run(record)
+            ending = RunEnding("failed", f"what was measured could not be written: {in_words(error)}")
+            folder.write_run(run.record_of(ending))
     else:
-        folder.write_run(record)
-    channel.send({"event": record.status, "error": record.error})
-    return record.exit_code
+        folder.write_run(ending.of(record))
+    channel.send({"event": ending.status, "error": ending.error})
+    return ending.exit_code
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """How a run ended, and why where it failed."""
+
+    status: Literal["done", "failed"]
+    error: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.status == "done" else 1
+
+    def of(self, record: RunRecord) -> RunRecord:
+        """``record`` with this ending."""
+        return replace(record, status=self.status, error=self.error, exit_code=self.exit_code)
 
 
 class Run:
     """A trainer under its probes."""
 
     def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes) -> None:
-        self.record = record
+        self.asked = record
+        self.facts = RunFacts()  # until it is built
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
         self.probes = probes
@@ -90,7 +109,7 @@ class Run:
             self._synchronize()
             self.probe_set.wait()  # NVML may take seconds to wake
             channel.send({"event": "ready"})
-            while (message := channel.receive())["do"] != "finish":
+            while (message := channel.receive_order())["do"] != "finish":
                 if message["do"] == "profile":
                     self._profile(steps)
                 else:
@@ -111,17 +130,17 @@ class Run:
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
         parent = None if data.start_method == "forkserver" else os.getpid()
-        folder = self.folder.run(self.record.arm, self.record.block)
+        folder = self.folder.run(self.asked.arm, self.asked.block)
         attach = partial(attach_in_worker, parent, self.probes, folder)
         batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
-        self.record.facts = _facts(self.config, compute, prepared)
+        self.facts = _facts(self.config, compute, prepared)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         else:
             self.recorder = BareRecorder()
-        folder = self.folder.run(self.record.arm, self.record.block)
+        folder = self.folder.run(self.asked.arm, self.asked.block)
         self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
         steps = train(self.config, compute, batches)
@@ -176,17 +195,29 @@ class Run:
         self.recorder.pause()
         self.compute.synchronize()
 
-    def write(self) -> None:
+    def write(self, ending: RunEnding) -> None:
         """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
         telemetry.attach(None)
-        self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
-        self.record.realtime_minus_monotonic_ns = realtime_minus_monotonic()[0]
-        self.record.peak_device_bytes = _peak_device_bytes(self.compute)
+        record = self.record_of(ending)
         if self.tables is not None:
             self.tables.write()
-            self.folder.write_samples(self.record.arm, self.record.block, self.probe_set.samples())
-            self.folder.write_probes(self.record.arm, self.record.block, self.probe_set.report())
-        self.folder.write_run(self.record)
+            self.folder.write_samples(record.arm, record.block, self.probe_set.samples())
+            self.folder.write_probes(record.arm, record.block, self.probe_set.report())
+        self.folder.write_run(record)
+
+    def record_of(self, ending: RunEnding) -> RunRecord:
+        """The run's record, with what the run knows of itself."""
+        return replace(
+            ending.of(self.asked),
+            facts=self.facts,
+            ended_utc=_now(),
+            realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
+            peak_device_bytes=_peak_device_bytes(self.compute),
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _peak_device_bytes(compute: Compute | None) -> int | None:
@@ -198,27 +229,27 @@ def _peak_device_bytes(compute: Compute | None) -> int | None:
     return int(torch.cuda.max_memory_allocated())
 
 
-def _device_profile(config: TrainerConfig, compute: Compute) -> dict[str, Any]:
+def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
     """What the device's profile says of its peak and price, or why there is none."""
     import torch
 
-    from trainer.devices.facts import facts_of, profile_facts
+    from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
     from trainer.devices.profiles import load_profile
 
     precision = config.compute.precision
     if config.compute.work == "none":
-        return {"profile": None, "profile_reason": "no model is computed"}
+        return ProfileFacts(profile_reason="no model is computed")
     device = config.compute.emulated
     if device is not None:
         fixed = device.kernels.forward_ms, device.kernels.backward_ms
         if device.speed != 1 or device.recorded is not None or fixed != (None, None):
             reason = "the emulated kernels do not take the times of its profile (speed, fixed or recorded ones)"
-            return {"profile": None, "profile_reason": reason}
+            return ProfileFacts(profile_reason=reason)
         return facts_of(load_profile(device.emulated), precision)
     return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
 
 
-def _facts(config: TrainerConfig, compute: Compute, prepared: Any) -> dict[str, Any]:
+def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFacts:
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -228,20 +259,29 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Any) -> dict[str, 
     shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
     computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
     device = config.compute.emulated if computed else None
-    return {
-        "emulation": assumptions(config, shape) if device is not None else None,
-        **_device_profile(config, compute),
-        "parameters": parameters(shape) if computed else None,
-        "flops_per_token": flops_per_token(shape, config.data.sequence_length) if computed else None,
-        "vocab_size": shape.vocab_size,
-        "device": compute.device,
-        "asynchronous": compute.asynchronous,
-        "emulated": compute.emulated,
-        "device_count": 1,
-        "threads": torch.get_num_threads(),
-        "workers": config.data.workers,
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": torch.__version__,
-        "tokenizer_fingerprint": prepared.tokenizer.fingerprint,
-        "corpus_fingerprint": prepared.corpus.fingerprint,
-    }
+    profile = _device_profile(config, compute)
+    nulls = {"emulation", "profile", "parameters", "flops_per_token"}
+    return RunFacts(
+        emulation=assumptions(config, shape) if device is not None else None,
+        profile=profile.profile,
+        profile_reason=profile.profile_reason,
+        peak_flops_per_s=profile.peak_flops_per_s,
+        dtype=profile.dtype,
+        peak_source=profile.peak_source,
+        peak_measured=profile.peak_measured,
+        price_per_hour_usd=profile.price_per_hour_usd,
+        parameters=parameters(shape) if computed else None,
+        flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed else None,
+        vocab_size=shape.vocab_size,
+        device=compute.device,
+        asynchronous=compute.asynchronous,
+        emulated=compute.emulated,
+        device_count=1,
+        threads=torch.get_num_threads(),
+        workers=config.data.workers,
+        cores=len(os.sched_getaffinity(0)),
+        torch=torch.__version__,
+        tokenizer_fingerprint=prepared.tokenizer.fingerprint,
+        corpus_fingerprint=prepared.corpus.fingerprint,
+        nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
+    )

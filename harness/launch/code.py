@@ -24,9 +24,10 @@ from typing import Any
 from harness.launch.protocol import PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.git import describe_checkout, git
-from harness.study.records import CodeRecord, JsonObject
+from harness.study.records import CodeRecord
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
+from trainer.json_types import Json, JsonObject
 
 _PIP_S = 3600
 # Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
@@ -125,7 +126,7 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
 
     Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
     """
-    fitted: dict[str, Any] = json.loads(json.dumps(config))
+    fitted: dict[str, Json] = json.loads(json.dumps(config))
     for found, kind, message in errors:
         location = [part for part in found if not str(part).startswith("[")]  # of a union: which member was tried
         dotted = ".".join(map(str, location))

@@ -19,9 +19,9 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
-from harness.launch.protocol import OWN
+from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
 
 if TYPE_CHECKING:
     from harness.launch.code import Code
@@ -61,27 +61,28 @@ class ForkServer:
     def fork(self, channel: socket.socket, log: Path) -> int:
         """Fork a run that reads and writes ``channel`` and appends its output to ``log``; returns its process id."""
         with open(log, "ab") as file:
-            request = json.dumps({"do": "fork"}).encode()
+            request: ForkRequest = {"do": "fork"}
             try:
-                socket.send_fds(self._socket, [request], [channel.fileno(), file.fileno()])
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [channel.fileno(), file.fileno()])
             except OSError as error:
                 raise self._gone() from error
         while "code" in (answer := self._answer()):  # of a wait that Ctrl-C cut short
             pass
         if self.import_ns is None:
             self.import_ns = time.monotonic_ns() - self._begun_ns
-        return int(answer["pid"])
+        return answer["pid"]
 
     def wait(self, pid: int) -> int:
         """Block until that run has ended; its exit status, negative for a signal as subprocess has it."""
+        request: WaitRequest = {"do": "wait", "pid": pid}
         try:
-            self._socket.send(json.dumps({"do": "wait", "pid": pid}).encode())
+            self._socket.send(json.dumps(request).encode())
         except OSError as error:
             raise self._gone() from error
         # An answer to another request is one that Ctrl-C cut short; asked again, it says the same again.
         while (answer := self._answer())["pid"] != pid or "code" not in answer:
             pass
-        return int(answer["code"])
+        return answer["code"]
 
     def close(self) -> None:
         """Kill the fork server, importing or not. Runs that are left end too: they asked to die with their parent."""
@@ -89,14 +90,14 @@ class ForkServer:
         self._process.wait()
         self._socket.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> ForkAnswer:
         try:
             answer = self._socket.recv(_MOST_BYTES)
         except OSError as error:
             raise self._gone() from error
         if not answer:
             raise self._gone()
-        return json.loads(answer)  # type: ignore[no-any-return]
+        return cast("ForkAnswer", json.loads(answer))
 
     def _gone(self) -> ForkServerGone:
         return ForkServerGone(f"the fork server ended with status {self._process.wait()}")
@@ -116,7 +117,8 @@ def main() -> int:
         request, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 2)
         if not request:
             return 0
-        message = json.loads(request)
+        message: ForkRequest | WaitRequest = json.loads(request)
+        answer: ForkAnswer
         if message["do"] == "wait":
             pid = message["pid"]
             if pid not in codes:

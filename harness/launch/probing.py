@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from harness.probes.probe import ProbeSettings
 from harness.probes.registry import PROBES
 from harness.probes.run_probes import RunProbes
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
+from trainer.json_types import JsonObject, section
 
 
-def probes_of(declared: Mapping[str, Any], control: str | None) -> RunProbes:
+def probes_of(declared: JsonObject, control: str | None) -> RunProbes:
     """The probes of one run; ``declared`` is the scenario's ``probes`` as plain data.
 
     A measured run is sampled (host and NVML). A profiled run is sampled too, and its probes that disturb have windows.
@@ -23,7 +21,7 @@ def probes_of(declared: Mapping[str, Any], control: str | None) -> RunProbes:
     if control == LEDGER:
         return RunProbes()
     disturbing = [kind for kind in PROBES if kind.disturbs and declared.get(kind.name) is not None]
-    profilers = {kind.name: kind.load().settings_type.from_json(declared[kind.name]) for kind in disturbing}
+    profilers = {kind.name: kind.load().settings_type.from_json(section(declared, kind.name)) for kind in disturbing}
     alone = control.removeprefix(ALONE) if control is not None and control.startswith(ALONE) else None
     if alone in profilers:
         return RunProbes(settings={alone: profilers[alone]})
@@ -33,9 +31,12 @@ def probes_of(declared: Mapping[str, Any], control: str | None) -> RunProbes:
     return RunProbes(settings=sampled)
 
 
-def _sampled(declared: Mapping[str, Any], alone: str | None) -> dict[str, ProbeSettings]:
+def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
     """What the sampling process reads, nothing where it reads neither; ``alone``: "host" or "nvml", where only that."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
-    return {"sampler": SamplerSettings(host, nvml, declared.get("sample_hz", 10))} if host or nvml else {}
+    if not host and not nvml:
+        return {}
+    rate_hz = declared.get("sample_hz", 10)
+    return {"sampler": SamplerSettings.from_json({"host": host, "nvml": nvml, "rate_hz": rate_hz})}

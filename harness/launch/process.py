@@ -8,13 +8,14 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Literal
 
 from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer, ForkServerGone
-from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER
+from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, RunOrder, StartMessage
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import RUN_FILES
@@ -63,14 +64,15 @@ class RunProcess:
         self._server = server
         if not imported:
             self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
-        record = {key: value for key, value in asdict(self.record).items() if key not in RECORD_FIELDS_OF_LAUNCHER}
+        record = {key: value for key, value in self.record.to_json().items() if key not in RECORD_FIELDS_OF_LAUNCHER}
         self._send({"record": record, "study": str(self._folder.path), "probes": self._probes.to_json()})
 
     def wait_ready(self) -> None:
         """Block until the run is warm; RunFailed where it ended instead."""
         self._expect("ready")
         assert self._server is not None
-        self.record.startup_ns = (self._server.import_ns or 0) + time.monotonic_ns() - self._begun_ns
+        startup_ns = (self._server.import_ns or 0) + time.monotonic_ns() - self._begun_ns
+        self.record = replace(self.record, startup_ns=startup_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int) -> None:
         """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
@@ -89,7 +91,7 @@ class RunProcess:
 
     def finish(self) -> None:
         """Let it write its tables and end; RunFailed where it could not."""
-        self.record.peak_memory_bytes = session_peak_bytes(self._pid)
+        self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         self._send({"do": "finish"})
         self._expect("done")
         self._wait()
@@ -99,9 +101,9 @@ class RunProcess:
         """Add what was seen from outside to the record that the run has written."""
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is not None:
-            written.startup_ns, written.peak_memory_bytes = self.record.startup_ns, self.record.peak_memory_bytes
-            self.record = written
-            self._folder.write_run(written)
+            seen = self.record
+            self.record = replace(written, startup_ns=seen.startup_ns, peak_memory_bytes=seen.peak_memory_bytes)
+            self._folder.write_run(self.record)
 
     def suspend(self) -> None:
         """Suspend the run and its workers (SIGSTOP): they use no core until :meth:`resume`."""
@@ -132,17 +134,17 @@ class RunProcess:
                 self._exit_code = self._server.wait(self._pid)
         return self._exit_code
 
-    def _send(self, message: dict[str, object]) -> None:
+    def _send(self, message: StartMessage | RunOrder) -> None:
         assert self._channel is not None
         try:
             self._channel.send(message)
         except OSError:
             self._fail(None)
 
-    def _expect(self, event: str) -> None:
+    def _expect(self, event: Literal["ready", "turn", "profile", "done"]) -> None:
         assert self._channel is not None
         try:
-            message = self._channel.receive()
+            message = self._channel.receive_event()
         except (EOFError, OSError):
             self._fail(None)
             return
@@ -157,10 +159,13 @@ class RunProcess:
         if written is not None:
             self.record = written
         else:  # killed before it could say anything
-            self.record.status = "failed"
-            self.record.exit_code = code
-            self.record.error = error or _reason(code)
-            self.record.ended_utc = datetime.now(UTC).isoformat(timespec="seconds")
+            self.record = replace(
+                self.record,
+                status="failed",
+                exit_code=code,
+                error=error or _reason(code),
+                ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
             self._folder.write_run(self.record)
         raise RunFailed(self.record.error)
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 VERSION = 2
 
@@ -50,6 +52,59 @@ OWN = PATHS[VERSION]
 RECORD_FIELDS_OF_LAUNCHER = ("startup_ns", "peak_memory_bytes", "peak_device_bytes")
 # Of another state only its files are read, never its code: the number stands in the line that begins so.
 _VERSION_LINE = "VERSION = "
+
+
+class ForkRequest(TypedDict):
+    """Launcher to fork server, with two descriptors: the run's channel and its log."""
+
+    do: Literal["fork"]
+
+
+class WaitRequest(TypedDict):
+    """Launcher to fork server: wait until that run has ended."""
+
+    do: Literal["wait"]
+    pid: int
+
+
+class ForkAnswer(TypedDict):
+    """Fork server to launcher: the run that was forked, or the one that has ended, with its exit status."""
+
+    pid: int
+    code: NotRequired[int]
+
+
+class StartMessage(TypedDict):
+    """Launcher to run: the first message."""
+
+    record: JsonObject  # of the run, without RECORD_FIELDS_OF_LAUNCHER
+    study: str  # the study's folder
+    probes: JsonObject  # see probes.run_probes
+
+
+class RepetitionOrder(TypedDict):
+    """Launcher to run: run the repetition ``turn`` of ``settle`` warm-up and ``steps`` measured steps."""
+
+    do: Literal["turn"]
+    turn: int
+    settle: int
+    steps: int
+
+
+class BareOrder(TypedDict):
+    """Launcher to run: run the windows of the probes that disturb, or write the tables and end."""
+
+    do: Literal["profile", "finish"]
+
+
+RunOrder: TypeAlias = RepetitionOrder | BareOrder
+
+
+class RunEvent(TypedDict):
+    """Run to launcher: what it has done."""
+
+    event: Literal["ready", "turn", "profile", "done", "failed"]
+    error: NotRequired[str | None]  # why it failed
 
 
 def protocol_of(folder: Path) -> int:

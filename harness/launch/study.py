@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
@@ -24,13 +24,15 @@ from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
 from harness.machine.environment import has_nvidia_driver, record_environment
 from harness.study.contract import PROFILED
-from harness.study.records import ArmRecord, JsonObject, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
+from trainer.json_types import JsonObject, integer, section
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
+    from trainer.data.prepare import Prepared
 
 
 class Outcome(NamedTuple):
@@ -116,7 +118,7 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
 
 def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = None) -> Outcome:
     configs = {arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms}
-    slice_steps = int(record.scenario_text["slice_steps"])
+    slice_steps = integer(record.scenario_text, "slice_steps")
     profiled = {arm.name for arm in record.arms if arm.control == PROFILED}
     repetitions = {
         name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
@@ -189,12 +191,12 @@ def _run_block(
                 interleave=record.interleave,
                 # Every block sees another order of the documents (and other initial weights), the same for all its
                 # arms: else the interval over blocks would say nothing about the data.
-                config={**arms[name].config, "seed": arms[name].config["seed"] + block},
+                config={**arms[name].config, "seed": integer(arms[name].config, "seed") + block},
                 declared=arms[name].declared,
                 environment=arms[name].environment or environment,
             ),
             folder,
-            probes_of(record.scenario_text["probes"], arms[name].control),
+            probes_of(section(record.scenario_text, "probes"), arms[name].control),
             None if (code := arms[name].code) is None else Code(**asdict(code)),
         )
         for position, name in enumerate(names)
@@ -219,7 +221,7 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
-    prepared: dict[str, Any] = {}
+    prepared: dict[str, Prepared] = {}
     fingerprints: dict[str, str] = {}
     needs = []
     for name, config in configs.items():

@@ -5,38 +5,66 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.machine.cgroup import cpu_quota, find_group, memory_limit
 from harness.machine.cpu import allowed_cpus, read_frequency
 from harness.machine.git import describe_checkout
 from harness.machine.gpu import driver_loaded
 from harness.machine.memory import read_memory
+from trainer.json_types import Json, JsonObject
 
 OWN_PACKAGE = "llm-training-harness"
 PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", OWN_PACKAGE)
 
 
-def record_environment() -> dict[str, Any]:
-    """Return versions, git commit, processor and memory, but no host name. Imports none of the packages.
+@dataclass(frozen=True)
+class Environment:
+    """This machine and installation. A fact that is unknown is None: most virtual machines report no governor."""
 
-    A fact that is unknown is None: most virtual machines report no frequency governor.
-    """
+    python: str
+    packages: Mapping[str, str | None]  # versions of PACKAGES; None: not installed
+    git_commit: str | None
+    os: str
+    cpu: str
+    cores: int | None
+    cpu_quota_cores: float | None
+    cpu_governor: str | None
+    cpu_turbo: bool | None
+    nvidia_driver: str | None
+    memory_bytes: int
+
+    def to_json(self) -> JsonObject:
+        """Every fact by name; the packages stand among them."""
+        found: dict[str, Json] = {}
+        for name, value in asdict(self).items():
+            found |= value if name == "packages" else {name: value}
+        return found
+
+
+def read_environment() -> Environment:
+    """Read versions, git commit, processor and memory, but no host name. Imports none of the packages."""
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
-    return {
-        "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
-        "git_commit": describe_checkout(Path(__file__).parent),
-        "os": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cpu_quota_cores": None if quota is None else quota.cores,
-        "cpu_governor": ", ".join(clock.governors) or None,
-        "cpu_turbo": clock.turbo,
-        "nvidia_driver": driver_loaded(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
+    return Environment(
+        python=platform.python_version(),
+        packages={package: _version(package) for package in PACKAGES},
+        git_commit=describe_checkout(Path(__file__).parent),
+        os=f"{platform.system()} {platform.release()}",
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpu_quota_cores=None if quota is None else quota.cores,
+        cpu_governor=", ".join(clock.governors) or None,
+        cpu_turbo=clock.turbo,
+        nvidia_driver=driver_loaded(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def record_environment() -> JsonObject:
+    """Return the environment as records keep it. Another state of the code calls this (``harness.launch.protocol``)."""
+    return read_environment().to_json()
 
 
 def has_nvidia_driver() -> bool:

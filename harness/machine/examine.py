@@ -27,6 +27,7 @@ from harness.machine.checks import gpus, memory_and_disk, processors, software, 
 from harness.machine.checks.check import Check, judge
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
+from trainer.json_types import JsonObject
 
 READ_S = 5.0  # for plain files; longer only on a disk that does not answer
 TOOLS_S = 3 * toolchain.TRY_S + READ_S
@@ -92,7 +93,7 @@ class Examination:
         ]
         return [line for name, check in lines for line in judge(name, check)]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Return every fact by name, {"problem": why} for a failed reading; "load" after :meth:`checks` measured it."""
         found = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**found, "load": None if self._load_found is None else asdict(self._load_found)}

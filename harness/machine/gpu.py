@@ -72,7 +72,7 @@ def driver_loaded(root: Path = ROOT) -> str | None:
 def read_nvml() -> Nvml:
     """Ask NVML in another process. A hang or a crash is an answer too."""
     try:
-        facts = dict(facts_of_module("harness.machine.gpu", LIMIT_S))
+        facts: Any = dict(facts_of_module("harness.machine.gpu", LIMIT_S))
     except (TimeoutError, RuntimeError) as error:
         return Nvml(None, None, (), str(error), broken=True)
     devices = (Device(**{**device, "slowed_by": tuple(device["slowed_by"])}) for device in facts["devices"])

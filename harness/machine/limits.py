@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from trainer.json_types import JsonObject
 
 T = TypeVar("T")
 
@@ -49,11 +51,11 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
     return done.returncode, done.stdout, done.stderr
 
 
-def facts_of_module(module: str, limit_s: float) -> Mapping[str, Any]:
+def facts_of_module(module: str, limit_s: float) -> JsonObject:
     """Return the JSON object that ``python -m module`` prints. A library that hangs or crashes cannot harm us there."""
     status, output, errors = output_of([sys.executable, "-m", module], limit_s)
     if status != 0 or not output:
         lines = errors.strip().splitlines()
         raise RuntimeError(lines[-1] if lines else f"{module} ended with status {status}")
-    facts: Mapping[str, Any] = json.loads(output.splitlines()[-1])
+    facts: JsonObject = json.loads(output.splitlines()[-1])
     return facts

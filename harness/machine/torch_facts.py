@@ -35,7 +35,7 @@ class Torch:
 def read_torch() -> Torch:
     """Read the facts. Raises TimeoutError, or ImportError with the reason where torch cannot be imported."""
     try:
-        facts = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
+        facts: Any = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
     except RuntimeError as error:
         raise ImportError(str(error)) from error
     return Torch(**{**facts, "cuda_devices": tuple(facts["cuda_devices"])})

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from trainer.json_types import Json, JsonObject
 from trainer.telemetry import Recorder
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ class ProbeSettings:
     """What a probe is to record. Every field is plain JSON, as it travels from the launcher to the run."""
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
+    def from_json(cls, content: JsonObject) -> Self:
         """Take the fields from ``content``; a missing one has its default, an unknown one is left out."""
         return cls(**{one.name: content[one.name] for one in fields(cls) if one.name in content})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         return asdict(self)
 
 
@@ -31,7 +32,7 @@ class ProbeReport:
     """What a probe has to report of a run that is over, besides its tables."""
 
     problems: Sequence[str] = ()  # what went wrong, a line each, with the fix where there is one
-    facts: Mapping[str, Any] = field(default_factory=dict)  # its part of probes.json
+    facts: JsonObject = field(default_factory=dict)  # its part of probes.json
     failed: bool = False  # it recorded nothing; ``problems`` says why
 
 

@@ -10,6 +10,7 @@ from harness.probes.probe import Pausable, Probe
 from harness.probes.registry import ProbeKind
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import Columns
+from trainer.json_types import Json
 
 
 class ProbeSet:
@@ -70,11 +71,11 @@ class ProbeSet:
                 merged.setdefault(name, []).extend(values)
         return merged
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Json]:
         """What probes.json holds (``harness.study.probes_json`` reads it)."""
         problems: list[str] = []
         failed: list[str] = []
-        facts: dict[str, Any] = {}
+        facts: dict[str, Json] = {}
         for kind, probe in self._probes:
             report = probe.report()
             problems += report.problems

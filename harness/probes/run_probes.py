@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from harness.probes.probe import ProbeSettings
 from harness.probes.registry import PROBES, ProbeKind
+from trainer.json_types import Json, JsonObject, section
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,15 @@ class RunProbes:
     settings: Mapping[str, ProbeSettings] = field(default_factory=dict)  # of the probes that it has, by name
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
+    def from_json(cls, content: JsonObject) -> Self:
         settings = {
-            kind.name: kind.load().settings_type.from_json(content[kind.name])
+            kind.name: kind.load().settings_type.from_json(section(content, kind.name))
             for kind in PROBES
             if content.get(kind.name) is not None
         }
-        return cls(content["ledger"], content["windows"], settings)
+        return cls(bool(content["ledger"]), bool(content["windows"]), settings)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         settings = {kind.name: self.settings.get(kind.name) for kind in PROBES}
         return {
             "ledger": self.ledger,

@@ -26,6 +26,7 @@ from harness.regression.thresholds import (
     MEMORY_ALIKE,
     NOTICEABLE,
 )
+from trainer.json_types import Json
 
 # Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
 # are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
@@ -79,13 +80,13 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     for key in sorted(set(baseline.environment) | set(candidate.environment)):
         if key != "git_commit":
             ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
-            if key == "memory_bytes" and ours_is and theirs_is and abs(ours_is / theirs_is - 1) < MEMORY_ALIKE:
+            if key == "memory_bytes" and _alike(ours_is, theirs_is):
                 continue
             known = key in baseline.environment and key in candidate.environment  # else one is of an older version
             check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
-    for key in sorted(set(baseline.facts) | set(candidate.facts)):
-        known = key in baseline.facts and key in candidate.facts
-        check(key, baseline.facts.get(key, "unknown"), candidate.facts.get(key, "unknown"), known)
+    facts, others = baseline.facts.to_json(), candidate.facts.to_json()
+    for key in sorted(set(facts) | set(others)):
+        check(key, facts.get(key, "unknown"), others.get(key, "unknown"), key in facts and key in others)
     check("scenario", baseline.scenario, candidate.scenario, False)
     for key in sorted(set(baseline.config) | set(candidate.config)):
         known = key in baseline.config and key in candidate.config
@@ -108,6 +109,13 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
         for key in sorted(set(baseline.probes) | set(candidate.probes)):
             check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
     return sorted(found, key=lambda one: not one.forbids)
+
+
+def _alike(ours_bytes: Json, theirs_bytes: Json) -> bool:
+    """Whether two amounts of memory differ by no more than kernels take for themselves."""
+    if not isinstance(ours_bytes, int | float) or not isinstance(theirs_bytes, int | float) or not theirs_bytes:
+        return False
+    return abs(ours_bytes / theirs_bytes - 1) < MEMORY_ALIKE
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:

@@ -12,13 +12,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
 from trainer.errors import InputError
 from trainer.files import write_text
+from trainer.json_types import Json, JsonObject
 
 SCHEMA = 1
 # Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
@@ -38,9 +38,9 @@ class Baseline:
     series: BlockSeries
 
 
-def environment_of(series: BlockSeries) -> dict[str, Any]:
+def environment_of(series: BlockSeries) -> JsonObject:
     """What a baseline's environment is made of."""
-    found = {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.get("device")}
+    found = {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.device}
     return {**found, "memory_bytes": whole_gib(found["memory_bytes"])}
 
 
@@ -56,7 +56,8 @@ def path_of(folder: Path, series: BlockSeries) -> Path:
 def save(folder: Path, series: BlockSeries) -> Path:
     """Write (over) the baseline of this arm in its environment; its path. Lists stay on a line: diffs are read."""
     path = path_of(folder, series)
-    content = {"schema": SCHEMA, "environment_key": environment_key(series), **asdict(series)}
+    figures = {**asdict(series), "facts": series.facts.to_json()}
+    content = {"schema": SCHEMA, "environment_key": environment_key(series), **figures}
     lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in content.items()]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
@@ -92,7 +93,7 @@ def every(folder: Path) -> Iterator[Baseline]:
         yield read(path)
 
 
-def whole_gib(amount: Any) -> Any:
+def whole_gib(amount: Json) -> Json:
     """Bytes of memory rounded to GiB: a few pages more or less come with every kernel."""
     return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
 

@@ -242,7 +242,7 @@ def _comparison(
         gates=_gates(sides, shared, limits, level),
         confounds=differing,
         other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
-        emulated=any(run.ledger.record.facts.get("emulated") for run in sides.baseline.values()),
+        emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
 
 

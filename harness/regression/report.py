@@ -21,6 +21,7 @@ from harness.report.tables import safe, table
 from harness.report.words import count, listing, ms, number, percent
 from harness.study.store import StudyFolder, write_json
 from trainer.files import write_bytes, write_text
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     from harness.regression.run import RegressionResult
@@ -53,7 +54,7 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
     return min((c.verdict for c in comparisons), key=_WORST_FIRST.index, default="undecided")
 
 
-def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> dict[str, Any]:
+def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
     """The dataclasses field by field, and the words for every kind; ``contests``: schema 1's word for comparisons."""
     found = [{**_plain(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
     return {"schema": SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}

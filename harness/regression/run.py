@@ -15,10 +15,11 @@ from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regression.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten
 from harness.scenario.plan import Arm
-from harness.study.records import ArmRecord, JsonObject, StudyRecord
+from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 
 @dataclass(frozen=True)

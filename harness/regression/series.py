@@ -14,9 +14,11 @@ from harness.regression.rounds import STEP, rounds, typical_log
 from harness.regression.thresholds import MS_DIGITS
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
-from harness.study.records import JsonObject, StudyRecord
+from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts, RunFactsField
 from trainer.errors import InputError
+from trainer.json_types import JsonObject, section
 
 KEPT = (
     "a-a",
@@ -49,7 +51,7 @@ class BlockSeries:
     startup_ms: list[float] = field(default_factory=list)
     config: JsonObject = field(default_factory=dict)  # dotted keys; the first block's
     environment: JsonObject = field(default_factory=dict)
-    facts: JsonObject = field(default_factory=dict)
+    facts: RunFactsField = field(default_factory=RunFacts)
     useful_fraction: float | None = None
     sm_clock_mhz: float | None = None
     other_cpu_cores: float | None = None
@@ -61,7 +63,7 @@ class BlockSeries:
 
     @property
     def emulated(self) -> bool:
-        return bool(self.facts.get("emulated"))
+        return bool(self.facts.emulated)
 
 
 def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSeries]:
@@ -118,13 +120,13 @@ def _series(
         startup_ms=[round(record.startup_ns / 1e6, 1) for record in records if record.startup_ns],
         config={key: value for key, value in flatten(first.config).items() if key != "seed"},
         environment=dict(first.environment),
-        facts={key: first.facts[key] for key in FACTS if key in first.facts},
+        facts=first.facts.only(FACTS),
         useful_fraction=useful_fraction(ledgers),
         sm_clock_mhz=median(clocks) if clocks else None,
         other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
         failed_runs=sum(run.record.status == "failed" for run in group.values()),
         interleave=first.interleave,
         arms=len(study.arms) or None,
-        probes=flatten(study.scenario_text.get("probes") or {}),
+        probes=flatten(section(study.scenario_text, "probes")),
         started="one by one" if any(one.contest is not None for one in study.arms) else "together",
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from harness.analysis.statistics import Estimate
+from trainer.json_types import Json
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
-def estimate_json(estimate: Estimate | None) -> Json | None:
+def estimate_json(estimate: Estimate | None) -> dict[str, Json] | None:
     if estimate is None:
         return None
     return {
@@ -23,14 +25,16 @@ def estimate_json(estimate: Estimate | None) -> Json | None:
     }
 
 
-def plain(one: Any) -> Any:
-    """A dataclass as plain data; a number that is not finite is null."""
-    if is_dataclass(one) and not isinstance(one, type):
-        one = asdict(one)
+def record_json(record: DataclassInstance) -> dict[str, Json]:
+    """A dataclass as plain data, field by field; a number that is not finite is null."""
+    return {name: _plain(value) for name, value in asdict(record).items()}
+
+
+def _plain(one: Json) -> Json:
     if isinstance(one, Mapping):
-        return {str(key): plain(value) for key, value in one.items()}
+        return {str(key): _plain(value) for key, value in one.items()}
     if isinstance(one, list | tuple):
-        return [plain(value) for value in one]
+        return [_plain(value) for value in one]
     return finite(one) if isinstance(one, float) else one
 
 

@@ -10,7 +10,7 @@ from harness.analysis.dose import Dose
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
 from harness.report.absent import mfu_reason, missing_text, probe_problem_lines, problem_lines, reason
-from harness.report.as_json import Json, estimate_json, finite, plain
+from harness.report.as_json import estimate_json, finite, record_json
 from harness.report.chain import chain
 from harness.report.confounds import confound_lines
 from harness.report.dose import dose_line, dose_reason
@@ -18,11 +18,12 @@ from harness.report.findings import device_finding, host_finding
 from harness.report.sentences import emulated_devices, predicted_ratio, sentence
 from harness.report.words import probes_named
 from harness.study.contract import SCHEMA
+from trainer.json_types import Json, JsonObject
 
 TOP = 30  # operators of each role
 
 
-def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Sequence[str] = ()) -> Json:
+def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Sequence[str] = ()) -> dict[str, Json]:
     """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it.
 
     ``unread``: files of probes that could not be read, a line each.
@@ -50,16 +51,20 @@ def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Seque
             for probe, against in [probes_named(cost)]
         ],
         "probe_problems": [*probe_problem_lines(report.probe_problems), *unread],
-        "host": [plain(load) | {"findings": [*map(host_finding, load.findings)]} for load in found.loads],
-        "devices": [plain(device) | {"findings": [*map(device_finding, device.findings)]} for device in found.devices],
+        "host": [record_json(load) | {"findings": [*map(host_finding, load.findings)]} for load in found.loads],
+        "devices": [
+            record_json(device) | {"findings": [*map(device_finding, device.findings)]} for device in found.devices
+        ],
         "operators": {
-            one.arm: {role.role: [plain(operator) for operator in role.operators[:TOP]] for role in one.operators.roles}
+            one.arm: {
+                role.role: [record_json(operator) for operator in role.operators[:TOP]] for role in one.operators.roles
+            }
             for one in found.profiles
         },
     }
 
 
-def _arm(arm: ArmReport) -> Json:
+def _arm(arm: ArmReport) -> dict[str, Json]:
     totals, explained, speed = arm.totals, arm.explained, arm.speed
     return {
         "control": arm.control,
@@ -97,9 +102,10 @@ def _arm(arm: ArmReport) -> Json:
     }
 
 
-def _comparison(c: Comparison | NotCompared) -> Json:
+def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
     if isinstance(c, NotCompared):
-        return _NOTHING | {
+        return {
+            **_NOTHING,
             "baseline": c.baseline,
             "candidate": c.candidate,
             "sentence": sentence(c),
@@ -138,7 +144,7 @@ def _comparison(c: Comparison | NotCompared) -> Json:
 
 
 # A comparison of which nothing was measured, with every key of one that was.
-_NOTHING: Json = {
+_NOTHING: JsonObject = {
     "baseline": None,
     "candidate": None,
     "isolated_ratio": None,
@@ -177,7 +183,7 @@ def _reasons(c: Comparison) -> dict[str, str]:
     return {figure: reason(absent[figure]) for figure in order if figure in absent}
 
 
-def _dose(dose: Dose) -> Json:
+def _dose(dose: Dose) -> dict[str, Json]:
     """With the reason and the line that the page shows; without what only the line needs."""
     return {
         "arm": dose.arm,

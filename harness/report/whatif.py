@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from harness.analysis.replay.prediction import TOLERANCE, Prediction
 from harness.analysis.replay.sweep import Sweep
 from harness.analysis.statistics import Estimate
-from harness.report.as_json import Json, estimate_json
+from harness.report.as_json import estimate_json
 from harness.report.assumptions import assumption_lines
 from harness.report.sweeps import crossing_text, sweep_sentence
 from harness.report.words import count, ms, number, percent, ratio, signed_percent
+from trainer.json_types import Json
 
 # Arms of the study that already are what the edits ask for, each with its measured step time in milliseconds.
 ValidationArms = Sequence[tuple[str, Estimate]]
@@ -80,11 +81,11 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
     return [*aligned, sweep_sentence(sweep)]
 
 
-def answer_json(scenario: str, arm: str, prediction: Prediction, checks: ValidationArms) -> Json:
+def answer_json(scenario: str, arm: str, prediction: Prediction, checks: ValidationArms) -> dict[str, Json]:
     return {"scenario": scenario, "arm": arm, **prediction_json(prediction), "beside": _arms_json(checks)}
 
 
-def sweep_json(sweep: Sweep, checks: Sequence[ValidationArms], picture: str) -> Json:
+def sweep_json(sweep: Sweep, checks: Sequence[ValidationArms], picture: str) -> dict[str, Json]:
     points = zip(sweep.texts, sweep.recorded, sweep.without, checks, strict=True)
     return {
         "key": sweep.key,
@@ -103,7 +104,7 @@ def sweep_json(sweep: Sweep, checks: Sequence[ValidationArms], picture: str) -> 
     }
 
 
-def prediction_json(p: Prediction) -> Json:
+def prediction_json(p: Prediction) -> dict[str, Json]:
     return {
         "edits": list(p.edits.texts),
         "emulated": p.emulated,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, dotted_keys, problems_of
 from harness.scenario.matrix import Variant, count_arms, points, value_name, variants
 from harness.scenario.model import Compare, Scenario
-from harness.scenario.overrides import DottedKeyError, edit_texts, expand, flatten, lookup
+from harness.scenario.overrides import DottedKeyError, edit_texts, expand, flatten, has
 from harness.scenario.yaml import MAX_ARMS, KeyPath
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
 _ABSENT = object()
@@ -72,7 +72,7 @@ def _relative(problem: Problem, key: str) -> str:
     return f"{beyond}: {problem.message}" if beyond else problem.message
 
 
-def _config(nested: Mapping[str, Any], root: KeyPath) -> Iterator[Problem]:
+def _config(nested: JsonObject, root: KeyPath) -> Iterator[Problem]:
     """Find the problems of one part of a configuration. Rules between keys are checked on the whole."""
     try:
         TrainerConfig.model_validate(expand(nested), strict=True)
@@ -93,9 +93,9 @@ def _variant(scenario: Scenario, variant: Variant) -> Iterator[Problem]:
     except ValidationError as error:
         for _, problem in problems_of(error, TrainerConfig):
             key = ".".join(str(part) for part in problem.path)
-            if lookup(expand(scenario.arms[variant.arm] or {}), key, _ABSENT) is not _ABSENT:
+            if has(expand(scenario.arms[variant.arm] or {}), key):
                 yield Problem((*arm, *problem.path), problem.message)
-            elif lookup(variant.point.values, key, _ABSENT) is _ABSENT:
+            elif not has(variant.point.values, key):
                 yield Problem(("base", *problem.path), problem.message)
             else:
                 held = next(one for one in scenario.matrix if one.startswith(key) or key.startswith(one))

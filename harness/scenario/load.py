@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from harness.scenario.checks import problems
 from harness.scenario.errors import Problem, first_error, problems_of
 from harness.scenario.model import Scenario
-from harness.scenario.overrides import DottedKeyError, expand, flatten, merge
+from harness.scenario.overrides import DottedKeyError, Nested, expand, flatten, merge
 from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_document
 from trainer.errors import InputError, one_line
+from trainer.json_types import Json, JsonObject, section
 
 SETTABLE = ("name", "question", "controls", "dose", "repeats", "interleave", "slice_steps", "seed", "probes")
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
@@ -109,7 +108,7 @@ def apply_set(document: Document, text: str) -> None:
     document.data, document.marks = merged.data, merged.marks
 
 
-def apply_option(document: Document, option: str, value: Any) -> None:
+def apply_option(document: Document, option: str, value: Json) -> None:
     """Merge ``--repeats`` or ``--interleave`` over ``document``."""
     document.data[option] = value
     document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
@@ -133,7 +132,7 @@ def _nest(document: Document) -> None:
                 data["arms"][name] = _expand(document, ("arms", name), overrides)
 
 
-def _expand(document: Document, root: tuple[str, ...], mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _expand(document: Document, root: tuple[str, ...], mapping: JsonObject) -> Nested:
     seen: dict[tuple[str, ...], list[int]] = {}
 
     def follow(written: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -171,9 +170,9 @@ def _merge(under: Document, over: Document) -> Document:
     return Document(data, under.marks | over.marks)
 
 
-def _check_effect(data: Mapping[str, Any], base: Any, label: str) -> None:
+def _check_effect(data: JsonObject, base: Json, label: str) -> None:
     """Refuse a --set without effect, because the matrix or every arm sets the same key."""
-    arms, matrix = (data[key] if isinstance(data.get(key), dict) else {} for key in ("arms", "matrix"))
+    arms, matrix = (section(data, key) for key in ("arms", "matrix"))
     for leaf in flatten(base) if isinstance(base, dict) else ():
         if leaf in matrix:
             raise InputError(f"{label}: has no effect: the scenario's matrix sets {leaf}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import Nested, expand, flatten, merge
 from trainer.config import TrainerConfig
+from trainer.json_types import Json
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def count_arms(scenario: Scenario) -> int:
     return len(scenario.arms) * math.prod(len(values) for values in scenario.matrix.values())
 
 
-def points(matrix: Mapping[str, list[Any]]) -> Iterator[MatrixPoint]:
+def points(matrix: Mapping[str, Sequence[Json]]) -> Iterator[MatrixPoint]:
     """Yield every combination, the last key varying fastest; one empty point without a matrix."""
     last_parts = [key.rpartition(".")[2] for key in matrix]
     labels = [key if last_parts.count(part) > 1 else part for key, part in zip(matrix, last_parts, strict=True)]
@@ -60,7 +60,7 @@ def variants(scenario: Scenario) -> Iterator[Variant]:
             yield Variant(f"{arm}{point.suffix}", arm, point, merge(point.values, own), nested)
 
 
-def value_name(value: Any) -> str:
+def value_name(value: Json) -> str:
     """Format a matrix value as part of a folder name."""
     if value is None or isinstance(value, bool):
         return str(value).lower()

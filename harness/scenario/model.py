@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, WithJsonSchema
 
 from trainer.config import Config
+from trainer.json_types import Json
 
 Control = Literal["a-a", "ideal-data", "data-only", "dose"]
 Dosed = Literal["tokenize", "read", "device"]
@@ -118,6 +119,10 @@ class ProbesConfig(Config):
     """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last repetition."""
 
 
+# What harness.scenario.yaml read; TrainerConfig checks it, arm by arm, and says what is wrong with it.
+Unchecked = Annotated[Json, SkipValidation, WithJsonSchema({})]
+
+
 class Scenario(Config):
     """One scenario file, resolved: ``extends`` is merged, dotted keys of ``base`` are nested."""
 
@@ -127,11 +132,11 @@ class Scenario(Config):
     """The question that the scenario answers; the report's first line."""
     extends: str | None = None
     """Another scenario file, relative to this one. This file overrides it key by key (lists are replaced)."""
-    base: dict[str, Any] = Field(default_factory=dict)
+    base: dict[str, Unchecked] = Field(default_factory=dict)
     """The trainer's configuration that all arms share; nested or dotted keys."""
-    arms: Annotated[dict[Name, dict[str, Any] | None], Field(min_length=1)]
+    arms: Annotated[dict[Name, dict[str, Unchecked] | None], Field(min_length=1)]
     """Named variants: dotted keys with the values that differ from base; null means no difference."""
-    matrix: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    matrix: dict[str, Annotated[list[Unchecked], Field(min_length=1)]] = Field(default_factory=dict)
     """Dotted keys and their values: every arm is run with every combination."""
     controls: list[Control] = Field(default_factory=list)
     """Automatic variants of every arm; a-a and dose only of baselines."""

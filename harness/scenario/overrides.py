@@ -6,9 +6,10 @@ Nested mappings are the working form. A leaf is anything except a non-empty mapp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-Nested = dict[str, Any]
+from trainer.json_types import Json, JsonObject
+
+Nested = dict[str, Json]
 
 # Sections of which exactly one member counts. Setting one in an upper layer drops the others from the layers below, so
 # that `--set data.corpus.parquet=mine.parquet` is enough.
@@ -27,7 +28,7 @@ class DottedKeyError(ValueError):
         self.message = message
 
 
-def expand(mapping: Mapping[str, Any], path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
+def expand(mapping: JsonObject, path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
     """Nest every dotted key of ``mapping``, at any level.
 
     ``split(written, parts)`` is called with each written path and its new place (both as tuples of keys). Raises
@@ -40,7 +41,7 @@ def expand(mapping: Mapping[str, Any], path: tuple[str, ...] = (), split: Callab
 
 def _expand_into(
     target: Nested,
-    mapping: Mapping[str, Any],
+    mapping: JsonObject,
     written: tuple[str, ...],
     path: tuple[str, ...],
     split: Callable[..., None] | None,
@@ -54,9 +55,10 @@ def _expand_into(
             split((*written, key), full)
         inner = target
         for depth, part in enumerate(parts[:-1], start=len(path) + 1):
-            inner = inner.setdefault(part, {})
-            if not isinstance(inner, dict):
+            below = inner.setdefault(part, {})
+            if not isinstance(below, dict):
                 raise DottedKeyError(full[:depth], f"given twice, once as a value and once by {'.'.join(full)}")
+            inner = below
         last = parts[-1]
         if isinstance(value, Mapping):
             nested = inner.setdefault(last, {})
@@ -69,12 +71,12 @@ def _expand_into(
             inner[last] = value
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any], path: tuple[str, ...] = ()) -> Nested:
+def merge(under: JsonObject, over: JsonObject, path: tuple[str, ...] = ()) -> Nested:
     """Merge ``over`` over ``under`` (both nested): mappings merge key by key, anything else is replaced."""
     members = EXCLUSIVE.get(path, ())
     if any(over.get(member) is not None for member in members):
         under = {key: value for key, value in under.items() if key not in members or key in over}
-    result = dict(under)
+    result: Nested = dict(under)
     for key, value in over.items():
         below = result.get(key)
         if isinstance(value, Mapping):
@@ -84,9 +86,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any], path: tuple[str, ..
     return result
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested: JsonObject, prefix: str = "") -> Nested:
     """Return ``{dotted key: leaf}`` in order. An empty mapping is a leaf."""
-    flat: dict[str, Any] = {}
+    flat: Nested = {}
     for key, value in nested.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
@@ -96,17 +98,31 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def lookup(nested: Mapping[str, Any], dotted: str, default: Any = None) -> Any:
+def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
     """Return the value at ``dotted``, or ``default`` where the path ends early."""
-    value: Any = nested
-    for part in dotted.split("."):
-        if not isinstance(value, Mapping) or part not in value:
+    *sections, last = dotted.split(".")
+    for part in sections:
+        below = nested.get(part)
+        if not isinstance(below, Mapping):
             return default
-        value = value[part]
-    return value
+        nested = below
+    return nested.get(last, default)
 
 
-def edit_texts(edits: Mapping[str, Any]) -> list[str]:
+def has(nested: JsonObject, dotted: str) -> bool:
+    """Whether there is a value at ``dotted``, null or another."""
+    *sections, last = dotted.split(".")
+    found = lookup(nested, ".".join(sections)) if sections else nested
+    return isinstance(found, Mapping) and last in found
+
+
+def lookup_number(nested: JsonObject, dotted: str, default: float) -> float:
+    """Return the number at ``dotted``, or ``default`` where there is none."""
+    found = lookup(nested, dotted)
+    return found if isinstance(found, int | float) else default
+
+
+def edit_texts(edits: JsonObject) -> list[str]:
     """Convert ``{ranks: 16, sync: off}`` to the texts of ``harness whatif --set`` (YAML reads off as false)."""
     spelled = {True: "on", False: "off"}
     return [f"{key}={spelled[value] if isinstance(value, bool) else value}" for key, value in edits.items()]

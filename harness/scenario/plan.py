@@ -6,18 +6,18 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Control, Dosed, ProbesConfig, Scenario
-from harness.scenario.overrides import Nested, expand, flatten, lookup, merge
+from harness.scenario.overrides import Nested, expand, flatten, lookup, lookup_number, merge
 from harness.scenario.yaml import MAX_ARMS
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
-from harness.study.records import ComparisonRecord, JsonObject
+from harness.study.records import ComparisonRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
+from trainer.json_types import Json, JsonObject
 
 # What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more; dose is
 # several arms, each of which does one kind of work (by a key of DOSES) DOSE_TIMES as often on top.
@@ -138,7 +138,7 @@ def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig)
     """``dose-tokenize-2`` and what it lays over the arm, for every dose of work that the arm has at all."""
     for what in dict.fromkeys(scenario.dose):
         key = DOSES[what]
-        work = 1 + lookup(one.nested, key)  # an arm may repeat its work itself
+        work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its work itself
         for times in DOSE_TIMES if _has_work(config, what) else ():
             extra = work * (1 + times) - 1
             if extra > MAX_EXTRA:
@@ -195,7 +195,7 @@ def describe(plan: Plan) -> str:
     return "\n".join([*lines, counts])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Json) -> str:
     if value is None or isinstance(value, bool):
         return "-" if value is None else str(value).lower()
     return str(value).replace("\n", " ")

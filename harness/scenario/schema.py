@@ -8,8 +8,9 @@ from typing import Any
 from harness.scenario.errors import dotted_keys
 from harness.scenario.model import NAME, Scenario
 from trainer.config import TrainerConfig
+from trainer.json_types import JsonObject
 
-Json = dict[str, Any]
+_Schema = dict[str, Any]  # as pydantic gives it
 
 
 def schema_text() -> str:
@@ -17,11 +18,11 @@ def schema_text() -> str:
     return json.dumps(scenario_schema(), indent=1) + "\n"
 
 
-def scenario_schema() -> Json:
+def scenario_schema() -> JsonObject:
     """Build the schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists."""
     schema = Scenario.model_json_schema()
     trainer = TrainerConfig.model_json_schema()
-    definitions: Json = {**schema.pop("$defs"), **trainer.pop("$defs")}
+    definitions: _Schema = {**schema.pop("$defs"), **trainer.pop("$defs")}
     keys = {key: _subschema(trainer, definitions, key) for key in dotted_keys(TrainerConfig)}
     definitions["Overrides"] = {
         "type": "object",
@@ -45,7 +46,7 @@ def scenario_schema() -> Json:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
 
 
-def _subschema(trainer: Json, definitions: Json, key: str) -> Json:
+def _subschema(trainer: _Schema, definitions: _Schema, key: str) -> _Schema:
     """Build the schema of one dotted key. A section may be given partly, so its own default is left out."""
     current = trainer
     for part in key.split("."):
@@ -56,5 +57,5 @@ def _subschema(trainer: Json, definitions: Json, key: str) -> Json:
     return {name: value for name, value in current.items() if name not in ("default", "title")}
 
 
-def _references(schema: Json) -> list[str]:
+def _references(schema: _Schema) -> list[str]:
     return [one["$ref"] for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())) if "$ref" in one]

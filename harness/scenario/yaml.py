@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from trainer.errors import InputError, one_line
+from trainer.json_types import Json
 
 MAX_DEPTH = 64  # libyaml's composer recurses in C: deeper input would overflow its stack
 MAX_VALUES = 200_000  # after aliases are expanded: a billion laughs stops here
@@ -145,7 +146,7 @@ class _Builder:
         where = f"{dotted(path)}: " if path else ""
         return InputError(one_line(f"{self._mark(node)}: {where}{message}"))
 
-    def build(self, node: yaml.Node, path: KeyPath, open_nodes: tuple[int, ...]) -> Any:
+    def build(self, node: yaml.Node, path: KeyPath, open_nodes: tuple[int, ...]) -> Json:
         self._values += 1
         if self._values > MAX_VALUES:
             raise self._refuse(node, path[:1], f"expands to more than {MAX_VALUES} values (aliases that repeat?)")
@@ -159,7 +160,7 @@ class _Builder:
             return [self.build(item, (*path, index), inside) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag.removeprefix(_TAG) in ("null", "bool", "int", "float", "str"):
             try:
-                value = self._constructor.construct_object(node)
+                value: Json = self._constructor.construct_object(node)
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{node.value} is not finite")
                 return value
@@ -167,12 +168,14 @@ class _Builder:
                 raise self._refuse(node, path, f"not a readable value: {error}") from error
         raise self._refuse(node, path, f"tag {node.tag.replace(_TAG, '!!')} is not allowed in a scenario")
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath, inside: tuple[int, ...]) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, inside: tuple[int, ...]) -> dict[str, Json]:
         if path == ("arms",) and len(node.value) > MAX_ARMS:  # checked here, before anything is built from them
             raise InputError(f"{self._document.marks[path]}: arms: {len(node.value)} arms; at most {MAX_ARMS}")
-        result: dict[str, Any] = {}
+        result: dict[str, Json] = {}
         for merged in self._merged(node, path):
-            result = self.build(merged, path, inside) | result
+            below = self.build(merged, path, inside)
+            assert isinstance(below, dict), "the merge of a mapping is a mapping"
+            result = below | result
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":

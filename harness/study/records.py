@@ -6,24 +6,24 @@ know (see :meth:`harness.study.store.StudyFolder.read_study`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from harness.study.contract import SCHEMA
+from harness.study.run_facts import RunFacts, RunFactsField
+from harness.study.validation import made_of
+from trainer.json_types import Json, JsonObject
 
-# JSON whose keys another room defines: a trainer's configuration (trainer.config), an environment
-# (machine.environment) and a run's facts (launch.child) are written, compared key by key and shown as they are.
-JsonObject: TypeAlias = Mapping[str, Any]
-
+# A JsonObject here has keys that another room defines, maybe in another state of the code: a trainer's configuration
+# (trainer.config) and an environment (machine.environment) are written, compared key by key and shown as they are.
 RunStatus = Literal["done", "failed", "interrupted"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunRecord:
     """run.json: what ran, as it ran (not as it was asked), and how it ended.
 
-    Mutable: the run's process fills it in while it lives, so that whatever ends it, all that is known gets written.
+    Whatever comes to know more of a run makes a new record with :func:`dataclasses.replace`.
     """
 
     arm: str
@@ -42,7 +42,7 @@ class RunRecord:
     error: str | None = None
     config: JsonObject = field(default_factory=dict)  # resolved trainer configuration
     declared: JsonObject = field(default_factory=dict)  # dotted keys this arm declares, with values
-    facts: JsonObject = field(default_factory=dict)  # from the trainer: parameters, flops_per_token, device, ...
+    facts: RunFactsField = field(default_factory=RunFacts)
     environment: JsonObject = field(default_factory=dict)
     realtime_minus_monotonic_ns: int = 0
     # As the launcher saw it from outside, None where it did not: the fork server's imports and everything until
@@ -51,6 +51,15 @@ class RunRecord:
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None  # CUDA: what torch's allocator held at most
     schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Json]:
+        """The content of run.json."""
+        return {**asdict(self), "facts": self.facts.to_json()}
+
+    @classmethod
+    def from_json(cls, content: JsonObject) -> RunRecord:
+        """The record that :meth:`to_json` gave; pydantic's ValidationError where ``content`` is no such thing."""
+        return made_of(cls, content)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from harness.study.contract import ADDED_COLUMNS, SCHEMA
 from harness.study.probes_json import ProbesRecord
@@ -137,7 +137,10 @@ class _Reading:
 
 
 class _Lazy:
-    """A field that holds a table, or where it is stored; reading the field gives the table."""
+    """A field that holds a table, or where it is stored; reading the field gives the table.
+
+    Only the record that has the field sets it, when it is made: a frozen dataclass refuses everybody else.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -152,7 +155,27 @@ class _Lazy:
         run.__dict__[self._name] = value
 
 
-@dataclass(eq=False)
+class Results:
+    """Results that were worked out once, by name."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, object] = {}
+
+    def __contains__(self, what: str) -> bool:
+        return what in self._found
+
+    def once(self, what: str, make: Callable[[], Result]) -> Result:
+        """What ``make`` returns; it is called the first time only."""
+        if what not in self._found:
+            self._found[what] = make()
+        return cast("Result", self._found[what])
+
+    def forget(self, what: str) -> None:
+        """Let go of that result, if there is one."""
+        self._found.pop(what, None)
+
+
+@dataclass(frozen=True, eq=False)
 class RunData:
     """One run as read back: its record and, where it left them, its tables (None where missing).
 
@@ -166,7 +189,7 @@ class RunData:
     samples: pa.Table | None = _Lazy()
     probes: ProbesRecord = field(default_factory=ProbesRecord)
     folder: Path | None = None  # where the profiler's own files lie
-    _results: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _results: Results = field(default_factory=Results, init=False, repr=False)
 
     @property
     def step_count(self) -> int:
@@ -196,10 +219,7 @@ class RunData:
 
     def once(self, what: str, make: Callable[[], Result]) -> Result:
         """What ``make`` returns, worked out the first time it is asked for ``what``; keep it small."""
-        if what not in self._results:
-            self._results[what] = make()
-        result: Result = self._results[what]
-        return result
+        return self._results.once(what, make)
 
     def knows(self, what: str) -> bool:
         """Whether :meth:`once` has that result."""
@@ -209,7 +229,7 @@ class RunData:
         """Let go of a result of :meth:`once`, and give its memory back to the system."""
         import pyarrow as pa
 
-        self._results.pop(what, None)
+        self._results.forget(what)
         pa.default_memory_pool().release_unused()
         with suppress(AttributeError, OSError):  # glibc keeps what is freed in pieces, which adds up over long runs
             ctypes.CDLL(None).malloc_trim(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,7 @@ from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
 from trainer.errors import InputError
 from trainer.files import temporary_path, write_atomically, write_text
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,7 +127,7 @@ class StudyFolder:
         return _read_record(self.study_json, StudyRecord)
 
     def write_run(self, record: RunRecord) -> None:
-        write_json(self.run(record.arm, record.block) / "run.json", asdict(record))
+        write_json(self.run(record.arm, record.block) / "run.json", record.to_json())
 
     def write_tables(self, arm: str, block: int, steps: Columns, spans: Columns, samples: Columns) -> None:
         folder = self.run(arm, block)
@@ -148,7 +149,7 @@ class StudyFolder:
             table = table.append_column(name, steps.column(name))
         write_atomically(self.run(arm, block) / "steps.parquet", lambda temporary: pq.write_table(table, temporary))
 
-    def write_probes(self, arm: str, block: int, probes: dict[str, Any]) -> None:
+    def write_probes(self, arm: str, block: int, probes: JsonObject) -> None:
         write_json(self.run(arm, block) / "probes.json", probes)
 
     def read_record(self, arm: str, block: int) -> RunRecord | None:
@@ -178,7 +179,7 @@ class StudyFolder:
                     if table is not None:
                         table.check()
             except InputError as error:  # one damaged table must not cost the report of all the other runs
-                record.status, record.error = "failed", str(error)
+                record = replace(record, status="failed", error=str(error))
                 tables = dict.fromkeys(("steps", "spans", "samples"))
             probes = path.with_name("probes.json")
             try:
@@ -188,7 +189,7 @@ class StudyFolder:
             yield RunData(record, tables["steps"], tables["spans"], tables["samples"], found, path.parent)
 
 
-def _study_json(record: StudyRecord) -> dict[str, Any]:
+def _study_json(record: StudyRecord) -> JsonObject:
     content = asdict(record)
     for arm in content["arms"]:
         for key in ("contest", "code", "environment", "other_defaults"):
@@ -197,7 +198,7 @@ def _study_json(record: StudyRecord) -> dict[str, Any]:
     return content
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -217,13 +218,12 @@ def _read_record(path: Path, kind: type[Record]) -> Record:
 
     content = _read_json(path)
     _check_schema(path, content)
-    known = {field.name for field in fields(kind)}
     try:
-        return made_of(kind, {key: content[key] for key in known & set(content)})
+        return made_of(kind, content)
     except ValidationError as error:
         raise InputError(f"{path}: {first_fault(error)}") from error
 
 
-def _check_schema(path: Path, content: dict[str, Any]) -> None:
+def _check_schema(path: Path, content: JsonObject) -> None:
     if content.get("schema") != SCHEMA:
         raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {SCHEMA}")

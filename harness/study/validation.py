@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -10,11 +12,15 @@ Record = TypeVar("Record")
 _adapters: dict[type, TypeAdapter[Any]] = {}  # making one takes milliseconds
 
 
-def made_of(kind: type[Record], content: dict[str, Any]) -> Record:
-    """The record of ``kind``, a dataclass, that ``content`` describes; pydantic's ValidationError where it does not."""
+def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
+    """The record of ``kind``, a dataclass, that ``content`` describes; pydantic's ValidationError where it does not.
+
+    Keys that ``kind`` does not have are left out: a later version may have added them.
+    """
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
-    record: Record = _adapters[kind].validate_python(content)
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a type checker cannot ask for a dataclass
+    record: Record = _adapters[kind].validate_python({key: one for key, one in content.items() if key in known})
     return record
 
 

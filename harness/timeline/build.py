@@ -10,16 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.scenario.overrides import lookup_number
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.timeline import chrome, operators, protobuf, stacks
 from harness.timeline.counters import queue_depth, sampled
 from harness.timeline.ledger import DEVICE, MAIN, ledger
-from harness.timeline.model import Process, Trace, resolve
+from harness.timeline.model import Process, ShownRun, TimelineFacts, Trace, resolve
 from harness.timeline.sources import NO_SOURCES, Sources, roles
 from harness.timeline.windows import Window, choose, last_steps
 
@@ -83,8 +84,7 @@ def timeline(
     ``sources`` is what was recorded beside the tables, by arm name and block. A timeline that is too large for Chrome's
     format is written in Perfetto's own, or cut where that is not installed. The same input gives the same bytes.
     """
-    asked = (study.scenario_text.get("probes") or {}).get("timeline_steps")
-    steps = DEFAULT_STEPS if asked is None else max(1, int(asked))
+    steps = max(1, int(lookup_number(study.scenario_text, "probes.timeline_steps", DEFAULT_STEPS)))
     return _fitted(study, choose(study, runs), sources or {}, steps, limits or SizeLimits())
 
 
@@ -124,9 +124,7 @@ def _fitted(
     if details > room:
         parts, sentence = _thinned(parts, 0.95 * room)  # the names of their rows are events too
         cut.append(sentence)
-    trace = _trace(study, parts)
-    trace.facts["cut"] = cut
-    resolved = resolve(trace)
+    resolved = resolve(_trace(study, parts, cut))
     content = protobuf.write(resolved) if large else chrome.write(resolved)
     return Timeline(content, PROTOBUF_NAME if large else CHROME_NAME, resolved.events, cut)
 
@@ -166,14 +164,14 @@ def _thinned(parts: Sequence[TimelinePart], room: float) -> tuple[list[TimelineP
     return thinned, sentence
 
 
-def _trace(study: StudyRecord, parts: Sequence[TimelinePart]) -> Trace:
-    trace = Trace(facts=_facts(study, parts))
+def _trace(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str] = ()) -> Trace:
+    trace = Trace(facts=_facts(study, parts, cut))
     for part in parts:
         window, name = part.window, part.window.name
         processes, arrows = ledger(window)
         if part.operators is not None:
             for role in (DEVICE,) if operators.has_kernels(part.operators) else ():
-                processes.setdefault(role, Process(f"{name}: {window.run.record.facts.get('device', role)}"))
+                processes.setdefault(role, Process(f"{name}: {window.run.record.facts.device or role}"))
             arrows += operators.add_operators(part.operators, name, processes, window.main_threads)
         if part.stacks is not None:
             stacks.add_stacks(part.stacks, name, processes, roles(window.run))
@@ -189,24 +187,22 @@ def _trace(study: StudyRecord, parts: Sequence[TimelinePart]) -> Trace:
     return trace
 
 
-def _facts(study: StudyRecord, parts: Sequence[TimelinePart]) -> dict[str, Any]:
+def _facts(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]) -> TimelineFacts:
     """Return the metadata: what is shown, on which clock, and the real process of each run."""
-    return {
-        "scenario": study.scenario,
-        "clock": "CLOCK_MONOTONIC: t_ns = base_monotonic_ns + 1000 * ts, one base for every process",
-        "runs": [
-            {
-                "arm": part.window.run.record.arm,
-                "block": part.window.run.record.block,
-                "pid": part.window.run.record.pid,
-                "steps": len(part.window.steps),
-                "first_step": part.window.steps[0]["step"] if part.window.steps else None,
-                "realtime_minus_monotonic_ns": part.window.run.record.realtime_minus_monotonic_ns,
-                "clock_error_ns": _clock_errors(part.window.sources),
-            }
-            for part in parts
-        ],
-    }
+    runs = tuple(
+        ShownRun(
+            arm=part.window.run.record.arm,
+            block=part.window.run.record.block,
+            pid=part.window.run.record.pid,
+            steps=len(part.window.steps),
+            first_step=part.window.steps[0]["step"] if part.window.steps else None,
+            realtime_minus_monotonic_ns=part.window.run.record.realtime_minus_monotonic_ns,
+            clock_error_ns=_clock_errors(part.window.sources),
+        )
+        for part in parts
+    )
+    clock = "CLOCK_MONOTONIC: t_ns = base_monotonic_ns + 1000 * ts, one base for every process"
+    return TimelineFacts(study.scenario, clock, runs, tuple(cut))
 
 
 def _clock_errors(sources: Sources) -> dict[str, int]:

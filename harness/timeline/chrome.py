@@ -11,12 +11,13 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
-from typing import Any
 
 from harness.timeline.model import CounterPoint, Resolved
+from trainer.json_types import Json, JsonObject
 
-Event = dict[str, Any]
+Event = dict[str, Json]
 _AT_ONCE = 2000  # events per call of the encoder and of gzip
 _LEVEL = 4  # gzip's level: half the time of its default for a tenth more bytes
 BEGINNING, BEFORE_FACTS = b'{"displayTimeUnit":"ms","traceEvents":[', b'\n],"otherData":'
@@ -33,7 +34,7 @@ def write(trace: Resolved) -> bytes:
         while some := list(islice(following, _AT_ONCE)):
             file.write((",\n" if count else "\n").encode() + _encode(some)[1:-1].encode())  # without its brackets
             count += len(some)
-        facts = {"events": count, "base_monotonic_ns": trace.base_ns, **trace.facts}
+        facts = {"events": count, "base_monotonic_ns": trace.base_ns, **asdict(trace.facts)}
         file.write(BEFORE_FACTS + _encode(facts).encode() + b"}\n")
     return target.getvalue()
 
@@ -57,10 +58,10 @@ def events(trace: Resolved) -> Iterator[Event]:
     for pid, process in trace.processes:
         for counter in process.counters:
             for t_ns, value in counter.points:
-                at = {"pid": pid, "tid": pid, "ts": microseconds(t_ns - trace.base_ns)}
+                at: Event = {"pid": pid, "tid": pid, "ts": microseconds(t_ns - trace.base_ns)}
                 yield {"ph": "C", "name": counter.name, **at, "args": {counter.unit: value}}
     for number, bound in enumerate(trace.arrows, 1):
-        common = {"name": bound.arrow.name, "cat": bound.arrow.name, "id": number}
+        common: Event = {"name": bound.arrow.name, "cat": bound.arrow.name, "id": number}
         yield {"ph": "s", **common, **_at(bound.sender, trace.base_ns)}
         yield {"ph": "f", "bp": "e", **common, **_at(bound.receiver, trace.base_ns)}
 
@@ -75,5 +76,5 @@ def _at(point: CounterPoint, base_ns: int) -> Event:
     return {"pid": point.pid, "tid": point.tid, "ts": microseconds(point.t_ns - base_ns)}
 
 
-def _metadata(pid: int, tid: int, name: str, args: dict[str, Any]) -> Event:
+def _metadata(pid: int, tid: int, name: str, args: JsonObject) -> Event:
     return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 from harness.study.contract import STAGES
 from harness.timeline.model import Arrow, Process, Slice
 from harness.timeline.waits import waits
-from harness.timeline.windows import TimelineRow, Window
+from harness.timeline.windows import ShownSpan, ShownStep, Window
+from trainer.json_types import Json
 
 MAIN, DEVICE = "main", "device"
-STEP_ARGS = ("turn", "warmup", "tokens", "trained_tokens", "samples")
+StepArgument = Literal["turn", "warmup", "tokens", "trained_tokens", "samples"]
+STEP_ARGS: tuple[StepArgument, ...] = get_args(StepArgument)
 
 
 def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
@@ -21,7 +24,7 @@ def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
     main = processes[MAIN].thread("main thread")
     main.slices += [_step(row) for row in window.steps]
     for role in sorted({_role(row) for row in window.spans} - {MAIN, "launch"}, key=_order):
-        what = str(window.run.record.facts.get("device", role)) if role == DEVICE else role  # says if it is emulated
+        what = str(window.run.record.facts.device or role) if role == DEVICE else role  # says if it is emulated
         processes[role] = Process(f"{window.name}: {what}")
     numbers: dict[tuple[str, int], int] = {}  # every thread of a role gets a number; the main thread's is 0
     for index, row in enumerate(window.spans):
@@ -40,7 +43,7 @@ def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
 
 def _arrows(window: Window) -> Iterator[Arrow]:
     """Draw an arrow from the last stage of each batch in its worker to the phase after its fetch, its first use."""
-    last_stage: dict[int, tuple[int, int]] = {}  # batch: end and index
+    last_stage: dict[int | None, tuple[int, int]] = {}  # batch: end and index
     phases = []
     for index, row in enumerate(window.spans):
         if row["role"].startswith("loader-"):
@@ -77,22 +80,22 @@ def _order(role: str) -> tuple[bool, int, str]:
     return role == DEVICE, len(role), role  # loader-2 before loader-10, the device after the workers
 
 
-def _role(row: TimelineRow) -> str:
+def _role(row: ShownSpan) -> str:
     return MAIN if row["role"] == "sync" else str(row["role"])  # a call that blocked the main thread lies in a phase
 
 
-def _name(row: TimelineRow) -> str:
+def _name(row: ShownSpan) -> str:
     return f"blocked at {row['name']}" if row["role"] == "sync" else str(row["name"])
 
 
-def _category(row: TimelineRow) -> str:
+def _category(row: ShownSpan) -> str:
     if row["name"] in STAGES:
         return "stage"
     return {"main": "phase", "sync": "blocked", "device": "device"}.get(row["role"], "stage")
 
 
-def _step(row: TimelineRow) -> Slice:
-    args = {name: row[name] for name in STEP_ARGS if row[name] is not None}
+def _step(row: ShownStep) -> Slice:
+    args: dict[str, Json] = {name: row[name] for name in STEP_ARGS if row[name] is not None}
     if row["loss"] is not None and math.isfinite(row["loss"]):
         args["loss"] = row["loss"]
     return Slice(f"step {row['step']}", row["start_ns"], row["start_ns"] + row["wall_ns"], "step", args)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from trainer.json_types import JsonObject
 
 Edge = Literal["start", "end"]
 
@@ -22,7 +24,7 @@ class Slice(NamedTuple):
     start_ns: int
     end_ns: int
     category: str
-    args: Mapping[str, Any] | None = None
+    args: JsonObject | None = None
     key: Hashable = None  # identifies the slice for arrows; unique within the trace
 
 
@@ -72,13 +74,36 @@ class Arrow(NamedTuple):
     edge: Edge
 
 
+@dataclass(frozen=True)
+class ShownRun:
+    """A run of the timeline: which of its steps are shown, and its real process."""
+
+    arm: str
+    block: int
+    pid: int
+    steps: int
+    first_step: int | None
+    realtime_minus_monotonic_ns: int
+    clock_error_ns: Mapping[str, int]  # of each probe that has a clock of its own
+
+
+@dataclass(frozen=True)
+class TimelineFacts:
+    """The metadata of a timeline's file."""
+
+    scenario: str = ""
+    clock: str = ""  # which it is, in words
+    runs: tuple[ShownRun, ...] = ()
+    cut: tuple[str, ...] = ()  # what is not shown, a sentence each
+
+
 @dataclass
 class Trace:
     """The whole timeline. ``facts`` go into its metadata."""
 
     processes: list[Process] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: TimelineFacts = field(default_factory=TimelineFacts)
 
 
 class Nested(NamedTuple):
@@ -122,7 +147,7 @@ class Resolved:
     processes: list[tuple[int, Process]]
     rows: list[TimelineRow]
     arrows: list[Bound]
-    facts: dict[str, Any]
+    facts: TimelineFacts
 
     @property
     def events(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from dataclasses import asdict
 from importlib import import_module
 from typing import IO, Any
 
@@ -95,7 +96,7 @@ def _processes(writer: _Writer, trace: Resolved) -> None:
     packet = writer.packet()
     facts = packet.chrome_events.metadata.add()  # the trace processor's table metadata has it, as cr-harness
     facts.name = _FACTS
-    facts.string_value = json.dumps({"events": trace.events, "base_monotonic_ns": trace.base_ns, **trace.facts})
+    facts.string_value = json.dumps({"events": trace.events, "base_monotonic_ns": trace.base_ns, **asdict(trace.facts)})
     writer.write(packet)
     for index, (pid, process) in enumerate(trace.processes):
         uuid = pid * _UUIDS_PER_NUMBER

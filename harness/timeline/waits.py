@@ -21,6 +21,7 @@ from harness.analysis.exposure import BatchWaits, StageSpans
 from harness.analysis.spans import COLUMNS, RunSpans, read_spans
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.timeline.model import Slice
+from harness.timeline.windows import ShownSpan, ShownStep
 
 UNKNOWN = "unknown"  # the batch's builder recorded nothing
 
@@ -33,7 +34,7 @@ class Piece(NamedTuple):
     end_ns: int
 
 
-def waits(steps: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> list[Slice]:
+def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]:
     """The marks: one slice a stretch, named by its largest cause, with a slice a cause inside where it had several."""
     if not steps:
         return []

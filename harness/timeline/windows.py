@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from harness.study.contract import PROFILED
 from harness.study.probes_json import ProbesRecord
@@ -15,7 +15,32 @@ from harness.timeline.sources import Sources
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TimelineRow = dict[str, Any]
+
+class ShownStep(TypedDict):
+    """A row of the steps table, as far as the timeline reads it."""
+
+    step: int
+    turn: int
+    warmup: bool
+    start_ns: int
+    wall_ns: int
+    tokens: int | None
+    trained_tokens: int | None
+    samples: int | None
+    loss: float | None
+
+
+class ShownSpan(TypedDict):
+    """A row of the spans table, as far as the timeline reads it."""
+
+    tid: int
+    role: str
+    name: str
+    batch: int | None
+    start_ns: int
+    end_ns: int
+
+
 Range = tuple[int, int]
 
 
@@ -25,9 +50,9 @@ class Window:
 
     run: RunData
     sources: Sources
-    steps: list[TimelineRow]
+    steps: list[ShownStep]
     ranges: list[Range]
-    spans: list[TimelineRow]  # spans that overlap the ranges, and workers' spans of the batches received in them
+    spans: list[ShownSpan]  # spans that overlap the ranges, and workers' spans of the batches received in them
 
     @property
     def name(self) -> str:
@@ -67,7 +92,7 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
     if count is not None and sources.probes.torch_profiler is None and sources.probes.py_spy is None:
         table = _last_repetition(table)
         table = table.slice(max(0, len(table) - count))
-    rows: list[TimelineRow] = table.to_pylist()
+    rows: list[ShownStep] = table.to_pylist()
     parts = _parts(rows, sources.probes) if count is not None else []
     kept = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
     steps = {row["start_ns"]: row for part in kept for row in part}
@@ -75,7 +100,7 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
     return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
 
 
-def _repetition(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
+def _repetition(rows: Sequence[ShownStep]) -> list[ShownStep]:
     return [row for row in rows if row["turn"] == rows[-1]["turn"]]
 
 
@@ -86,7 +111,7 @@ def _last_repetition(steps: pa.Table) -> pa.Table:
     return steps.filter(pc.equal(steps["turn"], last)) if last.is_valid else steps
 
 
-def _parts(rows: Sequence[TimelineRow], probes: ProbesRecord) -> list[list[TimelineRow]]:
+def _parts(rows: Sequence[ShownStep], probes: ProbesRecord) -> list[list[ShownStep]]:
     """Return the steps in each window of torch.profiler and of py-spy."""
     windows = [] if probes.torch_profiler is None else [(entry[0], entry[1]) for entry in probes.torch_profiler.windows]
     windows += [] if probes.py_spy is None else [probes.py_spy.window]
@@ -95,7 +120,7 @@ def _parts(rows: Sequence[TimelineRow], probes: ProbesRecord) -> list[list[Timel
     return [part for part in parts if part]
 
 
-def _end(row: TimelineRow) -> int:
+def _end(row: ShownStep) -> int:
     return int(row["start_ns"] + row["wall_ns"])
 
 
@@ -110,7 +135,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return result
 
 
-def _spans(run: RunData, ranges: Sequence[Range]) -> list[TimelineRow]:
+def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
     """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them."""
     if not run.has_spans or not ranges:
         return []
@@ -127,5 +152,5 @@ def _spans(run: RunData, ranges: Sequence[Range]) -> list[TimelineRow]:
         inside = inside | (worker & (batch >= min(received)) & (batch <= max(received)) & batch.isin(received))
     shown = run.spans_where(inside)
     assert shown is not None, "there are spans"
-    rows: list[TimelineRow] = shown.to_pylist()
+    rows: list[ShownSpan] = shown.to_pylist()
     return rows

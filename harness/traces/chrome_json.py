@@ -13,10 +13,12 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
+
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +46,7 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(source)) if packed else source.open("rb")
 
 
-def parse(file: IO[bytes]) -> tuple[pa.Table, dict[str, Any]]:
+def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
     """Parse the complete and memory events of a trace, and everything else in it.
 
     Columns: cat, name, pid, tid, ts_ns, dur_ns (0 where the event has none), ARGUMENTS, shapes. Times go from decimals
@@ -70,7 +72,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, dict[str, Any]]:
     return pa.concat_tables(parts).unify_dictionaries(), rest
 
 
-def parse_header(file: IO[bytes]) -> dict[str, Any]:
+def parse_header(file: IO[bytes]) -> JsonObject:
     """Parse what a trace holds before its first event. Raises ValueError where that is no JSON object."""
     head, found, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
     content = json.loads(head + found + b"]}")
@@ -129,7 +131,7 @@ def _events_table(events: Sequence[Any]) -> pa.Table:
     return _chosen(pa.Table.from_pylist(list(_rows(events)), _schema()))
 
 
-def _rows(events: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _rows(events: Sequence[Any]) -> Iterator[dict[str, object]]:
     for event in events:
         if not isinstance(event, dict):
             raise ValueError("an event is no JSON object")

@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from harness.traces.chrome_json import open_trace
 from trainer.errors import InputError
@@ -35,6 +35,24 @@ Threads = dict[tuple[int, int], tuple[int, str]]
 MOST_BYTES = 512_000_000
 
 
+class FrameArgs(TypedDict):
+    """Where a frame's code is."""
+
+    filename: str
+    line: int | None
+
+
+class StackEvent(TypedDict):
+    """An event of the file. Only that it is an object is checked: :func:`decode` raises KeyError for what it lacks."""
+
+    ph: str
+    ts: int
+    pid: int
+    tid: int
+    name: str
+    args: FrameArgs
+
+
 class MemoryChange(NamedTuple):
     """A thread's new stack in a sample, outermost frame first; None where the trace ends."""
 
@@ -44,7 +62,7 @@ class MemoryChange(NamedTuple):
     stack: tuple[str, ...] | None
 
 
-def read_events(source: Path | bytes) -> list[dict[str, Any]]:
+def read_events(source: Path | bytes) -> list[StackEvent]:
     """Read the events of a trace (gzipped or not). Raises InputError where it is truncated, too large or malformed."""
     try:
         with open_trace(source) as file:
@@ -63,7 +81,7 @@ def read_events(source: Path | bytes) -> list[dict[str, Any]]:
     return events
 
 
-def decode(events: Sequence[Mapping[str, Any]], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
+def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
     """Return every change of a stack in order, and the ids and names of the threads."""
     threads: Threads = {}
     open_frames: dict[int, list[tuple[str, str | None]]] = {}

@@ -7,11 +7,13 @@ a decimal, never as a float, so that it stays exact to the nanosecond.
 from __future__ import annotations
 
 import zlib
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.traces.chrome_json import open_trace, parse, parse_header
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +44,10 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
     try:
         with open_trace(source) as file:
             raw, rest = parse(file)
-        table = _table(raw, int(rest["baseTimeNanoseconds"]) - realtime_minus_monotonic_ns, role)
+        base_ns = rest["baseTimeNanoseconds"]
+        if not isinstance(base_ns, int | Decimal | str):
+            raise ValueError("its baseTimeNanoseconds is no number")
+        table = _table(raw, int(base_ns) - realtime_minus_monotonic_ns, role)
         return table.replace_schema_metadata({CUT_NAME: "yes"}) if rest.get("traceName") == CUT_NAME else table
     except KeyError as error:
         raise InputError(f"{name}: not a trace of torch.profiler (no {error})") from error
@@ -55,7 +60,7 @@ def is_cut(profile: pa.Table) -> bool:
     return CUT_NAME.encode() in (profile.schema.metadata or {})
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> JsonObject:
     """Read a trace's metadata, which stand before its first event. Raises InputError as :func:`read_profile` does."""
     try:
         with open_trace(path) as file:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.traces.kineto import read_header, read_profile
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +42,7 @@ def files(folder: Path) -> list[tuple[Path, str]]:
     return sorted(found, key=lambda one: (one[1] != "main", len(one[0].name), one[0].name))
 
 
-def header(path: Path) -> dict[str, Any]:
+def header(path: Path) -> JsonObject:
     """Read the harness's facts in a trace's header; {} for another program's trace. Raises InputError if unreadable."""
     ours = read_header(path).get(HEADER)
     return ours if isinstance(ours, dict) else {}

@@ -6,7 +6,9 @@ The format is defined in github.com/jlfwong/speedscope, src/lib/file-format-spec
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainer.json_types import Json, JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,7 +17,7 @@ _FRAME = re.compile(r"(.*) \((.*?)(?::(\d+))?\)")
 _ORDER = ("main", "loader-")
 
 
-def speedscope(samples: pa.Table) -> dict[str, Any]:
+def speedscope(samples: pa.Table) -> JsonObject:
     """Build the file's content from a table of :func:`harness.traces.py_spy.read_stacks`.
 
     Values are nanoseconds since the first sample of all threads. A sample's weight is the time until the next one.
@@ -27,7 +29,7 @@ def speedscope(samples: pa.Table) -> dict[str, Any]:
         thread = row["pid"], row["tid"], row["role"]
         threads.setdefault(thread, []).append((row["time_ns"], row["duration_ns"], stack))
     since = min((found[0][0] for found in threads.values()), default=0)
-    profiles = []
+    profiles: list[Json] = []
     for (pid, tid, role), found in sorted(threads.items(), key=lambda item: _place(*item[0])):
         weights = [duration for _, duration, _ in found]
         start = found[0][0] - since
@@ -57,9 +59,9 @@ def _place(pid: int, tid: int, role: str) -> tuple[int, str, int, int]:
     return known[0] if known else len(_ORDER), role, pid, tid
 
 
-def _frame(text: str) -> dict[str, Any]:
+def _frame(text: str) -> dict[str, Json]:
     found = _FRAME.fullmatch(text)
     if found is None:
         return {"name": text}
-    frame: dict[str, Any] = {"name": found[1], "file": found[2]}
+    frame: dict[str, Json] = {"name": found[1], "file": found[2]}
     return frame if found[3] is None else {**frame, "line": int(found[3])}

@@ -20,6 +20,7 @@ from harness.launch.tables import RunTables
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder, TableFile
 from trainer.telemetry import BatchTrace, Blocked, Kernel
 
@@ -41,9 +42,9 @@ def make(folder: Path, runs: int, steps: int, *, asynchronous: bool) -> None:
         StudyRecord("long-runs", "How long does it take?", "done", blocks=1, arms=arms, comparisons=pairs)
     )
     for number, name in enumerate(names):
-        facts = {"asynchronous": asynchronous, "workers": 2, "threads": 1, "cores": 8, "device": "made up"}
-        record = RunRecord(name, 0, "done", session="0", interleave="slices", facts=facts)
-        record.config = {"data": {"workers": 2, "prefetch": 2, "batch_size": 8, "path": "text-padded"}}
+        facts = RunFacts(asynchronous=asynchronous, workers=2, threads=1, cores=8, device="made up")
+        config = {"data": {"workers": 2, "prefetch": 2, "batch_size": 8, "path": "text-padded"}}
+        record = RunRecord(name, 0, "done", session="0", interleave="slices", config=config, facts=facts)
         _tables(study.run(name, 0), steps, number, asynchronous=asynchronous)
         study.write_samples(name, 0, {})
         study.write_run(record)

@@ -17,6 +17,7 @@ from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,7 +41,7 @@ def test_a_card_at_work_is_seen_at_work() -> None:
     samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
     for (source, metric), found in sorted(split(samples).items()):
         print(f"{source} {metric}: {len(found.values)} samples, mean {found.values.mean():.6g}")
-    record = RunRecord("arm", 0, "done", facts={"asynchronous": True})
+    record = RunRecord("arm", 0, "done", facts=RunFacts(asynchronous=True))
     reported = ProbesRecord(taken_samples=sampler.taken, missed_samples=sampler.missed)
     card = device_health({"arm": [RunData(record, None, None, samples, reported)]})[0]
     assert card.utilisation is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from harness.analysis.spans import COLUMNS, read_spans
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
 from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer.telemetry import StageSpan
 
@@ -89,7 +90,7 @@ def build(
             )
             record = _record(arm, block, position, interleave)
             if block in arm.failed_blocks:
-                record.status, record.error, record.exit_code = "failed", "killed by signal 9", -9
+                record = replace(record, status="failed", error="killed by signal 9", exit_code=-9)
                 runs.append(RunData(record, None, None, None))
                 continue
             stepped, spans = _simulate(arm, scale, start=(1 + block) * 10**12 + position * 100 * MS)
@@ -157,7 +158,7 @@ def _record(arm: Arm, block: int, position: int, interleave: str) -> RunRecord:
         pid=1000 + 10 * position,
         config=config,
         declared=dict(arm.declared),
-        facts={**facts, **arm.facts},
+        facts=RunFacts.from_json({**facts, **arm.facts}),
         environment={**ENVIRONMENT, **arm.environment},
     )
 

@@ -49,6 +49,21 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class ManifestOrigin:
+    """What a manifest must say of where its data come from; its fields are the manifest's."""
+
+    schema: int
+    format: Format
+    sequence_length: int | None
+    corpus_fingerprint: str
+    tokenizer_fingerprint: str
+    engine: str
+    pad_id: int
+    eos_id: int | None
+    documents: int
+
+
+@dataclass(frozen=True)
 class Pretokenized:
     """A checked pretokenized folder."""
 
@@ -68,7 +83,8 @@ def pretokenize(
     A folder that holds something else is refused with the reason and never overwritten.
     """
     expected = _expected(corpus, info, format, sequence_length)
-    target = out.absolute() if out is not None else cache.cache_root() / "pretokenized" / cache.fingerprint(expected)
+    key = cache.fingerprint(asdict(expected))
+    target = out.absolute() if out is not None else cache.cache_root() / "pretokenized" / key
     if not target.exists():
         cache.create_folder(target, lambda to: _write(corpus, info, format, sequence_length, expected, to))
     return Pretokenized(str(target), check_manifest(target, corpus, info, format, sequence_length))
@@ -78,7 +94,7 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
     """Return the folder's manifest. Raises InputError with the first field that differs from the expected one."""
     manifest = read_manifest(folder)
     actual = asdict(manifest)
-    for name, value in _expected(corpus, info, format, sequence_length).items():
+    for name, value in asdict(_expected(corpus, info, format, sequence_length)).items():
         if actual[name] != value:
             raise InputError(
                 f"{folder}: stale or foreign pretokenized data: {name} is {actual[name]!r}, expected {value!r}; "
@@ -115,22 +131,22 @@ def padding_id(info: TokenizerInfo) -> int:
     return info.pad_id if info.pad_id is not None else 0
 
 
-def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> dict[str, Any]:
-    return {
-        "schema": MANIFEST_SCHEMA,
-        "format": format,
-        "sequence_length": sequence_length if format == "padded" else None,
-        "corpus_fingerprint": corpus.fingerprint,
-        "tokenizer_fingerprint": info.fingerprint,
-        "engine": info.engine,
-        "pad_id": padding_id(info),
-        "eos_id": info.eos_id,
-        "documents": corpus.documents,
-    }
+def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> ManifestOrigin:
+    return ManifestOrigin(
+        schema=MANIFEST_SCHEMA,
+        format=format,
+        sequence_length=sequence_length if format == "padded" else None,
+        corpus_fingerprint=corpus.fingerprint,
+        tokenizer_fingerprint=info.fingerprint,
+        engine=info.engine,
+        pad_id=padding_id(info),
+        eos_id=info.eos_id,
+        documents=corpus.documents,
+    )
 
 
 def _write(
-    corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int, expected: dict[str, Any], to: Path
+    corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int, expected: ManifestOrigin, to: Path
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -157,7 +173,7 @@ def _write(
     if not tokens:
         raise InputError(f"data.corpus: none of {corpus.name}'s {documents} documents has a token under this tokenizer")
     manifest = Manifest(
-        **expected | {"documents": documents},
+        **asdict(expected) | {"documents": documents},
         corpus=corpus.name,
         tokenizer=info.kind,
         empty=empty,

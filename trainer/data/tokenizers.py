@@ -89,15 +89,15 @@ def engine(kind: str, location: str) -> str:
 
 def _info(kind: str, folder: Path) -> TokenizerInfo:
     facts = train_tokenizer.read_facts(folder)
-    location = str(folder / "tokenizer.json") if facts["location"] is None else facts["location"]
+    location = str(folder / "tokenizer.json") if facts.location is None else facts.location
     return TokenizerInfo(
         kind=kind,
         location=location,
-        vocab_size=facts["vocab_size"],
-        eos_id=facts["eos_id"],
-        bos_id=facts["bos_id"],
-        pad_id=facts["pad_id"],
-        fingerprint=facts["fingerprint"],
+        vocab_size=facts.vocab_size,
+        eos_id=facts.eos_id,
+        bos_id=facts.bos_id,
+        pad_id=facts.pad_id,
+        fingerprint=facts.fingerprint,
         engine=engine(kind, location),
     )
 

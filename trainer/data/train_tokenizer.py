@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def sample(corpus: Corpus, characters: int) -> Iterator[str]:
             index += 1
 
 
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """The content of facts.json, beside a ``tokenizer.json``: what `TokenizerInfo` needs to know of it."""
+
+    vocab_size: int
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
+    location: str | None  # None: the ``tokenizer.json`` beside it
+    fingerprint: str
+
+
 def write_facts(
     folder: Path,
     vocabulary: dict[str, int],
@@ -54,21 +67,20 @@ def write_facts(
     fingerprint: str | None = None,
 ) -> None:
     """Write the facts that `TokenizerInfo` needs beside ``tokenizer.json``; ``location`` None means that file."""
-    facts = {
-        "vocab_size": max(vocabulary.values()) + 1,  # ids may have gaps: the embedding must hold the largest
-        "eos_id": eos_id,
-        "bos_id": bos_id,
-        "pad_id": pad_id,
-        "location": location,
-        "fingerprint": fingerprint or cache.file_fingerprint(folder / "tokenizer.json"),
-    }
-    (folder / "facts.json").write_text(json.dumps(facts))
+    facts = TokenizerFacts(
+        vocab_size=max(vocabulary.values()) + 1,  # ids may have gaps: the embedding must hold the largest
+        eos_id=eos_id,
+        bos_id=bos_id,
+        pad_id=pad_id,
+        location=location,
+        fingerprint=fingerprint or cache.file_fingerprint(folder / "tokenizer.json"),
+    )
+    (folder / "facts.json").write_text(json.dumps(asdict(facts)))
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> TokenizerFacts:
     """Read what :func:`write_facts` wrote."""
-    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
-    return facts
+    return TokenizerFacts(**json.loads((folder / "facts.json").read_text()))
 
 
 def _byte_level(model: Any) -> Any:

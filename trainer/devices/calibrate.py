@@ -12,7 +12,6 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,6 +20,7 @@ from trainer.devices.cpu_rates import FASTEST, WAITED, Effort, Rate, measure
 from trainer.devices.profiles import DeviceProfile, read_profile
 from trainer.errors import InputError
 from trainer.files import write_text
+from trainer.json_types import Json
 
 EFFORT = Effort()
 
@@ -73,14 +73,14 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Any]:
+def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
     """The profile as its file has it."""
     today = datetime.datetime.now(datetime.UTC).date()
     torch_version, cores = importlib.metadata.version("torch"), core_count()
     counted = f"{threads} thread{'s' if threads > 1 else ''}"
     by = f"measured by harness doctor --calibrate, {today}, torch {torch_version}, {counted}"
 
-    def figure(name: str) -> dict[str, Any]:
+    def figure(name: str) -> dict[str, Json]:
         rate = rates[name]
         how = f"{rate.what}, median of the {min(FASTEST, rate.calls)} fastest of {rate.calls}"
         return {"value": float(f"{rate.per_s:.6g}"), "source": f"{by}: {how}"}

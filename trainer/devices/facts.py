@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from trainer.devices.calibrate import cpu_profile, not_calibrated
 from trainer.devices.profiles import DeviceProfile, find_profile, matmul_dtype, profile_names
 from trainer.errors import InputError
 
 
-def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ProfileFacts:
+    """What a device's profile says for one precision; without a profile only the reason."""
+
+    profile: str | None = None  # its name
+    profile_reason: str | None = None  # why there is none
+    peak_flops_per_s: float | None = None
+    dtype: str | None = None  # that the peak is of
+    peak_source: str | None = None
+    peak_measured: bool | None = None
+    price_per_hour_usd: float | None = None  # None also where the profile knows of no price
+
+
+def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
     """Look up the facts by the device's name. Where no peak is known they hold the reason, and MFU stays null."""
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
         unknown = f"no device profile names {device_name!r}; there are: {names}"
-        return {"profile": None, "profile_reason": not_calibrated(threads) if device_is_cpu else unknown}
+        return ProfileFacts(profile_reason=not_calibrated(threads) if device_is_cpu else unknown)
     return facts_of(profile, precision)
 
 
-def facts_of(profile: DeviceProfile, precision: str) -> dict[str, Any]:
+def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
     """Take the facts from a profile that is already chosen (an emulated device)."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)
     except InputError as error:
-        return {"profile": None, "profile_reason": str(error)}
-    return {
-        "profile": profile.name,
-        "peak_flops_per_s": peak,
-        "dtype": dtype,
-        "peak_source": profile.peak_source(dtype),
-        "peak_measured": profile.measured,
-        "price_per_hour_usd": profile.price_per_hour_usd,
-    }
+        return ProfileFacts(profile_reason=str(error))
+    return ProfileFacts(
+        profile=profile.name,
+        peak_flops_per_s=peak,
+        dtype=dtype,
+        peak_source=profile.peak_source(dtype),
+        peak_measured=profile.measured,
+        price_per_hour_usd=profile.price_per_hour_usd,
+    )

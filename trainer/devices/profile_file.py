@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -33,7 +33,7 @@ class _ProfileLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Mapping[str, object]:
     """The mapping in ``path``; InputError where it cannot be read or states anything sparse."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _ProfileLoader)

@@ -160,7 +160,9 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
     for run, one in zip(runs, splits, strict=True):
         facts, energy = run.record.facts, one.get((f"nvml:{device}", "energy_j"))
         computed = (
-            facts.get("asynchronous") and not facts.get("emulated") and device < int(facts.get("device_count", 1))
+            facts.asynchronous
+            and not facts.emulated
+            and device < (1 if facts.device_count is None else facts.device_count)
         )
         if energy is None or not computed or run.steps is None:
             continue

@@ -137,7 +137,7 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
         taken=_count((run.probes.taken_samples for run in runs), "host"),
         missed=_count((run.probes.missed_samples for run in runs), "host"),
     )
-    threads = max((int(run.record.facts.get("threads") or 0) for run in runs), default=0)
+    threads = max(((run.record.facts.threads or 0) for run in runs), default=0)
     return replace(load, findings=tuple(_findings(load, threads)))
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,14 @@ class StackSpan(NamedTuple):
     start_ns: int
     end_ns: int
     name: str
+
+
+class StackRow(TypedDict):
+    """A row of the samples, as far as it is read here."""
+
+    time_ns: int
+    role: str
+    stack: list[str]
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
     rows = samples.to_pylist()
     found: dict[str, dict[str, list[_Met]]] = {}
     readings = 0
-    by_role: dict[str, list[dict[str, Any]]] = {}
+    by_role: dict[str, list[StackRow]] = {}
     for row in rows:
         by_role.setdefault(row["role"], []).append(row)
     known = _spans_by_role(spans, by_role)

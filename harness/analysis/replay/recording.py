@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,11 @@ from harness.analysis.ledger import derived_steps
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
-from harness.scenario.overrides import lookup
+from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import PHASES
 from harness.study.run_data import RunData
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 Array = NDArray[np.float64]
 # Between two steps that are further apart the run was suspended (SIGSTOP). Shorter gaps are real time.
@@ -112,8 +113,8 @@ def _recorded(run: RunData) -> Recording:
         raise InputError(f"{name}: no fetch among its spans: nothing to replay")
 
     config, facts = run.record.config, run.record.facts
-    workers = int(lookup(config, "data.workers", facts.get("workers", 0)))
-    prefetch = int(lookup(config, "data.prefetch", 2))
+    workers = int(lookup_number(config, "data.workers", facts.workers or 0))
+    prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
@@ -128,7 +129,7 @@ def _recorded(run: RunData) -> Recording:
         workers,
         prefetch,
         tensors,
-        float(lookup(config, "data.inject.transfer_ms") or 0.0),
+        lookup_number(config, "data.inject.transfer_ms", 0.0),
     )
     step_classes, step_class = classes(list(zip(starts.tolist(), ends.tolist(), strict=True)), phases, launches, syncs)
     asynchronous = bool(launches)
@@ -146,12 +147,12 @@ def _recorded(run: RunData) -> Recording:
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
-        batch_size=int(lookup(config, "data.batch_size", 1)),
-        threads=1 if asynchronous else int(facts.get("threads") or 1),
-        cores=int(facts.get("cores") or run.record.environment.get("cores") or 1_000_000),
+        batch_size=int(lookup_number(config, "data.batch_size", 1)),
+        threads=1 if asynchronous else facts.threads or 1,
+        cores=facts.cores or int(lookup_number(run.record.environment, "cores", 0)) or 1_000_000,
         asynchronous=asynchronous,
-        device_not_recorded=bool(facts.get("asynchronous")) and not asynchronous,
-        emulated=bool(facts.get("emulated")),
+        device_not_recorded=bool(facts.asynchronous) and not asynchronous,
+        emulated=bool(facts.emulated),
         queue_depth=_queue_depth(config),
         tensors=tensors,
         tokens=None if tokens.null_count else float(np.mean(tokens.to_numpy())),
@@ -235,7 +236,7 @@ def _resumes(
     return found
 
 
-def _queue_depth(config: Mapping[str, Any]) -> int | None:
+def _queue_depth(config: JsonObject) -> int | None:
     """The depth that an emulated device declares; a real driver does not report one."""
     depth = lookup(config, "compute.device.queue_depth")
-    return None if depth is None else int(depth)
+    return int(depth) if isinstance(depth, int | float) else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.scenario.edits import Edits
-from harness.scenario.overrides import flatten, lookup
+from harness.scenario.overrides import Nested, flatten, lookup, lookup_number
 from harness.scenario.plan import DOSES
 from harness.study.contract import STAGES
 from harness.study.records import RunRecord
+from trainer.json_types import JsonObject
 
 # Differ between blocks, or say how long to measure.
 IGNORED = ("seed", "steps", "warmup_steps")
@@ -37,7 +37,7 @@ def _removes_data(edits: Edits) -> bool:
     return removed and all(text.partition("=")[0] in STAGES for text in edits.texts)
 
 
-def _edited(config: Mapping[str, Any], edits: Edits) -> dict[str, Any] | None:
+def _edited(config: JsonObject, edits: Edits) -> Nested | None:
     """The configuration under ``edits``; None where its keys cannot express them."""
     flat = flatten(config)
     if edits.cores is not None or (edits.ranks or 1) > 1:
@@ -46,11 +46,11 @@ def _edited(config: Mapping[str, Any], edits: Edits) -> dict[str, Any] | None:
         times = change.factor
         if change.ms is not None or stage not in EXTRA_WORK or times < 1 or times != int(times):
             return None
-        flat[EXTRA_WORK[stage]] = (1 + int(flat.get(EXTRA_WORK[stage]) or 0)) * int(times) - 1
+        flat[EXTRA_WORK[stage]] = (1 + int(lookup_number(config, EXTRA_WORK[stage], 0))) * int(times) - 1
     if edits.device is not None:
         if not isinstance(lookup(config, "compute.device"), Mapping):
             return None
-        flat["compute.device.speed"] = float(lookup(config, "compute.device.speed", 1.0)) * edits.device
+        flat["compute.device.speed"] = lookup_number(config, "compute.device.speed", 1.0) * edits.device
     for key, value in (("workers", edits.workers), ("prefetch", edits.prefetch), ("batch_size", edits.batch_size)):
         if value is not None:
             flat[f"data.{key}"] = value
@@ -59,7 +59,7 @@ def _edited(config: Mapping[str, Any], edits: Edits) -> dict[str, Any] | None:
     return _comparable(flat)
 
 
-def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(config: JsonObject) -> Nested:
     flat = {key: value for key, value in flatten(config).items() if key not in IGNORED}
     if not flat.get("data.workers"):
         flat.pop("data.prefetch", None)  # no effect

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic_ns
 from types import FunctionType
-from typing import Any, Self
+from typing import Self
 
 from harness.machine.ptrace import allow_tracing
 from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
@@ -31,6 +31,7 @@ from harness.traces.py_spy import read_stacks
 from harness.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes
+from trainer.json_types import Json
 
 _SWITCHES = ("native", "gil", "nonblocking")  # of py-spy, each "--name" on its command line
 MARKS = 6  # at either end of the window: each has two edges, and each edge narrows down py-spy's clock
@@ -115,7 +116,7 @@ class PySpy(Probe):
         """Whether it could not sample: ``problems`` says why."""
         return self._failed
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Json]:
         """The entry "py_spy" of probes.json; {} where nothing was recorded."""
         return {} if self._record is None else asdict(self._record)
 

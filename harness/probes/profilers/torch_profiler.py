@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from harness.probes.probe import Pausable, Probe, ProbeReport
 from harness.probes.profilers.clocks import realtime_minus_monotonic
@@ -29,6 +29,7 @@ from harness.study.probes_json import TorchProfilerRecord
 from harness.traces.profiles import CUT, file_name, files, header
 from trainer import telemetry
 from trainer.errors import InputError
+from trainer.json_types import Json
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -169,7 +170,7 @@ class TorchProfiler(Probe):
             )
         return self._problems
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Json]:
         """The entry "torch_profiler" of probes.json. After the workers have ended it names those with a profile."""
         (self._folder / OVER).unlink(missing_ok=True)
         record = TorchProfilerRecord(

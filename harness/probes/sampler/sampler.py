@@ -20,9 +20,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from harness.probes.probe import Probe, ProbeReport
+from harness.probes.sampler.messages import SamplingAnswer, SamplingOrder
 from harness.probes.sampler.series import Unpacked
 from harness.probes.sampler.settings import SamplerSettings
 
@@ -107,7 +108,7 @@ class Sampler(Probe):
     def report(self) -> ProbeReport:
         return ProbeReport(tuple(self.problems), {"missed_samples": self.missed, "taken_samples": self.taken})
 
-    def _send(self, order: dict[str, Any]) -> None:
+    def _send(self, order: SamplingOrder) -> None:
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -118,7 +119,7 @@ class Sampler(Probe):
         except OSError:
             self._gone()
 
-    def _take(self, answer: tuple[dict[str, Any], bytes] | None) -> None:
+    def _take(self, answer: tuple[SamplingAnswer, bytes] | None) -> None:
         if answer is None:
             return
         header, payload = answer
@@ -127,12 +128,12 @@ class Sampler(Probe):
         self.problems += header["problems"]
         self.missed, self.taken = header["missed"], header["taken"]
 
-    def _answer(self) -> tuple[dict[str, Any], bytes] | None:
+    def _answer(self) -> tuple[SamplingAnswer, bytes] | None:
         """The next answer: a line of JSON, and as many bytes of samples as it says; None where there is none."""
         while (end := self._buffer.find(b"\n")) < 0:
             if not self._more():
                 return None
-        header = json.loads(self._buffer[:end])
+        header: SamplingAnswer = json.loads(self._buffer[:end])
         last = end + 1 + header["bytes"]
         while len(self._buffer) < last:
             if not self._more():

@@ -15,8 +15,9 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
+from harness.probes.sampler.messages import SamplingAnswer, SamplingOrder
 from harness.probes.sampler.series import SampleSeries
 from harness.probes.sampler.settings import SamplerSettings
 from trainer.errors import in_words
@@ -146,7 +147,7 @@ class Sampling:
             self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; no samples from then on"]
             return False
 
-    def _next_order(self) -> dict[str, Any] | None:
+    def _next_order(self) -> SamplingOrder | None:
         """The next order; None where the next deadline comes first."""
         while not self._lines:
             timeout_s = None
@@ -158,15 +159,15 @@ class Sampling:
             if not data:
                 raise EOFError("the run has closed its side")
             *self._lines, self._rest = (self._rest + data).split(b"\n")
-        order: dict[str, Any] = json.loads(self._lines.pop(0))
+        order: SamplingOrder = json.loads(self._lines.pop(0))
         return order
 
-    def _answer(self, event: str) -> None:
+    def _answer(self, event: Literal["ready", "stopped", "closed"]) -> None:
         for collector in self._collectors:
             self._problems += collector.problems
             collector.problems = []
         header, payload = self._series.take()
-        answer = {
+        answer: SamplingAnswer = {
             "event": event,
             "problems": self._problems,
             "missed": self._missed,

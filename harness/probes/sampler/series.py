@@ -6,6 +6,7 @@ from array import array
 from typing import Any
 
 Key = tuple[str, str, str]  # source, metric, unit
+SeriesHeader = tuple[str, str, str, int]  # and how many samples of it follow; in JSON a list
 
 
 class SampleSeries:
@@ -22,12 +23,12 @@ class SampleSeries:
         columns[0].append(t_ns)
         columns[1].append(value)
 
-    def take(self) -> tuple[list[list[Any]], bytes]:
+    def take(self) -> tuple[list[SeriesHeader], bytes]:
         """What came since the last call: [source, metric, unit, count] of each series, and all times and values."""
         packed, self._packed = self._packed, {}
         # Values are added after their times: a thread in between the two has given no sample yet.
         counts = {key: len(values) for key, (_, values) in packed.items()}
-        header = [[*key, count] for key, count in counts.items()]
+        header = [(*key, count) for key, count in counts.items()]
         payload = (
             times[: counts[key]].tobytes() + values[: counts[key]].tobytes() for key, (times, values) in packed.items()
         )
@@ -56,7 +57,7 @@ class Unpacked:
     def __init__(self) -> None:
         self._rows: list[tuple[int, str, str, float, str]] = []
 
-    def add(self, header: list[list[Any]], payload: bytes) -> None:
+    def add(self, header: list[SeriesHeader], payload: bytes) -> None:
         start = 0
         for source, metric, unit, count in header:
             times, values = array("q"), array("d")

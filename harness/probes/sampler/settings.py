@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from harness.probes.probe import ProbeSettings
+from trainer.json_types import Json
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class SamplerSettings(ProbeSettings):
     rate_hz: float = 10
     timeout_s: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Without ``timeout_s`` where it is the default: a state of the code may not know it."""
         content = super().to_json()
         if self.timeout_s is None:

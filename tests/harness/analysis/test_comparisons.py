@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -172,11 +173,12 @@ def test_runs_one_after_the_other_are_paired_by_block():
 
 def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
     study, runs = build([BASE, slower(1.2)], [("text-padded", "slower")])
-    for run in runs:
-        index = {name: i for i, name in enumerate(run.steps.column_names)}
+    for place, run in enumerate(runs):
+        steps = run.steps
         for name in ("tokens", "trained_tokens", "exposed_read_ns", "hidden_read_ns", "contended_ns"):
-            field = run.steps.schema.field(name)
-            run.steps = run.steps.set_column(index[name], field, pa.nulls(len(run.steps), field.type))
+            index = steps.schema.get_field_index(name)
+            steps = steps.set_column(index, steps.field(index), pa.nulls(len(steps), steps.field(index).type))
+        runs[place] = replace(run, steps=steps)
     (c,) = analyse(study, runs).compared
     assert c.measured.measure == "steps/s"
     assert c.measured.verdict == "loss"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.analysis.confounds import flatten
@@ -59,7 +61,7 @@ def test_a_declared_key_does_not_excuse_its_neighbour():
 
 def test_a_difference_in_one_block_only_is_listed_once():
     study, runs = build([BASE, Arm("c")], [("base", "c")])
-    runs[-1].record.session = "another"
+    runs[-1] = replace(runs[-1], record=replace(runs[-1].record, session="another"))
     (comparison,) = analyse(study, runs).compared
     assert confound_lines(comparison.confounds) == ["not alternated in time: different sessions in block 4"]
 

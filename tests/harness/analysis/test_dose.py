@@ -21,6 +21,7 @@ from harness.scenario.plan import make_plan
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 from tests.harness.analysis.by_hand import attribute
 from trainer.telemetry import StageSpan
 
@@ -264,7 +265,8 @@ class TestDevice:
 
     def test_launching_is_no_device_time(self) -> None:
         runs = curve(lambda k, _: {"wall": 40.0 + k, "forward": 1.0 + k})
-        runs[0][0].record.facts["asynchronous"] = True
+        first = runs[0][0]
+        runs[0][0] = replace(first, record=replace(first.record, facts=RunFacts(asynchronous=True)))
         assert dose_reason(judged(runs, "device")) == "its work was not measured"
 
     def test_a_loop_that_waits_for_data_hides_slower_kernels(self) -> None:

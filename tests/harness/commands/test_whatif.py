@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,8 +28,8 @@ def write(folder: Path, arms: dict[str, Truth], blocks: int = 3, **facts: object
     for name, truth in arms.items():
         for block in range(blocks):
             run = oracle.run(truth.having(seed=block), arm=name, block=block, device="paper", **facts)
-            run.record.config["compute"] = {"device": {**DEVICE, "speed": truth.speed}, "check_finite": truth.sync}
-            study.write_run(run.record)
+            compute = {"device": {**DEVICE, "speed": truth.speed}, "check_finite": truth.sync}
+            study.write_run(replace(run.record, config={**run.record.config, "compute": compute}))
             study.write_tables(name, block, run.steps.to_pydict(), run.spans.to_pydict(), {})
     return study
 
@@ -153,8 +154,7 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_an_arm_that_never_finished_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write(tmp_path / "study", {"base": BASE}, blocks=1)
     (run,) = study.runs()
-    run.record.status = "failed"
-    study.write_run(run.record)
+    study.write_run(replace(run.record, status="failed"))
     status, _, error = ask(capsys, str(study.path), "--set", "tokenize=0")
     assert status == 2
     assert "no finished run with tables to replay" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,12 @@ def run(arm: str, block: int, steps: pa.Table | None, **record: Any) -> RunData:
         arm, block, "done", control=control, of=arm.removesuffix("+a-a") if control else None,
         session=str(block), interleave="slices",
     )  # fmt: skip
-    for name, value in record.items():
-        setattr(made, name, value)
-    return RunData(made, steps, None, None)
+    return RunData(replace(made, **record), steps, None, None)
+
+
+def recorded(one: RunData, **changes: Any) -> RunData:
+    """The same run with another record."""
+    return replace(one, record=replace(one.record, **changes))
 
 
 def study(

@@ -12,7 +12,8 @@ from harness.regression import report as regression
 from harness.regression.across import common_move, compare_series
 from harness.regression.gate import Limits
 from harness.regression.series import BlockSeries, series_of
-from tests.harness.regression.tables import HEAD, study
+from harness.study.run_facts import RunFacts
+from tests.harness.regression.tables import HEAD, recorded, study
 from trainer.errors import InputError
 
 LIMITS = Limits(step=0.05)
@@ -22,7 +23,7 @@ SERIES: dict[str, Any] = {
     "blocks": list(range(7)),
     "config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 10},
     "environment": {"cpu": "X", "cores": 2, "cpu_governor": "performance", "torch": "2.13", "git_commit": "a"},
-    "facts": {"device": "cpu"},
+    "facts": RunFacts(device="cpu"),
     "useful_fraction": 0.5,
     "sm_clock_mhz": 1500.0,
     "other_cpu_cores": 0.01,
@@ -55,7 +56,7 @@ def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -
         ("environment.cores", {"environment": {**SERIES["environment"], "cores": 4}}),
         ("environment.cpu_governor", {"environment": {**SERIES["environment"], "cpu_governor": "powersave"}}),
         ("data.sequence_length", {"config": {"data.sequence_length": 128, "data.batch_size": 2, "log_every": 10}}),
-        ("device", {"facts": {"device": "NVIDIA H100"}}),
+        ("device", {"facts": RunFacts(device="NVIDIA H100")}),
         ("useful tokens", {"useful_fraction": 0.6}),
         ("SM clock", {"sm_clock_mhz": 1300.0}),
         ("failed runs", {"failed_runs": 2}),
@@ -132,8 +133,7 @@ def test_startup_alone_is_not_held_against_startup_beside_others() -> None:
 
 def test_a_study_whose_environment_changed_has_no_series() -> None:
     record, runs = study()
-    runs[-1].record.environment = {"torch": "2.14"}
-    for one in runs[:-1]:
-        one.record.environment = {"torch": "2.13"}
+    others = [recorded(one, environment={"torch": "2.13"}) for one in runs[:-1]]
+    runs = [*others, recorded(runs[-1], environment={"torch": "2.14"})]
     with pytest.raises(InputError, match=r"block 8 ran in another environment than block 0 \(torch\)"):
         series_of(record, runs)

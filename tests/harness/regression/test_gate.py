@@ -10,7 +10,8 @@ import pytest
 
 from harness.regression.gate import Limits, WhyUndecided, comparisons
 from harness.regression.report import markdown, sentence
-from tests.harness.regression.tables import BASE, HEAD, TWIN, run, steps_table, study
+from harness.study.run_facts import RunFacts
+from tests.harness.regression.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
 
 
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.05, "slower"), (-0.05, "faster")])
@@ -36,9 +37,7 @@ def test_a_hidden_regression_of_a_stage_is_found_although_the_step_is_the_same()
 )
 def test_memory_and_startup_have_gates_of_their_own(field: str, amount: int, name: str) -> None:
     record, runs = study(0.0)
-    for one in runs:
-        if one.record.arm == HEAD:
-            setattr(one.record, field, amount)
+    runs = [recorded(one, **{field: amount}) if one.record.arm == HEAD else one for one in runs]
     (found,) = comparisons(record, runs, Limits())
     assert found.step.outcome == "same"
     assert found.verdict == "slower"
@@ -57,7 +56,7 @@ def test_one_long_step_never_flips_a_decision(side: str, pause_ms: float, change
         if (one.record.arm, one.record.block) == (side, 2):
             table = one.steps.to_pylist()
             table[0]["wall_ns"] += round(pause_ms * 1e6)
-            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
     (after,) = comparisons(record, runs, Limits())
     assert after.verdict == before.verdict != "undecided"
 
@@ -69,7 +68,7 @@ def test_rare_long_steps_in_every_block_are_named() -> None:
         if one.record.arm == HEAD:
             table = one.steps.to_pylist()
             table[5]["wall_ns"] += 40_000_000
-            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
     (found,) = comparisons(record, runs, Limits())
     assert found.step.outcome == "same"
     assert found.rare
@@ -86,7 +85,7 @@ def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> N
         if one.record.arm == HEAD and one.record.block % 2 == 0:
             table = one.steps.to_pylist()
             table[5]["wall_ns"] += 40_000_000
-            runs[place].steps = one.steps.from_pylist(table, schema=one.steps.schema)
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
     (found,) = comparisons(record, runs, Limits())
     assert found.step.outcome == "same"
     assert list(found.open) == ["all time together"]
@@ -100,7 +99,8 @@ def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
     for place, one in enumerate(runs):
         if one.record.arm == HEAD:
             tokens = pa.array([64] * len(one.steps), one.steps.schema.field("tokens").type)
-            runs[place].steps = one.steps.set_column(one.steps.schema.get_field_index("tokens"), "tokens", tokens)
+            steps = one.steps.set_column(one.steps.schema.get_field_index("tokens"), "tokens", tokens)
+            runs[place] = replace(one, steps=steps)
     (found,) = comparisons(record, runs, Limits())
     assert found.verdict == "undecided"
     assert sentence(found) == "x: undecided, steps of 256 and of 64 tokens: their times cannot be compared"
@@ -116,8 +116,7 @@ def test_defaults_that_differ_between_states_are_said() -> None:
 
 def test_sides_that_do_different_work_are_never_called_the_same() -> None:
     record, runs = study(0.0)
-    for one in runs:
-        one.record.facts = {"parameters": 2 if one.record.arm == HEAD else 1}
+    runs = [recorded(one, facts=RunFacts(parameters=2 if one.record.arm == HEAD else 1)) for one in runs]
     (found,) = comparisons(record, runs, Limits())
     assert (found.step.outcome, found.verdict) == ("same", "undecided")
     assert found.other_work == "parameters is 1 against 2"
@@ -125,19 +124,23 @@ def test_sides_that_do_different_work_are_never_called_the_same() -> None:
 
 def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
     record, runs = study()
-    for one in runs:
+    for place, one in enumerate(runs):
         if one.record.arm == HEAD:
-            one.record.status, one.record.error, one.steps = "failed", "ValueError: no", None
+            runs[place] = replace(recorded(one, status="failed", error="ValueError: no"), steps=None)
     (found,) = comparisons(record, runs, Limits())
     assert (found.verdict, found.missing) == ("undecided", WhyUndecided("failed runs", ("ValueError: no",)))
 
 
 def test_what_else_differs_is_said_and_the_commit_is_not() -> None:
     record, runs = study()
-    for one in runs:
-        one.record.declared = {"code": "bbb" if one.record.arm == HEAD else "aaa"}
-        one.record.environment = {"git_commit": one.record.arm, "torch": "2" if one.record.arm == HEAD else "1"}
-        one.record.config = {"data": {"new": 1}} if one.record.arm == HEAD else {"data": {}}
+    for place, one in enumerate(runs):
+        head = one.record.arm == HEAD
+        runs[place] = recorded(
+            one,
+            declared={"code": "bbb" if head else "aaa"},
+            environment={"git_commit": one.record.arm, "torch": "2" if head else "1"},
+            config={"data": {"new": 1}} if head else {"data": {}},
+        )
     (found,) = comparisons(record, runs, Limits())
     assert found.confounds == ["environment: torch is '1' against '2'"]
 

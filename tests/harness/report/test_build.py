@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -130,7 +131,7 @@ def test_a_study_without_any_run_is_still_a_report(tmp_path):
 
 def test_a_run_without_tables_counts_as_missing(tmp_path):
     study, runs = build([BASE], [])
-    runs[2].steps = None
+    runs[2] = replace(runs[2], steps=None)
     write(StudyFolder(tmp_path), study, runs)
     build_report(tmp_path)
     assert "text: done, but without a measured step in its tables, block 2" in (tmp_path / "summary.md").read_text()

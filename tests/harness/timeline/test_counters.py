@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
@@ -29,9 +31,8 @@ def two_repetitions(*rows: tuple[int, str, str, float, str], warmups: int = 0) -
     steps = steps.set_column(steps.schema.get_field_index("start_ns"), "start_ns", pa.array(starts, pa.int64()))
     first = 50 * MS * warmups
     begun = (first, first + LENGTH + first + PAUSE)
-    made = run("x@base", 0, steps)
-    made.samples = tables.samples(*((since + row[0], *row[1:]) for since in begun for row in rows))
-    return made
+    samples = tables.samples(*((since + row[0], *row[1:]) for since in begun for row in rows))
+    return replace(run("x@base", 0, steps), samples=samples)
 
 
 def counters(window: Window) -> dict[str, list[tuple[int, float]]]:

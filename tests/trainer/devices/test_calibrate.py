@@ -11,7 +11,7 @@ import torch
 from trainer.devices import cpu_rates
 from trainer.devices.calibrate import calibrate, core_count, cpu_identity, cpu_profile, profile_path
 from trainer.devices.cpu_rates import FASTEST, Effort, Timing, Work, measure, rate_of
-from trainer.devices.facts import profile_facts
+from trainer.devices.facts import ProfileFacts, profile_facts
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError
 
@@ -52,23 +52,22 @@ def test_what_was_measured_is_found_again(cache: Path) -> None:
 def test_it_holds_for_that_number_of_threads_only() -> None:
     calibrate(1, TINY)
     assert cpu_profile(2) is None
-    assert profile_facts("cpu", True, "fp32", threads=2) == {
-        "profile": None,
-        "profile_reason": "not calibrated: run harness doctor --calibrate --threads 2",
-    }
+    assert profile_facts("cpu", True, "fp32", threads=2) == ProfileFacts(
+        profile_reason="not calibrated: run harness doctor --calibrate --threads 2",
+    )
 
 
 def test_facts_of_a_calibrated_cpu() -> None:
     profile = calibrate(1, TINY)
     for precision, dtype in (("fp32", "fp32"), ("bf16", "bf16"), ("pure-bf16", "bf16")):
-        assert profile_facts("cpu", True, precision, threads=1) == {
-            "profile": "cpu",
-            "peak_flops_per_s": profile.peak_flops_per_s(dtype),
-            "dtype": dtype,
-            "peak_source": profile.peak_source(dtype),
-            "peak_measured": True,
-            "price_per_hour_usd": None,
-        }
+        assert profile_facts("cpu", True, precision, threads=1) == ProfileFacts(
+            profile="cpu",
+            peak_flops_per_s=profile.peak_flops_per_s(dtype),
+            dtype=dtype,
+            peak_source=profile.peak_source(dtype),
+            peak_measured=True,
+            price_per_hour_usd=None,
+        )
 
 
 def test_calibrating_again_replaces_what_was_there() -> None:
@@ -82,7 +81,7 @@ def test_a_damaged_calibration_counts_as_none() -> None:
     calibrate(1, TINY)
     profile_path(1).write_text("name: cpu\n")
     assert cpu_profile(1) is None
-    assert profile_facts("cpu", True, "fp32", threads=1)["profile"] is None
+    assert profile_facts("cpu", True, "fp32", threads=1).profile is None
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

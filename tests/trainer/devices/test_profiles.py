@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.devices.facts import facts_of, profile_facts
+from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
 from trainer.devices.profiles import DeviceProfile, Figure, find_profile, load_profile, matmul_dtype, profile_names
 from trainer.errors import InputError
 
@@ -196,18 +196,17 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert (profile.link_bandwidth_bytes_per_s, profile.price_per_hour_usd) == (1e6, 0.01)
     with pytest.raises(InputError, match=r"^device profile toy: no peak for fp8; allowed: bf16$"):
         profile.peak_flops_per_s("fp8")
-    assert facts_of(profile, "pure-bf16") == {
-        "profile": "toy",
-        "peak_flops_per_s": 2e12,
-        "dtype": "bf16",
-        "peak_source": "its box",
-        "peak_measured": False,
-        "price_per_hour_usd": 0.01,
-    }
-    assert facts_of(profile, "fp32") == {
-        "profile": None,
-        "profile_reason": "device profile toy: no peak for fp32; allowed: bf16",
-    }
+    assert facts_of(profile, "pure-bf16") == ProfileFacts(
+        profile="toy",
+        peak_flops_per_s=2e12,
+        dtype="bf16",
+        peak_source="its box",
+        peak_measured=False,
+        price_per_hour_usd=0.01,
+    )
+    assert facts_of(profile, "fp32") == ProfileFacts(
+        profile_reason="device profile toy: no peak for fp32; allowed: bf16",
+    )
 
 
 FIGURE_KEYS = "value, source, why"
@@ -312,23 +311,22 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 
 
 def test_facts_of_a_run_on_a_known_device() -> None:
-    assert profile_facts("NVIDIA H100 80GB HBM3", False, "bf16", threads=4) == {
-        "profile": "h100-sxm",
-        "peak_flops_per_s": 989.4e12,
-        "dtype": "bf16",
-        "peak_source": "H100 whitepaper, H100 SXM5: BF16 989.4 TFLOPS dense (sparse figure 1978.9 / 2)",
-        "peak_measured": False,
-        "price_per_hour_usd": 4.29,
-    }
-    assert profile_facts("NVIDIA H100 80GB HBM3", False, "fp32", threads=4)["peak_flops_per_s"] == 66.9e12
+    assert profile_facts("NVIDIA H100 80GB HBM3", False, "bf16", threads=4) == ProfileFacts(
+        profile="h100-sxm",
+        peak_flops_per_s=989.4e12,
+        dtype="bf16",
+        peak_source="H100 whitepaper, H100 SXM5: BF16 989.4 TFLOPS dense (sparse figure 1978.9 / 2)",
+        peak_measured=False,
+        price_per_hour_usd=4.29,
+    )
+    assert profile_facts("NVIDIA H100 80GB HBM3", False, "fp32", threads=4).peak_flops_per_s == 66.9e12
 
 
 def test_facts_of_a_run_on_an_unknown_device() -> None:
     facts = profile_facts("NVIDIA GeForce RTX 4090", False, "bf16", threads=4)
-    assert facts == {
-        "profile": None,
-        "profile_reason": "no device profile names 'NVIDIA GeForce RTX 4090'; there are: " + ", ".join(profile_names()),
-    }
+    assert facts == ProfileFacts(
+        profile_reason="no device profile names 'NVIDIA GeForce RTX 4090'; there are: " + ", ".join(profile_names()),
+    )
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,11 +15,12 @@ from harness.study.contract import SAMPLE_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
-ON_CARD = {"asynchronous": True, "device_count": 1, "emulated": False}
+ON_CARD = RunFacts(asynchronous=True, device_count=1, emulated=False)
 
 
-def run(metrics: dict[str, list[float]], device: int = 0, facts: dict | None = None, steps: int = 4) -> RunData:
+def run(metrics: dict[str, list[float]], device: int = 0, facts: RunFacts = ON_CARD, steps: int = 4) -> RunData:
     """A run with one card's samples, and of its steps the last ``steps`` measured: 100 tokens each, 80 trained."""
     rows = [(t, f"nvml:{device}", name, value, "") for name, found in metrics.items() for t, value in enumerate(found)]
     columns = {name: [row[index] for row in rows] for index, (name, _) in enumerate(SAMPLE_COLUMNS)}
@@ -25,7 +28,7 @@ def run(metrics: dict[str, list[float]], device: int = 0, facts: dict | None = N
     taken |= {"turn": [0] * (steps + 1), "start_ns": list(range(-steps - 1, 0))}  # before any reading
     taken |= {"warmup": [True] + [False] * steps, "tokens": [100] * (steps + 1), "trained_tokens": [80] * (steps + 1)}
     return RunData(
-        RunRecord("arm", 0, "done", facts=ON_CARD if facts is None else facts),
+        RunRecord("arm", 0, "done", facts=facts),
         pa.table(taken, schema=arrow_schema(STEP_COLUMNS)),
         None,
         pa.table(columns, schema=arrow_schema(SAMPLE_COLUMNS)),
@@ -50,9 +53,8 @@ def test_a_card_that_was_lost_has_used_no_less_per_token() -> None:
     assert whole.steps is not None
     for name, values in (("turn", [0, 0, 0, 1, 1]), ("start_ns", [-10, -9, -8, 1, 5])):
         index = whole.steps.schema.get_field_index(name)
-        whole.steps = whole.steps.set_column(
-            index, whole.steps.field(index), pa.array(values, whole.steps.field(index).type)
-        )
+        field = whole.steps.field(index)
+        whole = replace(whole, steps=whole.steps.set_column(index, field, pa.array(values, field.type)))
     # Read at 0 ns and at 1 ns: the second repetition's last step began at 5 ns.
     (health,) = device_health({"arm": [whole]})
     assert health.joules_per_token == pytest.approx(100 / 200)
@@ -62,8 +64,8 @@ def test_a_card_that_was_lost_has_used_no_less_per_token() -> None:
     ("device", "facts"),
     [
         (1, ON_CARD),  # another card than the run's
-        (0, {"asynchronous": False}),  # a run on the CPU beside a card
-        (0, {**ON_CARD, "emulated": True}),
+        (0, RunFacts(asynchronous=False)),  # a run on the CPU beside a card
+        (0, replace(ON_CARD, emulated=True)),
     ],
 )
 def test_a_card_that_the_run_did_not_compute_on_has_no_energy_per_token(device, facts) -> None:

@@ -12,6 +12,7 @@ from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 Rows = list[tuple[str, str, float]]
 
@@ -21,7 +22,7 @@ def run(*readings: Rows, status: str = "done", threads: int = 2, probes: dict | 
     rows = [(t, source, metric, value, "") for t, reading in enumerate(readings) for source, metric, value in reading]
     columns = {name: [row[index] for row in rows] for index, (name, _) in enumerate(SAMPLE_COLUMNS)}
     samples = pa.table(columns, schema=arrow_schema(SAMPLE_COLUMNS))
-    record = RunRecord("arm", 0, status, facts={"threads": threads})
+    record = RunRecord("arm", 0, status, facts=RunFacts(threads=threads))
     return RunData(record, None, None, samples, ProbesRecord(**(probes or {})))
 
 

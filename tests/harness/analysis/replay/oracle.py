@@ -16,6 +16,7 @@ import simpy
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 MS = 1_000_000
 START_NS = 10**12
@@ -248,7 +249,7 @@ def run(truth: Truth, *, arm: str = "a", block: int = 0, **facts: Any) -> RunDat
         block=block,
         status="done",
         config={"data": {"workers": workers, "prefetch": prefetch, "batch_size": size}, "optimizer": {}, "seed": block},
-        facts={"asynchronous": truth.asynchronous, "threads": 1, "workers": workers, "cores": 64, **facts},
+        facts=replace(RunFacts(asynchronous=truth.asynchronous, threads=1, workers=workers, cores=64), **facts),
     )
     return RunData(record, _steps(first, stops), _spans(first, stops), None)
 

@@ -135,7 +135,7 @@ def test_a_run_that_cannot_be_replayed_says_why(lack: str) -> None:
     elif lack == "fetch":
         run = replace(run, spans=run.spans.slice(0, 0))
     elif lack == "failed":
-        run.record.status = "failed"
+        run = replace(run, record=replace(run.record, status="failed"))
     else:
         name, value = ("warmup", True) if lack == "measured" else ("start_ns", None)
         index = run.steps.column_names.index(name)

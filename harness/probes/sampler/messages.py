@@ -1,0 +1,41 @@
+"""Defines the messages between a run and its sampling process: a line of JSON each; samples follow an answer's line."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, TypedDict
+
+from harness.probes.sampler.series import SeriesHeader
+
+
+class StartSampling(TypedDict):
+    """Run to sampling process: sample these processes from now on."""
+
+    do: Literal["start"]
+    pids: dict[int, str]  # their roles; JSON makes the process ids texts
+
+
+class StopSampling(TypedDict):
+    """Run to sampling process: take one last reading, then no more."""
+
+    do: Literal["stop"]
+    t_ns: int
+
+
+class CloseSampling(TypedDict):
+    """Run to sampling process: end."""
+
+    do: Literal["close"]
+
+
+SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
+
+
+class SamplingAnswer(TypedDict):
+    """Sampling process to run: it is ready, or has stopped, or ends; ``bytes`` bytes of samples follow the line."""
+
+    event: Literal["ready", "stopped", "closed"]
+    problems: list[str]
+    missed: dict[str, int]  # by source
+    taken: dict[str, int]
+    series: list[SeriesHeader]
+    bytes: int

@@ -1,0 +1,79 @@
+"""What a run tells about itself: the model it trained, the device it computed on, and what it was fed with.
+
+The entry "facts" of run.json. A study of an older version lacks some facts, one of a newer version has others: reading
+and writing keeps both as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from harness.study.validation import made_of
+from trainer.json_types import Json, JsonObject
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The facts of one run. None: it has no such fact, or recorded it as null (see ``nulls``)."""
+
+    emulation: str | None = None  # what the emulated device assumes
+    profile: str | None = None  # of the device, by its name
+    profile_reason: str | None = None  # why it has no profile
+    peak_flops_per_s: int | float | None = None
+    dtype: str | None = None  # that the peak is of
+    peak_source: str | None = None
+    peak_measured: bool | None = None
+    price_per_hour_usd: int | float | None = None
+    parameters: int | None = None
+    flops_per_token: int | float | None = None
+    vocab_size: int | None = None
+    device: str | None = None
+    asynchronous: bool | None = None
+    emulated: bool | None = None
+    device_count: int | None = None
+    threads: int | None = None
+    workers: int | None = None
+    cores: int | None = None
+    torch: str | None = None  # its version
+    tokenizer_fingerprint: str | None = None
+    corpus_fingerprint: str | None = None
+    nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
+    others: JsonObject = field(default_factory=dict)  # of another version, by name
+
+    def to_json(self) -> dict[str, Json]:
+        """The facts by name, without those that the run does not have."""
+        known = {name: getattr(self, name) for name in NAMES}
+        return {**{name: one for name, one in known.items() if one is not None or name in self.nulls}, **self.others}
+
+    @classmethod
+    def from_json(cls, content: JsonObject) -> RunFacts:
+        """The facts that :meth:`to_json` gave; pydantic's ValidationError where one is of another type."""
+        return made_of(cls, _fields_of(content))
+
+    def only(self, names: Iterable[str]) -> RunFacts:
+        """These facts alone, as far as the run has them."""
+        found = self.to_json()
+        return RunFacts.from_json({name: found[name] for name in names if name in found})
+
+
+NAMES = tuple(one.name for one in fields(RunFacts) if one.name not in ("nulls", "others"))
+
+
+def _fields_of(content: JsonObject) -> Mapping[str, object]:
+    return {
+        **{name: content[name] for name in NAMES if name in content},
+        "nulls": {name for name in NAMES if name in content and content[name] is None},
+        "others": {name: one for name, one in content.items() if name not in NAMES},
+    }
+
+
+def _from_json(given: object) -> object:
+    return _fields_of(given) if isinstance(given, Mapping) else given
+
+
+# The type of a record's field that holds facts: pydantic reads them from what RunFacts.to_json() gives.
+RunFactsField = Annotated[RunFacts, BeforeValidator(_from_json)]
