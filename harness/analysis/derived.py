@@ -74,7 +74,10 @@ def bounds(steps: pa.Table) -> Stretches:
 
 def integers(table: pa.Table, name: str, null: int = 0) -> Int:
     """A column as int64, (rows,); ``null`` for what was not measured."""
-    values: Int = table.column(name).fill_null(null).to_numpy().astype(np.int64, copy=False)
+    column = table.column(name)
+    if column.null_count:
+        column = column.fill_null(null)
+    values: Int = column.to_numpy().astype(np.int64, copy=False)
     return values
 
 

@@ -169,7 +169,10 @@ def _repetitions(
 
 def column(table: pa.Table, name: str) -> Array:
     """A column of numbers or booleans as float64, (rows,), NaN where null."""
-    values: Array = table.column(name).cast("float64").fill_null(math.nan).to_numpy()
+    numbers = table.column(name).cast("float64")
+    if numbers.null_count:
+        numbers = numbers.fill_null(math.nan)
+    values: Array = numbers.to_numpy()
     return values
 
 

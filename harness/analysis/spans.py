@@ -135,7 +135,9 @@ def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
 
 
 def _integers(column: pa.Array, null: int = NOT_MEASURED) -> Int:
-    values: Int = column.fill_null(null).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    if column.null_count:
+        column = column.fill_null(null)
+    values: Int = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return values
 
 

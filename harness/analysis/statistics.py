@@ -135,6 +135,7 @@ def unpaired(first: Sequence[float], second: Sequence[float], confidence: float 
     )
 
 
+@lru_cache(maxsize=1024)  # of few levels and numbers of blocks, asked for again and again
 def student_t(probability: float, freedom: int) -> float:
     """Quantile of Student's t for 0.5 <= probability < 1 and a whole number of degrees of freedom, to 1e-9."""
     low, high = 0.0, 1.0
@@ -164,8 +165,9 @@ def _student_cdf(t: float, freedom: int) -> float:
     term = total = 0.0
     if freedom > 1:
         term = total = math.cos(angle) if odd else 1.0
+    square = math.cos(angle) ** 2
     for k in range(2 + odd, freedom - 1, 2):
-        term *= math.cos(angle) ** 2 * (k - 1) / k
+        term *= square * (k - 1) / k
         total += term
     two_sided = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
     return (1 + two_sided) / 2

@@ -88,7 +88,8 @@ class TraceServer(ThreadingHTTPServer):
             why = "is taken" if error.errno == errno.EADDRINUSE else "may not be used by this user"
             instead = "choose another (--port)" if origin is None else "do without --online: it fetches from no other"
             raise InputError(f"trace: port {port} {why}; end what uses it, or {instead}") from error
-        self._thread = threading.Thread(target=self.serve_forever, name="trace server", daemon=True)
+        # close() waits for the next look at whether to stop: of half a second (the default) each command would feel it.
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), name="trace server", daemon=True)
         self._thread.start()
 
     @property

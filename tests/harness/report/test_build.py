@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -51,23 +53,37 @@ def report(folder, arms, comparisons=(("text", "tokens"),), **how):
     return sentences, summary, study.summary_md.read_text()
 
 
-def test_a_complete_study(tmp_path):
-    sentences, summary, page = report(tmp_path, arms())
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """A study whose runs all finished, and its report: folder, sentences, summary and page. Change a copy only."""
+    folder = tmp_path_factory.mktemp("complete")
+    return folder, *report(folder, arms())
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory):
+    """The same without any run of one arm."""
+    folder = tmp_path_factory.mktemp("partial")
+    return folder, *report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
+
+
+def test_a_complete_study(complete):
+    folder, sentences, summary, page = complete
     assert sentences == [summary["comparisons"][0]["sentence"]]
     assert "gain of" in sentences[0]
     for name in NAMES:
-        assert (tmp_path / "plots" / name).read_bytes().startswith(PNG)
+        assert (folder / "plots" / name).read_bytes().startswith(PNG)
         assert f"(plots/{name})" in page
     assert "**Question:** Does the truth come out?" in page
     assert page.index("## Verdict") < page.index("## Arms") < page.index("## Controls") < page.index("## How to read")
     assert "harness run scenarios/synthetic.yaml" in page
     assert "git_commit 0123abc" in page
     assert "no device profile for Synthetic CPU" in page
-    assert not list(tmp_path.rglob("*.tmp"))
+    assert not list(folder.rglob("*.tmp"))
 
 
-def test_summary_json_keeps_the_contract(tmp_path):
-    _, summary, _ = report(tmp_path, arms())
+def test_summary_json_keeps_the_contract(complete):
+    _, _, summary, _ = complete
     assert summary["schema"] == 1
     assert (summary["scenario"], summary["status"], summary["emulated"]) == ("synthetic", "done", False)
     arm = summary["arms"]["text"]
@@ -94,16 +110,16 @@ def test_summary_json_keeps_the_contract(tmp_path):
     assert summary["arms"]["text+a-a"]["control"] == "a-a"
 
 
-def test_building_twice_gives_the_same_bytes(tmp_path):
-    report(tmp_path, arms())
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and "runs" not in path.parts]
+def test_building_twice_gives_the_same_bytes(complete, tmp_path):
+    folder = Path(shutil.copytree(complete[0], tmp_path / "study"))
+    files = [path for path in folder.rglob("*") if path.is_file() and "runs" not in path.parts]
     before = {path: path.read_bytes() for path in files}
-    build_report(tmp_path)
+    build_report(folder)
     assert {path: path.read_bytes() for path in files} == before
 
 
-def test_a_partial_study_says_so_at_the_top(tmp_path):
-    sentences, summary, page = report(tmp_path, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
+def test_a_partial_study_says_so_at_the_top(partial):
+    folder, sentences, summary, page = partial
     assert "not measured" in sentences[0]
     top = page[: page.index("## Verdict")]
     assert "Partial study: 25 of 30 runs finished" in top
@@ -111,14 +127,15 @@ def test_a_partial_study_says_so_at_the_top(tmp_path):
     assert summary["arms"]["tokens"]["tokens_per_s"] is None
     assert summary["comparisons"][0]["measured_ratio"] is None
     assert summary["comparisons"][0]["verdict"] == "none"
-    assert not (tmp_path / "plots" / "comparisons.png").exists()
-    assert (tmp_path / "plots" / "ledger.png").exists()
+    assert not (folder / "plots" / "comparisons.png").exists()
+    assert (folder / "plots" / "ledger.png").exists()
 
 
-def test_pictures_that_no_longer_hold_are_removed(tmp_path):
-    report(tmp_path, arms())
-    report(tmp_path, arms(failed_blocks=(0, 1, 2, 3, 4)))
-    assert not (tmp_path / "plots" / "comparisons.png").exists()
+def test_pictures_that_no_longer_hold_are_removed(complete, tmp_path):
+    folder = Path(shutil.copytree(complete[0], tmp_path / "study"))
+    assert (folder / "plots" / "comparisons.png").exists()
+    report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)))
+    assert not (folder / "plots" / "comparisons.png").exists()
 
 
 def test_a_study_without_any_run_is_still_a_report(tmp_path):
@@ -137,7 +154,8 @@ def test_a_run_without_tables_counts_as_missing(tmp_path):
     assert "text: done, but without a measured step in its tables, block 2" in (tmp_path / "summary.md").read_text()
 
 
-def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
+def test_confounds_stand_in_bold_before_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.report.build.draw", lambda *_: [])  # the same pictures as of the complete study
     _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
     line = "- **environment: torch is '2.11.0' against '2.12.0'** (tokens against text)"
     assert page.index("## Verdict") < page.index(line) < page.index("**tokens against text: gain")
@@ -167,9 +185,9 @@ def test_a_folder_that_is_no_study_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_comparison_that_was_not_measured_has_every_key_of_one_that_was(tmp_path):
-    _, measured, _ = report(tmp_path / "measured", arms())
-    _, missing, _ = report(tmp_path / "missing", arms(failed_blocks=(0, 1, 2, 3, 4)))
+def test_a_comparison_that_was_not_measured_has_every_key_of_one_that_was(complete, partial):
+    _, _, measured, _ = complete
+    _, _, missing, _ = partial
     assert list(missing["comparisons"][0]) == list(measured["comparisons"][0])
 
 

@@ -5,7 +5,7 @@ It shares no code with the replay under test, and fills the contract's tables as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -261,24 +261,26 @@ def step_ms(run_data: RunData) -> float:
     return float(np.mean([w for w, warmup in zip(table["wall_ns"], table["warmup"], strict=True) if not warmup])) / MS
 
 
-def _clock(stops: list[float]) -> Callable[..., int]:
-    """Milliseconds of the simulation as CLOCK_MONOTONIC, standing still for 700 ms at each of ``stops``."""
+def _clock(stops: list[float], milliseconds: Sequence[float], *, ends: bool = False) -> list[int]:
+    """Milliseconds of the simulation as CLOCK_MONOTONIC, standing still for 700 ms at each of ``stops``.
 
-    def at(milliseconds: float, *, ends: bool = False) -> int:
-        stood = sum(milliseconds > stop if ends else milliseconds >= stop for stop in stops)
-        return START_NS + round((milliseconds + 700 * stood) * MS)
-
-    return at
+    A time at a stop begins after it; one of ``ends`` ends before it.
+    """
+    moments = np.array(milliseconds, dtype=np.float64)
+    stood = np.searchsorted(np.array(stops), moments, side="left" if ends else "right")
+    found: list[int] = (START_NS + np.rint((moments + 700 * stood) * MS).astype(np.int64)).tolist()
+    return found
 
 
 def _steps(rank: _Rank, stops: list[float]) -> pa.Table:
-    at = _clock(stops)
     rows: dict[str, list[Any]] = {name: [] for name, _ in STEP_COLUMNS}
-    for step, warmup, began, ended in rank.steps:
+    starts = _clock(stops, [began for _, _, began, _ in rank.steps])
+    stopped = _clock(stops, [ended for _, _, _, ended in rank.steps], ends=True)
+    for (step, warmup, began, _), start, end in zip(rank.steps, starts, stopped, strict=True):
         values: dict[str, Any] = dict.fromkeys(rows)
         values |= {f"{phase}_ns": 0 for phase in PHASES}
-        values |= {"step": step, "turn": sum(began >= stop for stop in stops), "warmup": warmup, "start_ns": at(began)}
-        values |= {"wall_ns": at(ended, ends=True) - at(began)}
+        values |= {"step": step, "turn": sum(began >= stop for stop in stops), "warmup": warmup, "start_ns": start}
+        values |= {"wall_ns": end - start}
         values |= {"tokens": 64 * rank.t.batch_size * rank.t.accumulation, "trained_tokens": 60, "samples": 1}
         for name, value in values.items():
             rows[name].append(value)
@@ -286,13 +288,15 @@ def _steps(rank: _Rank, stops: list[float]) -> pa.Table:
 
 
 def _spans(rank: _Rank, stops: list[float]) -> pa.Table:
-    at = _clock(stops)
-    rows: dict[str, list[Any]] = {name: [] for name, _ in SPAN_COLUMNS}
-    for role, name, batch, began, ended in rank.spans:
-        if role.startswith("loader") and batch >= rank.received:
-            continue
-        cpu = round((ended - began) * MS) if role.startswith("loader") or role == "main" else None
-        row = (1, 1, role, 0, name, batch, at(began), max(at(began), at(ended, ends=True)), cpu)
-        for column, value in zip(rows, row, strict=True):
-            rows[column].append(value)
+    kept = [span for span in rank.spans if not (span[0].startswith("loader") and span[2] >= rank.received)]
+    roles, names, batches, began, ended = (list(column) for column in zip(*kept, strict=True))
+    starts = _clock(stops, began)
+    ends = np.maximum(starts, _clock(stops, ended, ends=True)).tolist()
+    cpu = [
+        round((end - start) * MS) if role.startswith("loader") or role == "main" else None
+        for role, start, end in zip(roles, began, ended, strict=True)
+    ]
+    ids, ranks = [1] * len(kept), [0] * len(kept)
+    columns = (ids, ids, roles, ranks, names, batches, starts, ends, cpu)
+    rows = dict(zip((name for name, _ in SPAN_COLUMNS), columns, strict=True))
     return pa.table(rows, schema=arrow_schema(SPAN_COLUMNS))
