@@ -19,7 +19,7 @@ from tests.commands import ROOT, harness
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SCENARIO = ROOT / "scenarios" / "known-truth.yaml"
 TRIES = 5
-STEPS, SLICE_STEPS = 24, 12  # two repetitions of each arm: every declared cost is the same in every step
+STEPS, SLICE_STEPS = 40, 20  # two repetitions of each arm; fewer steps than these would not hold the mean of the jitter
 WAITED = 0.02  # share of a step or batch that it waited for a core: less is nothing, more on average spoils an arm
 COMPUTE = {"forward": 4, "backward": 8, "optimizer": 2, "sync": 1, "other": 1}
 ALL_COMPUTE_MS = sum(COMPUTE.values())
