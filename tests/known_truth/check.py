@@ -48,19 +48,19 @@ class Row:
         return abs(self.worst_starved[1]) <= self.allowed_ms and abs(self.worst_hidden[1]) <= self.allowed_ms
 
 
-def check(study: StudyFolder, seeds: list[int]) -> list[Row]:
-    """One row per pipeline of a finished study."""
+def check(study: StudyFolder, seeds: list[int], steps: int = STEPS) -> list[Row]:
+    """One row per pipeline of a finished study, whose runs have ``steps`` measured steps."""
     runs = list(study.runs())
     report = analyse(study.read_study(), runs)
     controls = {seed: costs_of(_runs_of(runs, f"p{seed}+a-a"), draw(seed)[0]) for seed in seeds}
     whole = pooled(controls.values())
-    return [_row(seed, report, runs, controls[seed].machine(whole)) for seed in seeds]
+    return [_row(seed, report, runs, controls[seed].machine(whole), steps) for seed in seeds]
 
 
-def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine) -> Row:
+def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, steps: int) -> Row:
     pipeline, edit = draw(seed)
     own = _runs_of(runs, f"p{seed}")
-    truth, edited_truth = (expected(one, machine, STEPS, len(own)) for one in (pipeline, pipeline.edited(edit)))
+    truth, edited_truth = (expected(one, machine, steps, len(own)) for one in (pipeline, pipeline.edited(edit)))
     arm, other = report.arm(f"p{seed}"), report.arm(f"p{seed}-edited")
     comparison = next(c for c in report.compared if c.baseline == f"p{seed}")
     assert arm is not None

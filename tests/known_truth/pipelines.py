@@ -95,8 +95,8 @@ def draw(seed: int) -> tuple[Pipeline, str]:
     return pipeline, edit
 
 
-def scenario(seeds: list[int], repeats: int) -> dict[str, Any]:
-    """One scenario with two arms per pipeline, the second edited."""
+def scenario(seeds: list[int], repeats: int, steps: int = STEPS) -> dict[str, Any]:
+    """One scenario with two arms per pipeline, the second edited; ``steps`` measured ones of each run."""
     arms, compare = {}, []
     for seed in seeds:
         pipeline, edit = draw(seed)
@@ -109,7 +109,7 @@ def scenario(seeds: list[int], repeats: int) -> dict[str, Any]:
         "base": {
             "data": {"sequence_length": 64, "batch_size": 2, "replay": True},
             "compute.device.emulated": "gh200",
-            "steps": STEPS,
+            "steps": steps,
             "warmup_steps": WARMUP,
         },
         "arms": arms,
@@ -117,5 +117,5 @@ def scenario(seeds: list[int], repeats: int) -> dict[str, Any]:
         "compare": compare,
         "repeats": repeats,
         "interleave": "slices",
-        "slice_steps": STEPS,  # one repetition: the measured steps of a run follow one another
+        "slice_steps": steps,  # one repetition: the measured steps of a run follow one another
     }

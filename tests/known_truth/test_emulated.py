@@ -14,7 +14,8 @@ from tests.known_truth.pipelines import draw, scenario
 from tests.studies import run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-TRIES = 4
+TRIES = 6
+STEPS = 24  # of each of three runs: truth and run draw the same jitter, so more steps would show no more
 SEEDS = [0, 2, 6]  # a worker and a host that never blocks, inline, a worker and the norm read each step
 
 
@@ -25,7 +26,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     spoiled = SEEDS
     for _ in range(TRIES):
         folder: Path = tmp_path_factory.mktemp("pipelines")
-        found |= {row.seed: row for row in check(run_study(scenario(spoiled, repeats=3), folder), spoiled)}
+        found |= {row.seed: row for row in check(run_study(scenario(spoiled, 3, STEPS), folder), spoiled, STEPS)}
         spoiled = [seed for seed, row in found.items() if not right(row)]
         if not spoiled:
             break

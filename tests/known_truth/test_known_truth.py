@@ -18,7 +18,8 @@ from tests.commands import ROOT, harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SCENARIO = ROOT / "scenarios" / "known-truth.yaml"
-TRIES = 3
+TRIES = 5
+STEPS, SLICE_STEPS = 40, 20  # two repetitions of each arm; fewer steps than these would not hold the mean of the jitter
 WAITED = 0.02  # share of a step or batch that it waited for a core: less is nothing, more on average spoils an arm
 COMPUTE = {"forward": 4, "backward": 8, "optimizer": 2, "sync": 1, "other": 1}
 ALL_COMPUTE_MS = sum(COMPUTE.values())
@@ -35,8 +36,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
     spoiled: list[str] = []
     for _ in range(TRIES):
         out = tmp_path_factory.mktemp("known-truth")
-        words = [word for arm in spoiled for word in ("--arm", arm)]
-        done = harness("run", str(SCENARIO), "--repeats", "1", "--set", "controls=[]", "--out", str(out), *words)
+        sets = ("controls=[]", f"base.steps={STEPS}", f"slice_steps={SLICE_STEPS}")
+        words = [word for one in sets for word in ("--set", one)]
+        words += [word for arm in spoiled for word in ("--arm", arm)]
+        done = harness("run", str(SCENARIO), "--repeats", "1", "--out", str(out), *words)
         assert done.returncode == 0, done.stderr
         (study,) = out.glob("known-truth/*")
         for run in StudyFolder(study).runs():
@@ -53,7 +56,7 @@ def measured(run: RunData) -> list[int]:
     """Rows of the measured steps."""
     assert run.steps is not None
     rows = [row for row, warmup in enumerate(run.steps.column("warmup").to_pylist()) if not warmup]
-    assert len(rows) >= 40
+    assert len(rows) >= STEPS
     return rows
 
 

@@ -51,7 +51,6 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_code(tmp_path_factory.mktemp("slower"), "trainer/inject.py", COST, changed)
 
 
-@pytest.mark.alone
 def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     tmp_path: Path, scenario: str, slower: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.studies import run_study
 from tests.timeline_check import perfetto
 from tests.timeline_check.check import check
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 SCENARIO = yaml.safe_load("""
 name: probed
 question: Does everything that probes record reach the report?

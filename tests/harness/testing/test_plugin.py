@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import trainer
 from tests.commands import Done, fork_servers
 from tests.studies import copy_code
 
-# pytest-benchmark asks git, and is disabled in a worker of xdist; the studies judge times.
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+# pytest-benchmark asks git. What is judged differs by more than any neighbour of these tests makes of it.
+pytestmark = pytest.mark.slow
 SCENARIO = """
 name: tiny
 question: Is it slower?
@@ -31,7 +32,7 @@ base:
   warmup_steps: 2
 arms:
   plain: {}
-  slow: {compute.device.kernels.backward_ms: 2}
+  slow: {compute.device.kernels.backward_ms: 6}
 repeats: 4
 slice_steps: 4
 probes: {host: false}
@@ -48,7 +49,7 @@ def test_plain(scenario):
 """
 KEPT = """
 def test_kept(scenario):
-    scenario("tiny.yaml", arm="{arm}").no_slower_than("baseline", within="10%", startup_within="off")
+    scenario("tiny.yaml", arm="{arm}").no_slower_than("baseline", within="{within}", startup_within="off")
 """
 
 
@@ -66,8 +67,11 @@ def _imported() -> None:
 class Suite:
     """A user's folder with a scenario and a test of it."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
+        # The inner pytest is no worker of xdist, whatever runs this one: in a worker pytest-benchmark disables itself.
+        for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+            monkeypatch.delenv(name)
         self.folder = pytester.path
 
     def __truediv__(self, name: str) -> Path:
@@ -82,8 +86,8 @@ class Suite:
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester) -> Suite:
-    suite = Suite(pytester)
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    suite = Suite(pytester, monkeypatch)
     (suite / "tiny.yaml").write_text(SCENARIO)
     (suite / "test_speed.py").write_text(TEST)
     (suite / "pytest.ini").write_text("[pytest]\n")
@@ -98,12 +102,13 @@ def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Suite) 
     assert "Traceback" not in done.stdout
     benchmarks = {one["name"]: one for one in json.loads((suite / "found.json").read_text())["benchmarks"]}
     found = benchmarks["test_plain"]
-    assert found["stats"]["mean"] == pytest.approx(0.0025, abs=0.001)
+    assert found["stats"]["mean"] > 0.0024  # 2.5 ms are declared; a neighbour only adds to them
     assert found["stats"]["rounds"] >= 4 * 6  # blocks and repetitions
     info = found["extra_info"]
     assert info["verdict"] == "faster"
     assert info["emulated"]
     assert info["ledger_ms"]["sync"] > 0
+    assert found["stats"]["mean"] == pytest.approx(sum(info["ledger_ms"].values()) / 1e3, rel=0.01)
     assert info["environment"]["cpu"]
     assert (suite / info["study"] / "regression.md").is_file()
     its_own = [sys.executable, "-m", "pytest_benchmark", "compare", "found.json"]
@@ -120,21 +125,17 @@ def test_nothing_is_measured_where_benchmarks_are_disabled(suite: Suite) -> None
     assert not (suite / "results").exists()
 
 
-def test_without_pytest_benchmark(suite: Suite) -> None:
-    done = suite.run("-p", "no:benchmark", "-k", "test_plain", "--harness-budget", "5m")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: Suite) -> None:
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 3"))
     test = suite / "test_speed.py"
-    test.write_text(KEPT.format(arm="plain"))
+    test.write_text(KEPT.format(arm="slow", within="100%"))
     missing = suite.run("-rs")
     assert "1 skipped" in missing.stdout
-    assert "no baseline of tiny, plain" in missing.stdout
+    assert "no baseline of tiny, slow" in missing.stdout
     saved = suite.run("-rs", "--harness-save-baselines")
     assert "kept as results/baselines/" in saved.stdout
-    assert suite.run().returncode == 0
+    same = suite.run("-p", "no:benchmark")  # the same code again, without pytest-benchmark
+    assert same.returncode == 0, same.stdout + same.stderr
     comparisons = [
         json.loads(path.read_text())["contests"] for path in (suite / "results" / "tiny").glob("*/regression.json")
     ]
@@ -144,11 +145,11 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: S
     ]  # without it, and with it
     (path,) = (suite / "results" / "baselines").glob("*/*.json")
     faster = json.loads(path.read_text())
-    faster["part_ms"]["step"] = [value / 3 for value in faster["part_ms"]["step"]]
+    faster["part_ms"]["step"] = [value / 30 for value in faster["part_ms"]["step"]]
     path.write_text(json.dumps(faster))
     slower = suite.run()
     assert slower.returncode == 1
-    assert "plain (emulated device): slower" in slower.stdout
+    assert "slow (emulated device): slower" in slower.stdout
 
 
 def test_baseline_is_another_state_of_the_code_where_one_is_named(
@@ -159,7 +160,7 @@ def test_baseline_is_another_state_of_the_code_where_one_is_named(
         tmp_path_factory.mktemp("before"), "trainer/inject.py", "round(milliseconds * 1e6)", "round(milliseconds * 2e6)"
     )
     (suite / "tiny.yaml").write_text(SCENARIO.replace("batch_size: 2}", "batch_size: 2, inject: {tokenize_ms: 4}}"))
-    (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
+    (suite / "test_speed.py").write_text(KEPT.format(arm="plain", within="10%"))
     done = suite.run(
         "-rs", "--harness-base", str(before), "--harness-budget", "5m", "--harness-out", str(suite / "out")
     )
@@ -173,7 +174,7 @@ def test_a_state_that_fails_fails_the_test(suite: Suite, tmp_path_factory: pytes
     cost = "nanoseconds = round(milliseconds * 1e6)"
     broken = copy_code(tmp_path_factory.mktemp("broken"), "trainer/inject.py", cost, "raise RuntimeError('broken')")
     (suite / "tiny.yaml").write_text(SCENARIO.replace("batch_size: 2}", "batch_size: 2, inject: {tokenize_ms: 4}}"))
-    (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
+    (suite / "test_speed.py").write_text(KEPT.format(arm="plain", within="100%"))
     done = suite.run("--harness-base", str(broken))
     assert done.returncode == 1
     assert "some runs failed" in done.stdout
@@ -182,7 +183,7 @@ def test_a_state_that_fails_fails_the_test(suite: Suite, tmp_path_factory: pytes
 @pytest.mark.parametrize(("repeats", "words", "blocks"), [(2, [], 2), (4, ["--harness-budget", "1s"], 1)])
 def test_a_baseline_of_too_few_blocks_is_not_kept(suite: Suite, repeats: int, words: list[str], blocks: int) -> None:
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", f"repeats: {repeats}"))
-    (suite / "test_speed.py").write_text(KEPT.format(arm="plain"))
+    (suite / "test_speed.py").write_text(KEPT.format(arm="plain", within="100%"))
     done = suite.run("--harness-save-baselines", *words)
     assert done.returncode == 1
     assert f"{blocks} finished blocks; a baseline takes 3" in done.stdout

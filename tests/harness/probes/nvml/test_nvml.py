@@ -34,6 +34,7 @@ from trainer.inject import spend
 pytestmark = pytest.mark.slow
 
 STUB = Path(__file__).with_name("nvml_stub.c")
+BUSY_MS = 250.0
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 GAUGES = {
     "power_w": 300.0,
@@ -88,7 +89,8 @@ def stub(driver, monkeypatch):
     return use
 
 
-def sample(nvml: object = "auto", repetitions: int = 1, host: bool = False, repetition_ms: float = 250) -> Sampler:
+def sample(nvml: object = "auto", repetitions: int = 1, host: bool = False, repetition_ms: float = BUSY_MS) -> Sampler:
+    """Of repetitions that spend so much CPU time, however long that takes beside others."""
     settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=2)
     sampler = Sampler(settings, lambda: {os.getpid(): "main"})
     for _ in range(repetitions):
@@ -194,10 +196,13 @@ def test_what_the_bindings_cannot_read_is_reported_and_the_host_goes_on(stub) ->
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
-@pytest.mark.alone
 def test_repetitions_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
     stub()
     sampler = sample(repetitions=3, repetition_ms=5)
+    for _ in range(3):  # a neighbour that holds the core makes repetitions long enough
+        if max(sampler.samples["t_ns"]) - min(sampler.samples["t_ns"]) < 100e6:
+            break
+        sampler = sample(repetitions=3, repetition_ms=5)
     reason = (
         "no two readings of a repetition were 100 ms apart, as the card takes to refresh them; "
         "where repetitions are short, raise slice_steps"
@@ -309,7 +314,6 @@ def test_a_mig_slice_has_its_own_memory_and_activity_and_the_card_s_power(stub) 
     assert "nvml:0 (Stub B MIG): no utilisation: Not Supported" in sampler.problems
 
 
-@pytest.mark.alone
 def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     stub()
     sampler = sample(host=True)
@@ -319,7 +323,8 @@ def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     (load,), (card,) = host_load(runs), device_health(runs)
     main = next(role for role in load.roles if role.role == "main")
     assert all(value is not None for value in vars(main).values())
-    assert 0.3 < main.cores < 1.2
+    assert sum(by_metric(sampler, "host:main")["cpu_s"]) == pytest.approx(BUSY_MS / 1e3, abs=0.1)  # with any neighbours
+    assert 0 < main.cores < 1.2
     assert load.other_cores is not None
     assert load.stolen_cores is not None
     assert load.page_cache_bytes is not None
