@@ -122,9 +122,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
         name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
         for name, config in configs.items()
     }
-    missing = [
-        [name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)
-    ]
+    missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
     todo = [name for names in missing for name in names]
     interrupted = False
     with _terminable():

@@ -165,7 +165,7 @@ class StudyFolder:
             return None
 
     def runs(self) -> Iterator[RunData]:
-        """Every run that left a run.json, by arm name and block; one whose table is damaged or gone counts as failed."""
+        """Every run that left a run.json, by arm and block; one whose table is damaged or gone counts as failed."""
         paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
