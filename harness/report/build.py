@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder, write_json
 from trainer.errors import InputError, one_line
-from trainer.files import write_bytes, write_text
+from trainer.files import read_json, write_bytes, write_text
 
 
 def build_report(folder: Path) -> list[str]:
@@ -61,7 +60,7 @@ def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunDat
 def _has_figures(summary_json: Path) -> bool:
     """Whether the report of before shows a run that was measured."""
     try:
-        arms = json.loads(summary_json.read_text())["arms"].values()
+        arms = read_json(summary_json)["arms"].values()
         return any(arm["blocks"] for arm in arms)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -24,7 +24,7 @@ from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
 from trainer.errors import InputError
-from trainer.files import temporary_path, write_atomically, write_text
+from trainer.files import read_json, temporary_path, write_atomically, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,7 +206,7 @@ def _study_json(record: StudyRecord) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; is this a study folder (results/<scenario>/<time>-<id>)?") from error
     except (OSError, ValueError) as error:
