@@ -1,11 +1,21 @@
-"""Writes files so that no reader sees an incomplete one: to a temporary name beside the target, then renamed."""
+"""Reads JSON; writes files so that no reader sees an incomplete one: to a temporary name, then renamed."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read."""
+    try:
+        return json.loads(path.read_text())
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,9 +59,18 @@ class _Arms:
         return self.ledgers.get(name, {})
 
 
-def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
-    """Everything the tables of ``runs`` say about ``study``: any of its runs may be missing, failed or empty."""
-    arms = _by_arm(study, runs)
+def _nothing(_run: RunData) -> None:
+    pass
+
+
+def analyse(
+    study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
+) -> StudyReport:
+    """Everything the tables of ``runs`` say about ``study``: any of its runs may be missing, failed or empty.
+
+    ``while_whole`` is called with each run while its spans and derived columns are in memory, one run at a time.
+    """
+    arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
     return StudyReport(
         study=study,
@@ -76,7 +85,7 @@ def analyse(study: StudyRecord, runs: Sequence[RunData]) -> StudyReport:
     )
 
 
-def _by_arm(study: StudyRecord, runs: Sequence[RunData]) -> _Arms:
+def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None]) -> _Arms:
     records: dict[str, list[RunRecord]] = {}
     ledgers: dict[str, dict[int, RunLedger]] = {}
     measured: dict[str, list[RunData]] = {}
@@ -84,6 +93,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData]) -> _Arms:
         records.setdefault(run.record.arm, []).append(run.record)
         work_out(run)
         ledger = measure(run)
+        while_whole(run)
         release(run)
         if ledger is not None:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger

@@ -76,7 +76,8 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
             return plain[0]
         raise InputError(f"whatif: which arm? give --arm NAME; arms: {', '.join(plain) or 'none has run'}")
     if wanted not in names:
-        raise InputError(f"--arm {wanted}: no such arm{did_you_mean(wanted, names) or ';'} arms: {', '.join(names)}")
+        there = ", ".join(names) or "none has run"
+        raise InputError(f"--arm {wanted}: no such arm{did_you_mean(wanted, names) or ';'} arms: {there}")
     return wanted
 
 

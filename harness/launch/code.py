@@ -14,13 +14,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.launch.packages import CONSTRAINTS, Packages, packages_of
 from harness.launch.protocol import PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.git import describe_checkout, git
@@ -29,6 +29,7 @@ from trainer.data.cache import cache_root
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 
+OWN_FOLDER = Path(__file__).parents[2]  # of the code that is running now
 _PIP_S = 3600
 # Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
 _PROBE = """
@@ -59,13 +60,23 @@ class Code(CodeRecord):
         return PATHS[self.protocol]
 
     def environment(self) -> dict[str, str]:
-        """Variables for a process that runs this code: found before any installed one."""
-        others = os.environ.get("PYTHONPATH")
-        return {**os.environ, "PYTHONPATH": self.folder + (f"{os.pathsep}{others}" if others else "")}
+        """Variables for a process that runs this code."""
+        return environment_for(Path(self.folder))
 
     def command(self, *arguments: str) -> list[str]:
-        """Its Python with ``arguments``; -P, else the current directory would come before the folder."""
-        return [self.python, "-P", *arguments]
+        """Its Python with ``arguments``."""
+        return [self.python, *arguments]
+
+
+def environment_for(folder: Path) -> dict[str, str]:
+    """Variables for a process that runs the code in ``folder``, and for every process that it starts in turn.
+
+    That code is found before any installed one, and before any in the current directory: ``python -m`` would look there
+    first, and a probe of one state would be that of the state from whose folder the study was started.
+    """
+    others = os.environ.get("PYTHONPATH")
+    path = str(folder) + (f"{os.pathsep}{others}" if others else "")
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def find_code(where: str, repository: Path) -> Code:
@@ -189,27 +200,28 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _python(folder: Path) -> str:
     """This Python where ``folder`` asks for the same packages as the code running now, else one of its own."""
-    wanted, here = _dependencies(folder), _dependencies(Path(__file__).parent.parent.parent)
+    wanted, here = packages_of(folder), packages_of(OWN_FOLDER)
     if wanted is None or here is None or wanted == here:
         return sys.executable
-    digest = hashlib.sha256(json.dumps([wanted, sys.version_info[:2]]).encode()).hexdigest()[:16]
+    key = json.dumps([wanted.asked, wanted.pins, sys.version_info[:2]])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     with _alone(cache_root() / "environments"):
         return str(_environment(folder, cache_root() / "environments" / digest, wanted))
 
 
-def _environment(folder: Path, home: Path, wanted: list[str]) -> Path:
+def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
     """The Python of the environment in ``home``, which has what ``folder`` wants; made where it is not there yet."""
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python
     print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
     # As the Makefile has it: with an NVIDIA device the packages of the machine are kept, and its torch.
-    nvidia, constraints = has_nvidia_driver(), folder / "constraints.txt"
+    nvidia, constraints = has_nvidia_driver(), folder / CONSTRAINTS
     pins = ["-c", str(constraints)] if constraints.is_file() and not nvidia else []
     try:
         for command in (
             [sys.executable, "-m", "venv", "--clear", *(["--system-site-packages"] if nvidia else []), str(home)],
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *wanted[:-1]],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *wanted.asked],
         ):
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PIP_S)
     except subprocess.SubprocessError as error:
@@ -217,21 +229,6 @@ def _environment(folder: Path, home: Path, wanted: list[str]) -> Path:
         raise InputError(f"{folder}: its packages cannot be installed ({reason})") from error
     (home / ".complete").touch()
     return python
-
-
-def _dependencies(folder: Path) -> list[str] | None:
-    """What a project asks for, and the pins of its constraints; None where it does not say."""
-    try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
-        asked = sorted(str(one) for one in project["dependencies"])
-        return [*asked, f"# {_pins(folder)}"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        return None
-
-
-def _pins(folder: Path) -> str:
-    path = folder / "constraints.txt"
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "none"
 
 
 def _value(nested: Any, location: list[Any]) -> Any:

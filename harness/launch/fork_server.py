@@ -41,9 +41,11 @@ class ForkServer:
         self._begun_ns = time.monotonic_ns()
         self.import_ns: int | None = None  # until it could answer for the first time
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        from harness.launch.code import OWN_FOLDER, environment_for  # the server itself does not need it
+
         # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
         environment = {
-            **(os.environ if code is None else code.environment()),
+            **environment_for(OWN_FOLDER if code is None else Path(code.folder)),
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }

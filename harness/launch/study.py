@@ -124,9 +124,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
         name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
         for name, config in configs.items()
     }
-    missing = [
-        [name for name in order if not _is_done(folder, name, block)] for block, order in enumerate(record.order)
-    ]
+    missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
     todo = [name for names in missing for name in names]
     interrupted = False
     with _terminable():
@@ -150,13 +148,13 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
             interrupted = True
             if enough is not None:  # nobody knows how many more it would have taken
                 record = _end_after(
-                    record, sum(all(_is_done(folder, name, b) for name in o) for b, o in enumerate(record.order))
+                    record, sum(all(folder.is_done(name, b) for name in o) for b, o in enumerate(record.order))
                 )
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
             folder.write_study(replace(record, status="failed", ended_utc=_now()))
             raise
-    everything = [_is_done(folder, name, block) for block, order in enumerate(record.order) for name in order]
+    everything = [folder.is_done(name, block) for block, order in enumerate(record.order) for name in order]
     status: Literal["interrupted", "done", "failed"]
     status = "interrupted" if interrupted else "done" if all(everything) else "failed"
     folder.write_study(replace(record, status=status, ended_utc=_now()))
@@ -204,11 +202,6 @@ def _run_block(
     # A regression check compares startups: then runs start one after the other.
     compared = any(arm.contest is not None for arm in arms.values())
     run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
-
-
-def _is_done(folder: StudyFolder, name: str, block: int) -> bool:
-    run = folder.read_record(name, block)
-    return run is not None and run.status == "done"
 
 
 def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, str]]:

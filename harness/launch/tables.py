@@ -33,7 +33,6 @@ class RunTables:
         self._folder = folder
         self._steps: list[Any] = []  # pyarrow tables: small, and the losses of their last steps are read later
         self._spans = TableFile(folder / "spans.parquet", SPAN_COLUMNS)
-        self._last_received_ns: int | None = None
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
         """Move a large recording out of the recorder. Call it only between repetitions, as it takes a moment."""

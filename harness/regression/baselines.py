@@ -17,7 +17,7 @@ from harness.machine.environment import OWN_PACKAGE, PACKAGES
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
 from trainer.errors import InputError
-from trainer.files import write_text
+from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
 
 SCHEMA = 1
@@ -69,7 +69,7 @@ def read(path: Path) -> Baseline:
 
     again = "make it anew with harness baseline save STUDY"
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         schema = content["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a baseline ({error}); {again}") from error

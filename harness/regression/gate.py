@@ -15,6 +15,7 @@ from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import USEFUL, confounds
 from harness.analysis.ledger import RunLedger, measure
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
+from harness.regression.one_sided import one_sided_problems
 from harness.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
 from harness.regression.thresholds import MEMORY_WITHIN, NOTICEABLE, STARTUP_WITHIN, STEP_WITHIN
 from harness.report.confounds import confound_lines
@@ -193,17 +194,28 @@ def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> 
         ledger, its_rounds = measure(run), rounds(run)
         if ledger is not None and its_rounds is not None:
             by_arm.setdefault(run.record.arm, {})[run.record.block] = _FinishedRun(ledger, its_rounds)
-    return [_comparison(study, pair.baseline, pair.candidate, by_arm, records, limits) for pair in study.comparisons]
+    return [
+        _comparison(
+            study,
+            (pair.baseline, pair.candidate),
+            by_arm,
+            records,
+            limits,
+            one_sided_problems(runs, pair.baseline, pair.candidate),
+        )
+        for pair in study.comparisons
+    ]
 
 
 def _comparison(
     study: StudyRecord,
-    baseline: str,
-    candidate: str,
+    names: tuple[str, str],
     by_arm: Mapping[str, Mapping[int, _FinishedRun]],
     records: Mapping[str, Sequence[RunRecord]],
     limits: Limits,
+    other_probes: Sequence[str],
 ) -> StateComparison:
+    baseline, candidate = names
     arms = {arm.name: arm for arm in study.arms}
     control = next((arm.name for arm in study.arms if arm.control == "a-a" and arm.of == baseline), "")
     sides = _Sides(*(by_arm.get(name, {}) for name in (baseline, candidate, control)))
@@ -211,7 +223,6 @@ def _comparison(
     first, second = (arms.get(name, ArmRecord(name)) for name in (baseline, candidate))
     ours_is, theirs_is = (arm.name if arm.code is None else arm.code.label for arm in (first, second))
     name = first.contest or f"{candidate} against {baseline}"
-    names = (baseline, candidate)
     if not shared:
         return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
     attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
@@ -221,7 +232,7 @@ def _comparison(
     )
     ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
     differing = confound_lines(confounds(ledgers[0], ledgers[1], records, names, len(shared)))
-    differing += second.other_defaults
+    differing += [*second.other_defaults, *other_probes]
     tokens = [_tokens_per_step(ledger) for ledger in ledgers]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))

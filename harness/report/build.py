@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from harness import timeline
@@ -11,30 +12,28 @@ from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
-from harness.analysis.whole_run import release, work_out
 from harness.report import markdown, profile
 from harness.report.recorded import read_recorded
 from harness.report.sentences import sentence
 from harness.report.summary import summary
+from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder, write_json
-from trainer.files import write_bytes, write_text
+from trainer.errors import InputError, one_line
+from trainer.files import read_json, write_bytes, write_text
 
 
 def build_report(folder: Path) -> list[str]:
     """Analyse the study in ``folder`` and write its report there; returns the verdict sentences.
 
     Runs may have failed, be missing or still be to come: the report then lists that at its top.
-    Raises InputError where ``folder`` is not a study.
+    Raises InputError where ``folder`` is not a study, or where the tables that its report was made of are gone.
     """
     study = StudyFolder(folder)
     record = study.read_study()
     runs = list(study.runs())
-    for run in runs:  # one at a time: the spans of a long run are large
-        work_out(run)
-        keep_derived(study, run)
-        release(run)
-    report = analyse(record, runs)
+    _check_tables(study, record, runs)
+    report = analyse(record, runs, partial(keep_derived, study))
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
     pictures = draw(report, study, found.profiles)
@@ -47,6 +46,24 @@ def build_report(folder: Path) -> list[str]:
     write_json(study.summary_json, summary(report, found, files.problems))
     write_text(study.summary_md, markdown.summary(report, pictures, found, files, shown.cut))
     return [sentence(comparison) for comparison in report.comparisons]
+
+
+def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
+    """InputError where runs were measured but none has a table left: a report of nothing must not replace theirs."""
+    if any(run.has_steps for run in runs) or not (record.status == "done" or _has_figures(study.summary_json)):
+        return
+    errors = (run.record.error for run in runs if run.record.error)
+    why = next(errors, f"no {study.path / 'runs'}/*/*/run.json")
+    raise InputError(f"{study.path}: no table of its runs is left ({one_line(why)}); its report stays as it is")
+
+
+def _has_figures(summary_json: Path) -> bool:
+    """Whether the report of before shows a run that was measured."""
+    try:
+        arms = read_json(summary_json)["arms"].values()
+        return any(arm["blocks"] for arm in arms)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:

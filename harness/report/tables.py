@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.analysis.statistics import Estimate
 from harness.report.words import number, ratio
@@ -19,19 +19,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def estimate_cell(estimate: Estimate | None) -> str:
     """``65,300 [64,100 to 66,200]``."""
-    if estimate is None:
-        return NOT_MEASURED
-    if estimate.ci_low is None or estimate.ci_high is None:
-        return f"{number(estimate.median)} [no interval]"
-    return f"{number(estimate.median)} [{number(estimate.ci_low)} to {number(estimate.ci_high)}]"
+    return _with_interval(estimate, number)
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
+    """``1.14x [1.06x to 1.17x]``."""
+    return _with_interval(estimate, ratio)
+
+
+def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
     if estimate is None:
         return NOT_MEASURED
     if estimate.ci_low is None or estimate.ci_high is None:
-        return f"{ratio(estimate.median)} [no interval]"
-    return f"{ratio(estimate.median)} [{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}]"
+        return f"{show(estimate.median)} [no interval]"
+    return f"{show(estimate.median)} [{show(estimate.ci_low)} to {show(estimate.ci_high)}]"
 
 
 def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from pydantic import (
 
 from harness.study.validation import first_fault
 from trainer.errors import InputError
+from trainer.files import read_json
 
 Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -89,7 +90,7 @@ def _adapter() -> TypeAdapter[ProbesRecord]:
 def read_facts(path: Path) -> ProbesRecord:
     """The probes.json at ``path``; InputError, one line, where it is none."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         if isinstance(content, dict) and content.get("py_spy") == {}:  # as it is written where py-spy failed
             content["py_spy"] = None
         return _adapter().validate_json(json.dumps(content), strict=True)  # only of JSON may a tuple be an array

@@ -205,6 +205,11 @@ class RunData:
         return None if value is None else value.filter(chosen)
 
     @property
+    def has_steps(self) -> bool:
+        """Whether there is a steps table, empty or not; it is not read for that."""
+        return self.__dict__["_steps"] is not None
+
+    @property
     def has_spans(self) -> bool:
         """Whether there is a spans table; it is not read for that."""
         return self.__dict__["_spans"] is not None

@@ -24,7 +24,7 @@ from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
 from trainer.errors import InputError
-from trainer.files import temporary_path, write_atomically, write_text
+from trainer.files import read_json, temporary_path, write_atomically, write_text
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -152,6 +152,11 @@ class StudyFolder:
     def write_probes(self, arm: str, block: int, probes: JsonObject) -> None:
         write_json(self.run(arm, block) / "probes.json", probes)
 
+    def is_done(self, arm: str, block: int) -> bool:
+        """Whether that run has finished, and what it measured is still there."""
+        record = self.read_record(arm, block)
+        return record is not None and record.status == "done" and (self.run(arm, block) / "steps.parquet").exists()
+
     def read_record(self, arm: str, block: int) -> RunRecord | None:
         """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
         path = self.run(arm, block) / "run.json"
@@ -161,7 +166,7 @@ class StudyFolder:
             return None
 
     def runs(self) -> Iterator[RunData]:
-        """Every run that left a run.json, by arm name and block; one with a damaged table counts as failed."""
+        """Every run that left a run.json, by arm and block; one whose table is damaged or gone counts as failed."""
         paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
@@ -178,6 +183,8 @@ class StudyFolder:
                     tables[name] = table = StoredTable(file, columns) if file.exists() else None
                     if table is not None:
                         table.check()
+                if tables["steps"] is None and record.status == "done":  # which is said last: deleted since
+                    raise InputError("it was done, but its steps.parquet is gone")
             except InputError as error:  # one damaged table must not cost the report of all the other runs
                 record = replace(record, status="failed", error=str(error))
                 tables = dict.fromkeys(("steps", "spans", "samples"))
@@ -200,7 +207,7 @@ def _study_json(record: StudyRecord) -> JsonObject:
 
 def _read_json(path: Path) -> JsonObject:
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; is this a study folder (results/<scenario>/<time>-<id>)?") from error
     except (OSError, ValueError) as error:

@@ -7,7 +7,6 @@ and at a copy from pageable memory. The queue is arithmetic, not a thread: compl
 
 from __future__ import annotations
 
-import json
 import random
 from collections import deque
 from pathlib import Path
@@ -21,6 +20,7 @@ from trainer.data.batch import Batch
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
 from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
+from trainer.files import read_json
 from trainer.inject import wait_until
 from trainer.model import Shape
 from trainer.telemetry import Blocked, Kernel
@@ -175,7 +175,7 @@ def _recorded(path: str) -> dict[str, list[float]]:
     allowed = ", ".join(KernelDurations.model_fields)
     where = f"compute.device.recorded: {path}"
     try:
-        content = json.loads(Path(path).read_text())
+        content = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: not readable JSON ({error})") from error
     if not isinstance(content, dict) or not content:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.files import write_text
+from trainer.files import read_json, write_text
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
 
@@ -51,7 +51,7 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
     """The JSON value of ``compute()``, remembered under ``kind`` and ``key``; a damaged memory is recomputed."""
     path = cache_root() / "facts" / f"{kind}-{fingerprint(key)}.json"
     try:
-        return json.loads(path.read_text())
+        return read_json(path)
     except (OSError, ValueError):
         pass
     value = compute()

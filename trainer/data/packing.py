@@ -121,20 +121,12 @@ class ArrayPadded(_Padded):
         )
 
 
-class ScalarPacked:
-    """Builds packed rows through Python lists: one growing list of tokens, cut into rows."""
+class _Packed:
+    """Counts the tokens that are waiting to be packed into rows."""
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._tokens: list[int] = []
-        self._labels: list[int] = []
-        self._position = 0  # everything before it was packed already
-
-    def add(self, documents: Sequence[Document]) -> None:
-        for document in documents:
-            self._tokens.extend(document)
-            self._labels.append(IGNORED)
-            self._labels.extend(document[1:])
+        self._available = 0
 
     def missing_tokens(self, rows: int) -> int:
         return max(0, rows * self._length - self._available)
@@ -147,12 +139,30 @@ class ScalarPacked:
     def remainder(self) -> int:
         return self._available % self._length
 
+
+class ScalarPacked(_Packed):
+    """Builds packed rows through Python lists: one growing list of tokens, cut into rows."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self._tokens: list[int] = []
+        self._labels: list[int] = []
+        self._position = 0  # everything before it was packed already
+
+    def add(self, documents: Sequence[Document]) -> None:
+        for document in documents:
+            self._tokens.extend(document)
+            self._available += len(document)
+            self._labels.append(IGNORED)
+            self._labels.extend(document[1:])
+
     def pack(self, rows: int) -> Batch:
         length, start = self._length, self._position
         cuts = range(start, start + rows * length, length)
         inputs = [self._tokens[cut : cut + length] for cut in cuts]
         labels = [self._labels[cut : cut + length] for cut in cuts]
         self._position += rows * length
+        self._available -= rows * length
         if self._position > len(self._tokens) // 2:  # not at every batch: one 10 MB document holds a thousand batches
             del self._tokens[: self._position]
             del self._labels[: self._position]
@@ -166,36 +176,20 @@ class ScalarPacked:
             samples=rows,
         )
 
-    @property
-    def _available(self) -> int:
-        return len(self._tokens) - self._position
 
-
-class ArrayPacked:
+class ArrayPacked(_Packed):
     """Builds packed rows through numpy. Documents are kept as they came and copied once, into the batch."""
 
     def __init__(self, length: int) -> None:
-        self._length = length
+        super().__init__(length)
         self._held: deque[Array] = deque()
         self._position = 0  # tokens of the first held document that were packed already
-        self._available = 0
 
     def add(self, documents: Sequence[Document]) -> None:
         for document in documents:
             tokens = np.asarray(document, dtype=np.int32)
             self._held.append(tokens)
             self._available += len(tokens)
-
-    def missing_tokens(self, rows: int) -> int:
-        return max(0, rows * self._length - self._available)
-
-    @property
-    def ready(self) -> int:
-        return self._available // self._length
-
-    @property
-    def remainder(self) -> int:
-        return self._available % self._length
 
     def pack(self, rows: int) -> Batch:
         size = rows * self._length

@@ -20,6 +20,7 @@ from trainer.data import cache
 from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer
 from trainer.errors import InputError
+from trainer.files import read_json
 
 Format = Literal["padded", "token-list"]
 MANIFEST_SCHEMA = 1
@@ -114,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest. Raises InputError where there is none, or where another program wrote it."""
     path = folder / "manifest.json"
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         if content.get("schema") != MANIFEST_SCHEMA:
             raise InputError(f"{path}: schema {content.get('schema')!r}, this version reads {MANIFEST_SCHEMA}")
         return Manifest(**content)

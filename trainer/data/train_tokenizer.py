@@ -101,19 +101,17 @@ def _byte_alphabet() -> list[str]:
 def _bpe(texts: list[str], vocab_size: int) -> Any:
     from tokenizers import models, trainers
 
-    tokenizer = _byte_level(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=_byte_alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return _trained(_byte_level(models.BPE()), trainers.BpeTrainer, texts, vocab_size)
 
 
 def _unigram(texts: list[str], vocab_size: int) -> Any:
     from tokenizers import models, trainers
 
-    tokenizer = _byte_level(models.Unigram())
-    trainer = trainers.UnigramTrainer(
+    return _trained(_byte_level(models.Unigram()), trainers.UnigramTrainer, texts, vocab_size)
+
+
+def _trained(tokenizer: Any, make_trainer: Any, texts: list[str], vocab_size: int) -> Any:
+    trainer = make_trainer(
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=_byte_alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,52 @@ def test_report_prints_the_verdicts_and_where_the_summary_lies(tmp_path: Path) -
     assert sentence == json.loads((tmp_path / "summary.json").read_text())["comparisons"][0]["sentence"]
     assert summary == f"summary: {tmp_path / 'summary.md'}"
     assert "fast against slow" in (tmp_path / "summary.md").read_text()
+
+
+class TestReportWithoutTables:
+    """What was reported once is not replaced by a page of nothing when the tables are gone."""
+
+    @pytest.fixture
+    def reported(self, tmp_path: Path) -> StudyFolder:
+        write(StudyFolder(tmp_path), *build([Arm("text", tokenize=3.0), Arm("tokens")], [("text", "tokens")], blocks=3))
+        assert harness("report", str(tmp_path)).returncode == 0
+        return StudyFolder(tmp_path)
+
+    def refused_and_untouched(self, folder: StudyFolder) -> str:
+        before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        line = refused("report", str(folder.path))
+        assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+        return line
+
+    def test_no_runs_folder(self, reported: StudyFolder) -> None:
+        shutil.rmtree(reported.path / "runs")
+        (reported.path / "summary.json").unlink()  # the study's own status says that there was something
+        line = self.refused_and_untouched(reported)
+        missing = f"no {reported.path / 'runs'}/*/*/run.json"
+        assert line == f"{reported.path}: no table of its runs is left ({missing}); its report stays as it is"
+
+    def test_records_without_tables(self, reported: StudyFolder) -> None:
+        for path in reported.path.glob("runs/*/*/*.parquet"):
+            path.unlink()
+        why = "it was done, but its steps.parquet is gone"
+        line = self.refused_and_untouched(reported)
+        assert line == f"{reported.path}: no table of its runs is left ({why}); its report stays as it is"
+
+    def test_damaged_tables(self, reported: StudyFolder) -> None:
+        for path in reported.path.glob("runs/*/*/steps.parquet"):
+            path.write_bytes(b"PAR1")
+        assert "not a readable parquet file" in self.refused_and_untouched(reported)
+
+    def test_an_interrupted_study_that_had_figures(self, reported: StudyFolder) -> None:
+        reported.write_study(replace(reported.read_study(), status="interrupted"))
+        shutil.rmtree(reported.path / "runs")
+        self.refused_and_untouched(reported)
+
+    def test_a_study_in_which_every_run_failed_has_a_page(self, tmp_path: Path) -> None:
+        write(StudyFolder(tmp_path), *build([Arm("text", failed_blocks=(0, 1, 2))], [], blocks=3, status="failed"))
+        for _ in range(2):  # its own page of before has no figures to lose
+            assert harness("report", str(tmp_path)).returncode == 0
+        assert "killed by signal 9" in (tmp_path / "summary.md").read_text()
 
 
 class TestData:

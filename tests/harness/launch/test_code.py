@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.code import Code, describe_checkout, examine, find_code, fit_config
+from harness.launch.code import Code, describe_checkout, environment_for, examine, find_code, fit_config
 from harness.regression.plan import between_states
 from harness.regression.run import with_codes
 from harness.scenario.load import load_scenario
@@ -117,6 +117,24 @@ def test_a_value_that_a_side_refuses(repository: Path) -> None:
     (errors,) = examine(code, [config]).errors
     with pytest.raises(InputError, match="refuses steps of this scenario"):
         fit_config(code, config, config, errors)
+
+
+def test_a_process_of_one_state_never_finds_another_in_the_current_directory(tmp_path: Path) -> None:
+    """As the sampler of a base did, whose run was started from the folder of the head."""
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('the code of the current directory')")
+    script = """
+from harness.probes.sampler.sampler import Sampler
+from harness.probes.sampler.settings import SamplerSettings
+sampler = Sampler(SamplerSettings(host=True, nvml=False), dict)
+sampler.wait()
+sampler.close()
+print(sampler.problems)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment_for(ROOT), capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_code_that_cannot_be_imported(repository: Path) -> None:

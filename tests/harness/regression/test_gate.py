@@ -10,6 +10,7 @@ import pytest
 
 from harness.regression.gate import Limits, WhyUndecided, comparisons
 from harness.regression.report import markdown, sentence
+from harness.study.probes_json import ProbesRecord
 from harness.study.run_facts import RunFacts
 from tests.harness.regression.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
 
@@ -152,3 +153,17 @@ def test_parts_too_small_to_matter_are_left_out() -> None:
             runs[place] = run(one.record.arm, one.record.block, steps_table(np.full((8, 4), 10.0), tokenize_ms=0.01))
     (found,) = comparisons(record, runs, Limits())
     assert "tokenize" not in {part.name for part in found.parts}
+
+
+def test_a_probe_that_ended_on_one_side_only_is_named() -> None:
+    """What it took (a process, its memory) the other side still has."""
+    record, runs = study(0.0)
+    for one in runs:
+        if one.record.arm == HEAD:
+            one.probes = ProbesRecord(problems=("nvml: no driver",))
+        else:
+            one.probes = ProbesRecord(problems=("nvml: no driver", "sampling: ended with status 1"))
+    runs[0].probes = replace(runs[0].probes, problems=(*runs[0].probes.problems, "sampling: 3 readings late"))
+    (found,) = comparisons(record, runs, Limits())
+    assert found.confounds == [f"probes: only in the runs of {BASE}: sampling: ended with status 1"]
+    assert found.confounds[0] in markdown([found], [])

@@ -146,9 +146,21 @@ def test_a_study_without_any_run_is_still_a_report(tmp_path):
     assert (tmp_path / "timeline.json.gz").exists()
 
 
-def test_a_run_without_tables_counts_as_missing(tmp_path):
+def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(tmp_path):
+    report(tmp_path, arms())
+    steps = StudyFolder(tmp_path).run("tokens", 2) / "steps.parquet"
+    steps.unlink()
+    assert "gain" in build_report(tmp_path)[0]
+    page = (tmp_path / "summary.md").read_text()
+    assert "Partial study: 29 of 30 runs finished" in page
+    assert "tokens: failed (it was done, but its steps.parquet is gone), block 2" in page
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["arms"]["tokens"]["blocks"] == 4
+
+
+def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
     study, runs = build([BASE], [])
-    runs[2] = replace(runs[2], steps=None)
+    runs[2] = replace(runs[2], steps=runs[2].steps.slice(0, 0))
     write(StudyFolder(tmp_path), study, runs)
     build_report(tmp_path)
     assert "text: done, but without a measured step in its tables, block 2" in (tmp_path / "summary.md").read_text()

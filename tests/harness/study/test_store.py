@@ -153,6 +153,31 @@ def test_a_damaged_study_is_one_line(tmp_path: Path, changed: dict[str, object],
     assert "\n" not in str(caught.value)
 
 
+def test_a_finished_run_whose_table_is_gone_is_failed_and_a_resume_runs_it_again(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    assert folder.is_done("a", 0)
+    (folder.run("a", 0) / "steps.parquet").unlink()
+    assert not folder.is_done("a", 0)
+    first, second = folder.runs()
+    assert (first.record.status, first.record.error) == ("failed", "it was done, but its steps.parquet is gone")
+    assert not first.has_steps
+    assert second.record.status == "done"
+
+
+def test_json_that_is_nested_too_deep_is_one_line(tmp_path: Path) -> None:
+    folder = study(tmp_path)
+    deep = "[" * 100_000
+    (folder.run("a", 0) / "run.json").write_text(deep)
+    (folder.run("b", 0) / "probes.json").write_text(deep)
+    first, second = folder.runs()
+    assert first.record.status == "failed"
+    assert "run.json: not readable JSON (nested too deep)" in (first.record.error or "")
+    assert "nested too deep" in second.probes.problems[0]
+    folder.study_json.write_text(deep)
+    with pytest.raises(InputError, match=r"study\.json: not readable JSON \(nested too deep\)"):
+        folder.read_study()
+
+
 def test_arms_keep_their_json_shape_and_older_ones_are_read(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path)
     code = CodeRecord("/code", "/python", "abc", 2)

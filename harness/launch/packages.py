@@ -1,0 +1,86 @@
+"""Says which packages a state of the code runs with: what its pyproject.toml asks for, and the pins of its constraints.
+
+Two states that say the same share one environment. Only what a run imports counts, not what tests and linters need:
+the project's dependencies and, transitively, theirs.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+CONSTRAINTS = "constraints.txt"
+# A requirement or a pin: its name, its extras if any, and what follows (a marker stands behind a semicolon).
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^]]*)\])?([^#]*)")
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What a run needs. Two states with equal ones run in one environment."""
+
+    asked: tuple[str, ...]  # requirements, as the project has them
+    pins: tuple[str, ...]  # lines of its constraints, of these packages and what they need in turn
+
+
+def packages_of(folder: Path) -> Packages | None:
+    """What the project in ``folder`` asks for; None where it does not say."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
+        asked = tuple(sorted(str(one) for one in project["dependencies"]))
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return None
+    return Packages(asked, tuple(sorted(_pins(folder / CONSTRAINTS, needed(asked)))))
+
+
+def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
+    lines = constraints.read_text().splitlines() if constraints.is_file() else []
+    pins = {line.partition("#")[0].strip() for line in lines} - {""}
+    return {pin for pin in pins if needed is None or (found := _name(pin)) is None or found in needed}
+
+
+def needed(asked: Iterable[str]) -> frozenset[str] | None:
+    """Names of the packages that ``asked`` takes, transitively, as installed here; None where one is not installed.
+
+    The packages of another state need the same ones as long as their pins are the same: a version that needs others
+    has another pin, which counts already.
+    """
+    names: set[str] = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
+    todo = list(asked)
+    while todo:
+        requirement = todo.pop()
+        if (match := _REQUIREMENT.match(requirement)) is None:
+            return None
+        name, extras = _normal(match[1]), frozenset(_normal(one) for one in (match[2] or "").split(",") if one.strip())
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        try:
+            theirs = requires(name) or []
+        except PackageNotFoundError:
+            if ";" in requirement:  # of another platform or Python
+                continue
+            return None
+        names.add(name)
+        todo += [one for one in theirs if _applies(one, extras)]
+    return frozenset(names)
+
+
+def _applies(requirement: str, extras: frozenset[str]) -> bool:
+    """Whether a package's ``requirement`` is one of its own, or of the ``extras`` that were asked for."""
+    of = {_normal(one) for one in _EXTRA.findall(requirement)}
+    return not of or bool(of & extras)
+
+
+def _name(pin: str) -> str | None:
+    match = _REQUIREMENT.match(pin)
+    return None if match is None else _normal(match[1])
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
