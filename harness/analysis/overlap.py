@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.derived import bounds
-from harness.analysis.intervals import Int, Pieces, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.exposure import per_row
+from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, total, union
 from harness.analysis.ledger import derived_steps
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.study.run_data import RunData
 
-STRETCHES_AT_ONCE = 100_000  # bounds the memory of one sweep
+STEPS_AT_ONCE = 10_000  # bounds the memory of one sweep
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,7 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
         return {}
     steps, count = measured
     found: dict[str, int] = {}
-    for first in range(0, len(steps.starts), STRETCHES_AT_ONCE):
-        part = Stretches(*(column[first : first + STRETCHES_AT_ONCE] for column in steps))
-        near = spans_of(run).between(int(part.starts[0]), int(part.ends[-1]))
+    for part, near in _in_parts(steps, spans_of(run)):
         for name, value in _hidden_in(part, near, on_device=len(spans_of(run).kernels) > 0).items():
             found[name] = found.get(name, 0) + value
     return {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
@@ -81,43 +80,50 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     calls = spans.blocking.where(np.argsort(spans.blocking.starts, kind="stable"))
     if not len(calls):
         return []
-    inside = clip(calls.starts, np.maximum(calls.ends, calls.starts + 1), steps)
+    ends = np.maximum(calls.ends, calls.starts + 1)
     # What follows a call, until the next one, counts in the step that it falls into, be it the first measured one.
-    after = clip(calls.ends, np.append(calls.starts[1:], steps.ends[-1]), steps)
-    blocked = _per_call(inside, inside.ends - inside.starts, len(calls))
-    busy = _per_call(
-        after, covered(after.starts, after.ends, union(spans.kernels.starts, spans.kernels.ends)), len(calls)
-    )
-    whole = _per_call(after, after.ends - after.starts, len(calls))
-    behind = {
-        name: _per_call(after, covered(after.starts, after.ends, stretches), len(calls))
-        for name, stretches in _by_name(spans, spans.kernels)
-    }
-    counted = np.zeros(len(calls), dtype=np.bool_)
-    counted[inside.owner] = True
-    shown = counted | (whole > 0)
+    following = np.append(calls.starts[1:], steps.ends[-1])
+    reached = np.maximum(ends, following)
+    sites = len(spans.names)
+    counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
+    blocked, whole, busy = (np.zeros(sites, dtype=np.int64) for _ in range(3))
+    behind: dict[str, Int] = {}
+    for part, near in _in_parts(steps, spans):
+        some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
+        names = calls.names[some].astype(np.int64)
+        inside = clip(calls.starts[some], ends[some], part)
+        after = clip(calls.ends[some], following[some], part)
+        counted[some[inside.owner]] = True
+        shown[some[after.owner]] = True
+        blocked += per_row(names[inside.owner], inside.ends - inside.starts, sites)
+        whole += per_row(names[after.owner], after.ends - after.starts, sites)
+        kernels = union(near.kernels.starts, near.kernels.ends)
+        busy += per_row(names[after.owner], covered(after.starts, after.ends, kernels), sites)
+        for name, stretches in _by_name(near, near.kernels):
+            shared = per_row(names[after.owner], covered(after.starts, after.ends, stretches), sites)
+            behind[name] = behind.get(name, 0) + shared
+    shown |= counted
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
-        own = (calls.names == code) & shown
         site = spans.names[code]
         found.append(
             SyncCall(
                 site=site,
-                calls_per_step=int(counted[own].sum()) / count,
-                blocked_ms=None if site.endswith("unannounced") else int(blocked[own].sum()) / 1e6 / count,
-                hid_ms=int(busy[own].sum()) / 1e6 / count,
-                hid_behind={
-                    name: shared / 1e6 / count for name, one in behind.items() if (shared := int(one[own].sum()))
-                },
-                starved_ms=int((whole - busy)[own].sum()) / 1e6 / count,
+                calls_per_step=int(counted[calls.names == code].sum()) / count,
+                blocked_ms=None if site.endswith("unannounced") else int(blocked[code]) / 1e6 / count,
+                hid_ms=int(busy[code]) / 1e6 / count,
+                hid_behind={name: time / 1e6 / count for name, one in behind.items() if (time := int(one[code]))},
+                starved_ms=int(whole[code] - busy[code]) / 1e6 / count,
             )
         )
     return found
 
 
-def _per_call(pieces: Pieces, values: Int, calls: int) -> Int:
-    """Sums of ``values``, one a piece, by the call that the piece belongs to, (calls,)."""
-    return np.bincount(pieces.owner, weights=values, minlength=calls).astype(np.int64)
+def _in_parts(steps: Stretches, spans: RunSpans) -> Iterator[tuple[Stretches, RunSpans]]:
+    """Some steps at a time, with the spans that overlap them."""
+    for first in range(0, len(steps.starts), STEPS_AT_ONCE):
+        part = Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps))
+        yield part, spans.between(int(part.starts[0]), int(part.ends[-1]))
 
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:

@@ -74,7 +74,10 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The table in pieces of :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries."""
+        """The table in pieces of at most :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries.
+
+        One row group is in memory at a time: a run writes one a portion of its steps.
+        """
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()
             return
@@ -83,8 +86,9 @@ class StoredTable:
         with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
             there = [name for name in columns if name in file.schema_arrow.names]
             try:
-                for batch in file.iter_batches(BATCH_ROWS, columns=there):
-                    yield from self._complete(pa.Table.from_batches([batch]), columns).select(columns).to_batches()
+                for number in range(file.num_row_groups):  # half the time of reading across their borders
+                    group = self._complete(file.read_row_group(number, columns=there), columns)
+                    yield from group.select(columns).to_batches(BATCH_ROWS)
             except (pa.ArrowInvalid, OSError) as error:
                 raise self._unreadable(error) from error
 
