@@ -128,9 +128,9 @@ def _in_parts(steps: Stretches, spans: RunSpans) -> Iterator[tuple[Stretches, Ru
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
     """When each of the names that ``some`` have was going on, in the order in which they came first."""
-    codes, first = np.unique(some.names, return_index=True)
-    for code in codes[np.argsort(first)].tolist():
-        own = some.names == code
+    present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
+    place = {int(code): np.flatnonzero(some.names == code) for code in present}
+    for code, own in sorted(place.items(), key=lambda item: int(item[1][0])):
         yield spans.names[code], union(some.starts[own], some.ends[own])
 
 

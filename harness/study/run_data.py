@@ -43,6 +43,13 @@ class StoredTable:
                 pass
             pa.default_memory_pool().release_unused()
 
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Only these columns of the whole table."""
+        import pyarrow as pa
+
+        schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in self._columns if name in names])
+        return pa.Table.from_batches(self.batches(names), schema.empty_table().select(names).schema)
+
     def read(self) -> pa.Table:
         """The whole table; columns that came later are null where it lacks them."""
         if self._kept is not None:
@@ -177,6 +184,20 @@ class RunData:
         """Rows of the steps table; it is not read for that."""
         value = self.__dict__["_steps"]
         return 0 if value is None else value.rows if isinstance(value, StoredTable) else len(value)
+
+    def step_columns(self, names: Sequence[str]) -> pa.Table | None:
+        """Some columns of the steps table; None where there is no table."""
+        value = self.__dict__["_steps"]
+        if isinstance(value, StoredTable):
+            return value.columns(names)
+        return None if value is None else value.select(names)
+
+    def steps_where(self, chosen: Any) -> pa.Table | None:
+        """The steps that the pyarrow expression ``chosen`` selects; None where there is no table."""
+        value = self.__dict__["_steps"]
+        if isinstance(value, StoredTable):
+            return value.filtered(chosen)
+        return None if value is None else value.filter(chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
         """The spans that the pyarrow expression ``chosen`` selects; None where there is no table."""
