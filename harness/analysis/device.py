@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.exposure import BatchWaits, StageSpans, of_known_batches, per_row
+from harness.analysis.in_parts import in_parts
 from harness.analysis.intervals import Int, Pieces, Stretches, clip, difference, in_order, innermost, touches, union
 from harness.analysis.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
@@ -25,7 +26,6 @@ PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
 assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
 # What a phase of the main thread means to a device that is idle; any other phase: python.
 CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
-STEPS_AT_ONCE = 10_000  # bounds the memory of one sweep, and keeps it in a core's cache
 
 
 class Activities(NamedTuple):
@@ -93,16 +93,20 @@ def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: 
 
     ``stages``: of the batches, without overlaps.
     """
-    count = len(steps.starts)
-    found = np.zeros((count, len(CAUSES)), dtype=np.int64)
-    for first in range(0, count, STEPS_AT_ONCE):
-        part = Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps))
+
+    def idle_in(part: Stretches) -> Int:
         since, until = int(part.starts[0]), int(part.ends[-1])
         near = spans.between(since, until)
         idle = clip(part.starts, part.ends, difference(_span_of(part), busy(near)))
         during = Stretches(idle.starts, idle.ends)
         known = activities(near, *_batches_between(waits, stages, since, until), during)
-        found[first : first + STEPS_AT_ONCE] = _by_cause(idle, known, len(part.starts))
+        return _by_cause(idle, known, len(part.starts))
+
+    found = np.zeros((len(steps.starts), len(CAUSES)), dtype=np.int64)
+    done = 0
+    for part in in_parts(steps, idle_in):
+        found[done : done + len(part)] = part
+        done += len(part)
     return found
 
 

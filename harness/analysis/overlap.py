@@ -12,12 +12,11 @@ import numpy as np
 
 from harness.analysis.derived import bounds
 from harness.analysis.exposure import per_row
+from harness.analysis.in_parts import in_parts
 from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, total, union
 from harness.analysis.ledger import derived_steps
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.study.run_data import RunData
-
-STEPS_AT_ONCE = 10_000  # bounds the memory of one sweep
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,14 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
     if measured is None:
         return {}
     steps, count = measured
+    spans = spans_of(run)
+
+    def hidden_in(part: Stretches) -> dict[str, int]:
+        return _hidden_in(part, _near(spans, part), on_device=len(spans.kernels) > 0)
+
     found: dict[str, int] = {}
-    for part, near in _in_parts(steps, spans_of(run)):
-        for name, value in _hidden_in(part, near, on_device=len(spans_of(run).kernels) > 0).items():
+    for some in in_parts(steps, hidden_in):
+        for name, value in some.items():
             found[name] = found.get(name, 0) + value
     return {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
 
@@ -86,22 +90,34 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     reached = np.maximum(ends, following)
     sites = len(spans.names)
     counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
-    blocked, whole, busy = (np.zeros(sites, dtype=np.int64) for _ in range(3))
-    behind: dict[str, Int] = {}
-    for part, near in _in_parts(steps, spans):
+
+    def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
+        """By site: how long calls blocked, what followed them, and what of that the device worked; by kernel too."""
         some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[some].astype(np.int64)
         inside = clip(calls.starts[some], ends[some], part)
         after = clip(calls.ends[some], following[some], part)
         counted[some[inside.owner]] = True
         shown[some[after.owner]] = True
-        blocked += per_row(names[inside.owner], inside.ends - inside.starts, sites)
-        whole += per_row(names[after.owner], after.ends - after.starts, sites)
-        kernels = union(near.kernels.starts, near.kernels.ends)
-        busy += per_row(names[after.owner], covered(after.starts, after.ends, kernels), sites)
-        for name, stretches in _by_name(near, near.kernels):
-            shared = per_row(names[after.owner], covered(after.starts, after.ends, stretches), sites)
-            behind[name] = behind.get(name, 0) + shared
+        kernels = _near(spans, part).kernels
+
+        def after_and(during: Stretches) -> Int:
+            return per_row(names[after.owner], covered(after.starts, after.ends, during), sites)
+
+        blocked = per_row(names[inside.owner], inside.ends - inside.starts, sites)
+        whole = per_row(names[after.owner], after.ends - after.starts, sites)
+        busy = after_and(union(kernels.starts, kernels.ends))
+        return np.stack([blocked, whole, busy]), {
+            name: after_and(stretches) for name, stretches in _by_name(spans, kernels)
+        }
+
+    total_times = np.zeros((3, sites), dtype=np.int64)
+    behind: dict[str, Int] = {}
+    for times, by_kernel in in_parts(steps, times_in):
+        total_times += times
+        for name, time in by_kernel.items():
+            behind[name] = behind.get(name, 0) + time
+    blocked, whole, busy = total_times
     shown |= counted
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
@@ -112,18 +128,17 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
                 calls_per_step=int(counted[calls.names == code].sum()) / count,
                 blocked_ms=None if site.endswith("unannounced") else int(blocked[code]) / 1e6 / count,
                 hid_ms=int(busy[code]) / 1e6 / count,
-                hid_behind={name: time / 1e6 / count for name, one in behind.items() if (time := int(one[code]))},
+                hid_behind={
+                    name: one / 1e6 / count for name, found_by in behind.items() if (one := int(found_by[code]))
+                },
                 starved_ms=int(whole[code] - busy[code]) / 1e6 / count,
             )
         )
     return found
 
 
-def _in_parts(steps: Stretches, spans: RunSpans) -> Iterator[tuple[Stretches, RunSpans]]:
-    """Some steps at a time, with the spans that overlap them."""
-    for first in range(0, len(steps.starts), STEPS_AT_ONCE):
-        part = Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps))
-        yield part, spans.between(int(part.starts[0]), int(part.ends[-1]))
+def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
+    return spans.between(int(steps.starts[0]), int(steps.ends[-1]))
 
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
