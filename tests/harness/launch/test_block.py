@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness.launch import block
-from harness.launch.code import Code
 from harness.launch.block import MOST_BATCHES, Repetitions, plan_repetitions
+from harness.launch.code import Code
 from harness.launch.memory import MOST_OF_MEMORY, choose_interleave
 from trainer.config import TrainerConfig
 
