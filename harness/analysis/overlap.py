@@ -118,6 +118,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
         for name, time in by_kernel.items():
             behind[name] = behind.get(name, 0) + time
     blocked, whole, busy = total_times
+    behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
     shown |= counted
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
@@ -143,10 +144,15 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
     """When each of the names that ``some`` have was going on, in the order in which they came first."""
-    present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
-    place = {int(code): np.flatnonzero(some.names == code) for code in present}
-    for code, own in sorted(place.items(), key=lambda item: int(item[1][0])):
+    for code in _codes(some):
+        own = some.names == code
         yield spans.names[code], union(some.starts[own], some.ends[own])
+
+
+def _codes(some: Spans) -> list[int]:
+    """The names that ``some`` have, in the order in which they came first."""
+    present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
+    return sorted(map(int, present), key=lambda code: int(np.argmax(some.names == code)))
 
 
 def _measured(run: RunData) -> tuple[Stretches, int] | None:

@@ -93,7 +93,8 @@ def test_any_number_of_steps_at_a_time_finds_the_same_overlap(
 ) -> None:
     def found() -> tuple[dict[str, float], list[dict[str, Any]]]:
         run = RunData(RunRecord("a", 0, "done", facts={"asynchronous": asynchronous}), *tables(steps, recorded), None)
-        return hidden_behind(run), [asdict(call) for call in sync_audit(run)]
+        calls = [asdict(call) for call in sync_audit(run)]
+        return hidden_behind(run), [{**call, "hid_behind": [*call["hid_behind"].items()]} for call in calls]
 
     with at_once(10_000, 4096):
         whole = found()
