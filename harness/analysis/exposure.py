@@ -106,5 +106,9 @@ def per_row(rows: Int, values: Int, count: int) -> Int:
 
 def per_row_and_stage(rows: Int, stages: Int, values: Int, count: int) -> Int:
     """Sums of ``values`` by row and stage, (count, stages)."""
-    flat = np.where(rows >= 0, rows * len(STAGES) + stages, -1)
-    return per_row(flat, values, count * len(STAGES)).reshape(count, len(STAGES))
+    found = np.zeros(count * len(STAGES), dtype=np.int64)
+    for first in range(0, len(rows), SPANS_AT_ONCE):
+        part = slice(first, first + SPANS_AT_ONCE)
+        flat = np.where(rows[part] >= 0, rows[part] * len(STAGES) + stages[part], -1)
+        found += per_row(flat, values[part], len(found))
+    return found.reshape(count, len(STAGES))
