@@ -24,6 +24,7 @@ from harness.analysis.exposure import (
     BatchWaits,
     StageSpans,
     exposed_and_hidden,
+    of_known_batches,
     per_row_and_stage,
     without_overlaps,
 )
@@ -122,9 +123,8 @@ def _columns(steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: 
     stages = stage_spans(spans)
     found: dict[str, pa.Array] = {}
     if asynchronous:
-        known = device.activities(spans, waits, stages)
         step_bounds = bounds(steps)
-        idle = device.idle_per_step(step_bounds, device.busy(spans), known)
+        idle = device.idle_per_step(step_bounds, spans, waits, stages)
         pieces = min(len(spans.kernels), len(spans.launches))
         slack, fetched = device.slack(waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], rows)
         idle_ns = idle.sum(axis=1)
@@ -133,7 +133,7 @@ def _columns(steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: 
         found["device_slack_ns"] = pa.array(slack, mask=~fetched)
         found |= {f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)}
         exposed = idle[:, : len(STAGES)]
-        within = StageSpans(*(column[stages.batches < len(waits.rows)] for column in stages))
+        within = of_known_batches(stages, waits)
         work = per_row_and_stage(waits.rows[within.batches], within.stages, within.ends - within.starts, rows)
         hidden = np.maximum(0, work - exposed)
     else:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.exposure import BatchWaits, StageSpans, per_row
-from harness.analysis.intervals import Int, Stretches, clip, difference, innermost, union
+from harness.analysis.exposure import BatchWaits, StageSpans, of_known_batches, per_row
+from harness.analysis.in_parts import in_parts
+from harness.analysis.intervals import Int, Pieces, Stretches, clip, difference, in_order, innermost, touches, union
 from harness.analysis.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
 
@@ -25,7 +26,6 @@ PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
 assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
 # What a phase of the main thread means to a device that is idle; any other phase: python.
 CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
-STEPS_AT_ONCE = 100_000  # bounds the memory of one sweep
 
 
 class Activities(NamedTuple):
@@ -46,12 +46,13 @@ class IdleTime(NamedTuple):
     ends: Int
 
 
-def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Activities:
+def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
     """The main thread's time by cause; the innermost span counts, and a fetch is transfer where no stage ran.
 
-    ``stages``: of the batches, without overlaps; of each only the part within its own wait counts.
+    ``stages``: of the batches, without overlaps; of each only the part within its own wait counts. What does not touch
+    ``during`` may be left out.
     """
-    stages = StageSpans(*(column[stages.batches < len(waits.rows)] for column in stages))
+    stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
     until = np.minimum(stages.ends, waits.ends[stages.batches])
     others = spans.phases.where(spans.phases.names != spans.code(FETCH))
@@ -61,6 +62,9 @@ def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Activi
     causes = np.concatenate([cause_of[others.names], blocked, fetching, stages.stages])
     starts = np.concatenate([others.starts, spans.blocking.starts, waits.starts, since])
     ends = np.concatenate([others.ends, spans.blocking.ends, waits.ends, until])
+    if during is not None:
+        touching = np.flatnonzero(touches(starts, ends, during))
+        causes, starts, ends = causes[touching], starts[touching], ends[touching]
     pieces = innermost(starts, ends)
     return Activities(causes[pieces.owner], pieces.starts, pieces.ends)
 
@@ -71,7 +75,7 @@ def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTi
     ``kernels``: when it worked, as stretches. ``steps`` may touch one another; none is empty.
     """
     gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
-    edges = np.unique(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
+    edges = in_order(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
     cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
     place = np.searchsorted(known.starts, cut.starts, side="right") - 1
     inside = (place >= 0) & (cut.starts < known.ends[np.maximum(place, 0)] if len(known.ends) else False)
@@ -84,28 +88,49 @@ def _span_of(steps: Stretches) -> Stretches:
     return Stretches(steps.starts[:1], steps.ends[-1:])
 
 
-def idle_per_step(steps: Stretches, kernels: Stretches, known: Activities) -> Int:
-    """Idle nanoseconds by step and cause, (steps, causes)."""
-    count = len(steps.starts)
-    found = np.zeros((count, len(CAUSES)), dtype=np.int64)
-    for first in range(0, count, STEPS_AT_ONCE):
-        part = Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps))
-        idle = idle_time(part, _around(kernels, part), _known_around(known, part))
-        flat = per_row(idle.rows * len(CAUSES) + idle.causes, idle.ends - idle.starts, len(part.starts) * len(CAUSES))
-        found[first : first + STEPS_AT_ONCE] = flat.reshape(-1, len(CAUSES))
+def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Int:
+    """Idle nanoseconds by step and cause, (steps, causes): the sums of :func:`idle_time`, some steps at a time.
+
+    ``stages``: of the batches, without overlaps.
+    """
+
+    def idle_in(part: Stretches) -> Int:
+        since, until = int(part.starts[0]), int(part.ends[-1])
+        near = spans.between(since, until)
+        idle = clip(part.starts, part.ends, difference(_span_of(part), busy(near)))
+        during = Stretches(idle.starts, idle.ends)
+        known = activities(near, *_batches_between(waits, stages, since, until), during)
+        return _by_cause(idle, known, len(part.starts))
+
+    found = np.zeros((len(steps.starts), len(CAUSES)), dtype=np.int64)
+    done = 0
+    for part in in_parts(steps, idle_in):
+        found[done : done + len(part)] = part
+        done += len(part)
     return found
 
 
-def _around(stretches: Stretches, steps: Stretches) -> Stretches:
-    low = np.searchsorted(stretches.ends, steps.starts[0], side="right")
-    high = np.searchsorted(stretches.starts, steps.ends[-1], side="left")
-    return Stretches(stretches.starts[low:high], stretches.ends[low:high])
+def _batches_between(
+    waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
+) -> tuple[BatchWaits, StageSpans]:
+    """The batches that were waited for in [since_ns, until_ns), and those with numbers in between; numbered anew."""
+    chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
+    low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
+    here = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
+    return (
+        BatchWaits(waits.rows[low:high], waits.starts[low:high], waits.ends[low:high], waits.reported[low:high]),
+        StageSpans(stages.batches[here] - low, stages.stages[here], stages.starts[here], stages.ends[here]),
+    )
 
 
-def _known_around(known: Activities, steps: Stretches) -> Activities:
-    low = np.searchsorted(known.ends, steps.starts[0], side="right")
-    high = np.searchsorted(known.starts, steps.ends[-1], side="left")
-    return Activities(*(column[low:high] for column in known))
+def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
+    """``idle`` pieces of steps summed by step and cause, (rows, causes): the sums of :func:`idle_time`."""
+    named = clip(idle.starts, idle.ends, Stretches(known.starts, known.ends))
+    causes = known.causes[np.searchsorted(known.starts, named.starts, side="right") - 1]
+    cells = idle.owner[named.owner] * len(CAUSES) + causes
+    found = per_row(cells, named.ends - named.starts, rows * len(CAUSES)).reshape(rows, len(CAUSES))
+    found[:, PYTHON] += per_row(idle.owner, idle.ends - idle.starts, rows) - found.sum(axis=1)
+    return found
 
 
 def slack(waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int) -> tuple[Int, NDArray[np.bool_]]:

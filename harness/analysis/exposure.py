@@ -48,7 +48,8 @@ class StageSpans(NamedTuple):
 def without_overlaps(spans: StageSpans) -> StageSpans:
     """The same time, in the order of batches and within a batch of time; each moment of a batch has one stage."""
     kept = spans.ends > spans.starts
-    spans = StageSpans(*(column[kept] for column in spans))
+    if not kept.all():
+        spans = StageSpans(*(column[kept] for column in spans))
     order = np.lexsort((spans.starts, spans.batches))
     spans = StageSpans(*(column[order] for column in spans))
     same = spans.batches[1:] == spans.batches[:-1]
@@ -65,6 +66,12 @@ def without_overlaps(spans: StageSpans) -> StageSpans:
     return StageSpans(*(column[order] for column in joined))
 
 
+def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
+    """Those of batches that have a place in ``waits``. ``spans`` in the order of batches; no column is copied."""
+    count = np.searchsorted(spans.batches, len(waits.rows))
+    return StageSpans(*(column[:count] for column in spans))
+
+
 def exposed_and_hidden(waits: BatchWaits, spans: StageSpans, rows: int) -> tuple[Int, Int]:
     """Nanoseconds per step and stage, exposed and hidden, both (rows, stages); several waits of a step add up.
 
@@ -74,9 +81,9 @@ def exposed_and_hidden(waits: BatchWaits, spans: StageSpans, rows: int) -> tuple
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
     exposed, hidden = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(2))
+    spans = of_known_batches(spans, waits)
     for first in range(0, len(spans.batches), SPANS_AT_ONCE):
         part = StageSpans(*(column[first : first + SPANS_AT_ONCE] for column in spans))
-        part = StageSpans(*(column[part.batches < len(waits.rows)] for column in part))
         since, until = waits.starts[part.batches], waits.ends[part.batches]
         inside = np.maximum(0, np.minimum(part.ends, until) - np.maximum(part.starts, since))
         cells = waits.rows[part.batches], part.stages
@@ -99,5 +106,9 @@ def per_row(rows: Int, values: Int, count: int) -> Int:
 
 def per_row_and_stage(rows: Int, stages: Int, values: Int, count: int) -> Int:
     """Sums of ``values`` by row and stage, (count, stages)."""
-    flat = np.where(rows >= 0, rows * len(STAGES) + stages, -1)
-    return per_row(flat, values, count * len(STAGES)).reshape(count, len(STAGES))
+    found = np.zeros(count * len(STAGES), dtype=np.int64)
+    for first in range(0, len(rows), SPANS_AT_ONCE):
+        part = slice(first, first + SPANS_AT_ONCE)
+        flat = np.where(rows[part] >= 0, rows[part] * len(STAGES) + stages[part], -1)
+        found += per_row(flat, values[part], len(found))
+    return found.reshape(count, len(STAGES))

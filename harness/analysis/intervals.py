@@ -64,6 +64,14 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
     return Pieces(owner[kept], since[kept], until[kept])
 
 
+def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
+    """Whether each span [start, end) has a moment ``inside``; one that is empty has none, but may count, (spans,)."""
+    found: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
+        inside.ends, starts, side="right"
+    )
+    return found
+
+
 def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
     """How much of each span [start, end) lies ``inside``, (spans,)."""
     if not inside.starts.size:
@@ -81,6 +89,12 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
     return found
 
 
+def in_order(moments: Int) -> Int:
+    """The same moments sorted, each once. Much faster than ``np.unique`` for a few columns that are in order."""
+    found = np.sort(moments, kind="stable")
+    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
+
+
 def total(stretches: Stretches) -> int:
     """Their length together."""
     return int((stretches.ends - stretches.starts).sum())
@@ -96,7 +110,7 @@ def innermost(starts: Int, ends: Int) -> Pieces:
     """
     kept = np.flatnonzero(ends > starts)
     order = kept[np.argsort(starts[kept], kind="stable")]
-    edges = np.unique(np.concatenate([starts[order], ends[order]]))
+    edges = in_order(np.concatenate([starts[order], ends[order]]))
     if not edges.size:
         return Pieces(NOTHING, NOTHING, NOTHING)
     owner = np.full(len(edges) - 1, -1, dtype=np.int64)

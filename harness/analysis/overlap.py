@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.derived import bounds
-from harness.analysis.intervals import Int, Pieces, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.exposure import per_row
+from harness.analysis.in_parts import in_parts
+from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, total, union
 from harness.analysis.ledger import derived_steps
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.study.run_data import RunData
-
-STRETCHES_AT_ONCE = 100_000  # bounds the memory of one sweep
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,14 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
     if measured is None:
         return {}
     steps, count = measured
+    spans = spans_of(run)
+
+    def hidden_in(part: Stretches) -> dict[str, int]:
+        return _hidden_in(part, _near(spans, part), on_device=len(spans.kernels) > 0)
+
     found: dict[str, int] = {}
-    for first in range(0, len(steps.starts), STRETCHES_AT_ONCE):
-        part = Stretches(*(column[first : first + STRETCHES_AT_ONCE] for column in steps))
-        near = spans_of(run).between(int(part.starts[0]), int(part.ends[-1]))
-        for name, value in _hidden_in(part, near, on_device=len(spans_of(run).kernels) > 0).items():
+    for some in in_parts(steps, hidden_in):
+        for name, value in some.items():
             found[name] = found.get(name, 0) + value
     return {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
 
@@ -81,51 +84,75 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     calls = spans.blocking.where(np.argsort(spans.blocking.starts, kind="stable"))
     if not len(calls):
         return []
-    inside = clip(calls.starts, np.maximum(calls.ends, calls.starts + 1), steps)
+    ends = np.maximum(calls.ends, calls.starts + 1)
     # What follows a call, until the next one, counts in the step that it falls into, be it the first measured one.
-    after = clip(calls.ends, np.append(calls.starts[1:], steps.ends[-1]), steps)
-    blocked = _per_call(inside, inside.ends - inside.starts, len(calls))
-    busy = _per_call(
-        after, covered(after.starts, after.ends, union(spans.kernels.starts, spans.kernels.ends)), len(calls)
-    )
-    whole = _per_call(after, after.ends - after.starts, len(calls))
-    behind = {
-        name: _per_call(after, covered(after.starts, after.ends, stretches), len(calls))
-        for name, stretches in _by_name(spans, spans.kernels)
-    }
-    counted = np.zeros(len(calls), dtype=np.bool_)
-    counted[inside.owner] = True
-    shown = counted | (whole > 0)
+    following = np.append(calls.starts[1:], steps.ends[-1])
+    reached = np.maximum(ends, following)
+    sites = len(spans.names)
+    counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
+
+    def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
+        """By site: how long calls blocked, what followed them, and what of that the device worked; by kernel too."""
+        some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
+        names = calls.names[some].astype(np.int64)
+        inside = clip(calls.starts[some], ends[some], part)
+        after = clip(calls.ends[some], following[some], part)
+        counted[some[inside.owner]] = True
+        shown[some[after.owner]] = True
+        kernels = _near(spans, part).kernels
+
+        def after_and(during: Stretches) -> Int:
+            return per_row(names[after.owner], covered(after.starts, after.ends, during), sites)
+
+        blocked = per_row(names[inside.owner], inside.ends - inside.starts, sites)
+        whole = per_row(names[after.owner], after.ends - after.starts, sites)
+        busy = after_and(union(kernels.starts, kernels.ends))
+        return np.stack([blocked, whole, busy]), {
+            name: after_and(stretches) for name, stretches in _by_name(spans, kernels)
+        }
+
+    total_times = np.zeros((3, sites), dtype=np.int64)
+    behind: dict[str, Int] = {}
+    for times, by_kernel in in_parts(steps, times_in):
+        total_times += times
+        for name, time in by_kernel.items():
+            behind[name] = behind.get(name, 0) + time
+    blocked, whole, busy = total_times
+    behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
+    shown |= counted
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
-        own = (calls.names == code) & shown
         site = spans.names[code]
         found.append(
             SyncCall(
                 site=site,
-                calls_per_step=int(counted[own].sum()) / count,
-                blocked_ms=None if site.endswith("unannounced") else int(blocked[own].sum()) / 1e6 / count,
-                hid_ms=int(busy[own].sum()) / 1e6 / count,
+                calls_per_step=int(counted[calls.names == code].sum()) / count,
+                blocked_ms=None if site.endswith("unannounced") else int(blocked[code]) / 1e6 / count,
+                hid_ms=int(busy[code]) / 1e6 / count,
                 hid_behind={
-                    name: shared / 1e6 / count for name, one in behind.items() if (shared := int(one[own].sum()))
+                    name: one / 1e6 / count for name, found_by in behind.items() if (one := int(found_by[code]))
                 },
-                idle_ms=int((whole - busy)[own].sum()) / 1e6 / count,
+                idle_ms=int(whole[code] - busy[code]) / 1e6 / count,
             )
         )
     return found
 
 
-def _per_call(pieces: Pieces, values: Int, calls: int) -> Int:
-    """Sums of ``values``, one a piece, by the call that the piece belongs to, (calls,)."""
-    return np.bincount(pieces.owner, weights=values, minlength=calls).astype(np.int64)
+def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
+    return spans.between(int(steps.starts[0]), int(steps.ends[-1]))
 
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
     """When each of the names that ``some`` have was going on, in the order in which they came first."""
-    codes, first = np.unique(some.names, return_index=True)
-    for code in codes[np.argsort(first)].tolist():
+    for code in _codes(some):
         own = some.names == code
         yield spans.names[code], union(some.starts[own], some.ends[own])
+
+
+def _codes(some: Spans) -> list[int]:
+    """The names that ``some`` have, in the order in which they came first."""
+    present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
+    return sorted(map(int, present), key=lambda code: int(np.argmax(some.names == code)))
 
 
 def _measured(run: RunData) -> tuple[Stretches, int] | None:
@@ -135,6 +162,7 @@ def _measured(run: RunData) -> tuple[Stretches, int] | None:
         return None
     import pyarrow.compute as pc
 
+    steps = steps.select(["warmup", "start_ns", "wall_ns"])  # what bounds() reads: a filter copies what it is given
     measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
     if not len(measured):
         return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from harness.study.run_data import RunData
 
 FETCH = "fetch"
-KEPT_SPANS = 1_000_000  # of one run: about 40 MB
+BLOCK_ROWS = 4096  # of spans whose times together are known
+KINDS = ("phases", "stages", "kernels", "launches", "blocking")
+KIND_OF_ROLE = {"main": "phases", "device": "kernels", "launch": "launches", "sync": "blocking"}
+OTHER = len(KINDS)  # of a span that analysis does not read
+KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -39,6 +44,22 @@ class Spans:
         return Spans(
             self.names[chosen], self.starts[chosen], self.ends[chosen], self.batches[chosen], self.cpu_ns[chosen]
         )
+
+    def between(self, since_ns: int, until_ns: int) -> Spans:
+        """Those that overlap [since_ns, until_ns), in the same order; only blocks that have some are looked at."""
+        first_start, last_end = self._blocks
+        blocks = np.flatnonzero((last_end > since_ns) & (first_start < until_ns))
+        near = (blocks[:, np.newaxis] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
+        near = near[: np.searchsorted(near, len(self))]
+        return self.where(near[(self.ends[near] > since_ns) & (self.starts[near] < until_ns)])
+
+    @cached_property
+    def _blocks(self) -> tuple[Int, Int]:
+        """When the first of each :data:`BLOCK_ROWS` spans starts, and when the last of them ends."""
+        first = np.arange(0, len(self), BLOCK_ROWS)
+        if not len(first):
+            return first, first
+        return np.minimum.reduceat(self.starts, first), np.maximum.reduceat(self.ends, first)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -63,11 +84,8 @@ class RunSpans:
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
         """The spans that overlap [since_ns, until_ns)."""
 
-        def near(spans: Spans) -> Spans:
-            return spans.where((spans.ends > since_ns) & (spans.starts < until_ns))
-
         kinds = (self.phases, self.stages, self.kernels, self.launches, self.blocking)
-        return RunSpans(self.names, *map(near, kinds))
+        return RunSpans(self.names, *(spans.between(since_ns, until_ns) for spans in kinds))
 
     def code(self, name: str) -> int:
         """The number that stands for ``name``; -1 where no span has it."""
@@ -86,41 +104,61 @@ def spans_of(run: RunData) -> RunSpans:
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
     """The spans in record batches of the spans table that have at least :data:`COLUMNS`; each is let go when read."""
     names: dict[str, int] = {}
-    kinds: dict[str, list[Spans]] = {kind: [] for kind in ("phases", "stages", "kernels", "launches", "blocking")}
+    kinds = {kind: _Growing() for kind in KINDS}
     for batch in batches:
         role, roles = _coded(batch.column("role"))
         name, found = _coded(batch.column("name"))
         known = np.array([names.setdefault(one, len(names)) for one in found] or [0], dtype=np.int32)
+        kind = _kind_of(roles, found)[role * len(found) + name]
+        if len(other_ranks := np.flatnonzero(_integers(batch.column("rank"), 0))):
+            kind[other_ranks] = OTHER
         numbers = {column: _integers(batch.column(column)) for column in COLUMNS[3:]}
-        batches, cpu_ns = numbers["batch"].astype(np.int32), numbers["cpu_ns"].astype(np.float32)
-        spans = Spans(known[name], numbers["start_ns"], numbers["end_ns"], batches, cpu_ns)
-        first_rank = _integers(batch.column("rank"), 0) == 0
-        is_stage = np.array([one in STAGES for one in found] or [False])[name]
-        for kind, chosen in (
-            ("phases", _among(role, roles, "main") & ~is_stage),
-            ("stages", (_among(role, roles, "main") | _workers(role, roles)) & is_stage),
-            ("kernels", _among(role, roles, "device")),
-            ("launches", _among(role, roles, "launch")),
-            ("blocking", _among(role, roles, "sync")),
-        ):
-            kinds[kind].append(spans.where(chosen & first_rank))
-    return RunSpans(tuple(names), **{kind: _joined(kinds[kind]) for kind in kinds})
+        for number, growing in enumerate(kinds.values()):
+            own = np.flatnonzero(kind == number)
+            chosen: Int | slice = slice(None) if len(own) == len(kind) else own
+            growing.append(
+                known[name[chosen]],
+                numbers["start_ns"][chosen],
+                numbers["end_ns"][chosen],
+                numbers["batch"][chosen],
+                numbers["cpu_ns"][chosen],
+            )
+    return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()})
 
 
-def _joined(parts: list[Spans]) -> Spans:
-    """All of ``parts``, which is emptied on the way: memory that was not written to yet takes no room."""
-    count = sum(map(len, parts))
-    names, batches = (np.empty(count, dtype=np.int32) for _ in range(2))
-    starts, ends = (np.empty(count, dtype=np.int64) for _ in range(2))
-    found = Spans(names, starts, ends, batches, np.empty(count, dtype=np.float32))
-    place = 0
-    while parts:
-        part = parts.pop(0)
-        here = slice(place, place + len(part))
-        found.names[here], found.starts[here], found.ends[here] = part.names, part.starts, part.ends
-        found.batches[here], found.cpu_ns[here] = part.batches, part.cpu_ns
-        place += len(part)
-    return found
+def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:
+    """The place in :data:`KINDS` of each pair of a role and a name, (roles x names,)."""
+    kinds = np.full((len(roles), len(names)), OTHER, dtype=np.uint8)
+    is_stage = np.array([name in STAGES for name in names], dtype=np.bool_)
+    for place, role in enumerate(roles):
+        if role in KIND_OF_ROLE:
+            kinds[place] = KINDS.index(KIND_OF_ROLE[role])
+        if role == "main" or role.startswith("loader"):
+            kinds[place, is_stage] = KINDS.index("stages")
+    return kinds.ravel()
+
+
+class _Growing:
+    """Columns of spans that grow in place: a large block is moved by the system without a copy."""
+
+    def __init__(self) -> None:
+        names, batches = (np.empty(0, dtype=np.int32) for _ in range(2))
+        starts, ends = (np.empty(0, dtype=np.int64) for _ in range(2))
+        self.spans = Spans(names, starts, ends, batches, np.empty(0, dtype=np.float32))
+
+    def append(self, *columns: NDArray[Any]) -> None:
+        """Add rows; ``columns`` as in :class:`Spans`. Only before anyone else has the spans."""
+        count = len(self.spans)
+        grown: tuple[NDArray[Any], ...] = (
+            self.spans.names,
+            self.spans.starts,
+            self.spans.ends,
+            self.spans.batches,
+            self.spans.cpu_ns,
+        )
+        for known, added in zip(grown, columns, strict=True):
+            known.resize(count + len(added), refcheck=False)
+            known[count:] = added
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
@@ -139,11 +177,3 @@ def _integers(column: pa.Array, null: int = NOT_MEASURED) -> Int:
         column = column.fill_null(null)
     values: Int = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return values
-
-
-def _among(codes: NDArray[np.int32], texts: Sequence[str], text: str) -> NDArray[np.bool_]:
-    return np.array([one == text for one in texts])[codes]
-
-
-def _workers(codes: NDArray[np.int32], texts: Sequence[str]) -> NDArray[np.bool_]:
-    return np.array([one.startswith("loader") for one in texts])[codes]

@@ -28,6 +28,8 @@ class Repetitions:
         return self.count * (self.warmup + self.steps)
 
 
+# Of a repetition with ``interleave: runs``: a recorder holds about 3 KiB a batch until the repetition ends.
+MOST_BATCHES = 10_000
 NO_REPETITIONS = Repetitions(0, 0, 0)  # of a profiled run
 
 
@@ -36,10 +38,15 @@ def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -
 
     A repetition begins with workers x prefetch + 1 warm-up steps. The first use batches that were built or begun before
     the run was suspended, so they say nothing about the loader. One more step warms the caches.
+
+    With ``interleave: runs`` a short run is one repetition. A long one pauses between repetitions, as an interleaved
+    run does: its recorder writes what it holds only then. No step is measured meanwhile, nor are the warm-up steps
+    that follow.
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
-        return Repetitions(1, warmup, config.steps)
+        count = math.ceil(config.steps * config.optimizer.accumulation / MOST_BATCHES)
+        return Repetitions(count, warmup, math.ceil(config.steps / count))
     return Repetitions(math.ceil(config.steps / slice_steps), warmup, slice_steps)
 
 

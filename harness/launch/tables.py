@@ -1,23 +1,32 @@
 """Writes what the ledger of one run recorded into the contract's tables, raw: nothing is computed from it here.
 
-Spans go to disk in portions, between repetitions. So a long run whose arms alternate needs little more memory than a
-short one: up to :data:`PENDING_EVENTS` events of the recorder, and one row of steps (about 200 bytes) a step. With
-``interleave: runs`` a run is one repetition: its recorder holds about 3 KiB a step until the end.
+Spans go to disk in portions, between repetitions. So a long run needs little more memory than a short one: what the
+recorder holds of a repetition or up to :data:`PENDING_EVENTS` events, and the rows of its steps, which wait for the
+losses of the last ones. How much was measured: results/reference/long-runs/README.md.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.rows import PhaseSpan, Rows
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns
-from harness.study.store import TableFile, make_table
+from harness.study.store import TableFile
 from trainer.telemetry import StageSpan
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Int = NDArray[np.int64]
+Float = NDArray[np.float64]
 # What a recorder may hold before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
 PENDING_EVENTS = 250_000
 COUNTS = ("tokens", "trained_tokens", "samples")
@@ -31,7 +40,8 @@ class RunTables:
         self._recorder = recorder
         self._pid, self._tid, self._rank = pid, tid, rank
         self._folder = folder
-        self._steps: list[Any] = []  # pyarrow tables: small, and the losses of their last steps are read later
+        self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
+        self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
         self._spans = TableFile(folder / "spans.parquet", SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
@@ -39,7 +49,9 @@ class RunTables:
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
-            self._steps.append(make_table(STEP_COLUMNS, step_columns(rows)))
+            self._steps.append(_compact(step_columns(rows)))
+            losses, recorder.losses = recorder.losses, {}
+            self._losses.append((np.fromiter(losses, np.int64), np.fromiter(losses.values(), np.float64)))
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
@@ -50,7 +62,7 @@ class RunTables:
         try:
             try:
                 if isinstance(self._recorder, BareRecorder):
-                    self._steps = [make_table(STEP_COLUMNS, bare_columns(self._recorder))]
+                    self._steps = [_compact(bare_columns(self._recorder))]
                 else:
                     self.collect(least_events=0)
             finally:
@@ -62,12 +74,29 @@ class RunTables:
     def _write_steps(self) -> None:
         steps = TableFile(self._folder / "steps.parquet", STEP_COLUMNS)
         try:
+            losses = self._known_losses()
             for part in self._steps:
-                columns = {name: part.column(name) for name in part.column_names}
-                steps.append({**columns, "loss": [self._recorder.losses.get(step) for step in _numbers(part)]})
+                steps.append({**part, "loss": losses(np.asarray(part["step"], dtype=np.int64))})
             steps.close()
         finally:
             steps.discard()
+
+    def _known_losses(self) -> Callable[[Int], pa.Array]:
+        """The losses of steps by their numbers, null where none is known; of several the last one."""
+        left = self._recorder.losses
+        parts = [*self._losses, (np.fromiter(left, np.int64), np.fromiter(left.values(), np.float64))]
+        numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(numbers, kind="stable")
+        numbers, values = numbers[order], values[order]
+
+        def losses(steps: Int) -> pa.Array:
+            import pyarrow as pa
+
+            place = np.searchsorted(numbers, steps, side="right") - 1
+            known = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
+            return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~known)
+
+        return losses
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
         """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
@@ -138,9 +167,13 @@ def bare_columns(recorder: BareRecorder) -> Columns:
     }
 
 
-def _numbers(steps: Any) -> list[int]:
-    numbers: list[int] = steps.column("step").to_pylist()
-    return numbers
+def _compact(columns: Columns) -> Columns:
+    """The same columns in 8 bytes a value at most; a column without any value goes."""
+    import pyarrow as pa
+
+    kinds = dict(STEP_COLUMNS)
+    found = {name: pa.array(values, pa.type_for_alias(kinds[name])) for name, values in columns.items()}
+    return {name: values for name, values in found.items() if name == "step" or values.null_count < len(values)}
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:

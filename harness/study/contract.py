@@ -19,7 +19,7 @@ CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
 # (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
 STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "int64"),
-    ("turn", "int32"),  # which repetition the step belongs to (always 0 with interleave: runs)
+    ("turn", "int32"),  # which repetition the step belongs to (with interleave: runs 0 in a short run)
     ("warmup", "bool"),
     ("start_ns", "int64"),  # CLOCK_MONOTONIC
     ("wall_ns", "int64"),

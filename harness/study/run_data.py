@@ -43,6 +43,13 @@ class StoredTable:
                 pass
             pa.default_memory_pool().release_unused()
 
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Only these columns of the whole table."""
+        import pyarrow as pa
+
+        schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in self._columns if name in names])
+        return pa.Table.from_batches(self.batches(names), schema.empty_table().select(names).schema)
+
     def read(self) -> pa.Table:
         """The whole table; columns that came later are null where it lacks them."""
         if self._kept is not None:
@@ -74,7 +81,10 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The table in pieces of :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries."""
+        """The table in pieces of at most :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries.
+
+        One row group is in memory at a time: a run writes one a portion of its steps.
+        """
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()
             return
@@ -83,8 +93,9 @@ class StoredTable:
         with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
             there = [name for name in columns if name in file.schema_arrow.names]
             try:
-                for batch in file.iter_batches(BATCH_ROWS, columns=there):
-                    yield from self._complete(pa.Table.from_batches([batch]), columns).select(columns).to_batches()
+                for number in range(file.num_row_groups):  # half the time of reading across their borders
+                    group = self._complete(file.read_row_group(number, columns=there), columns)
+                    yield from group.select(columns).to_batches(BATCH_ROWS)
             except (pa.ArrowInvalid, OSError) as error:
                 raise self._unreadable(error) from error
 
@@ -196,6 +207,20 @@ class RunData:
         """Rows of the steps table; it is not read for that."""
         value = self.__dict__["_steps"]
         return 0 if value is None else value.rows if isinstance(value, StoredTable) else len(value)
+
+    def step_columns(self, names: Sequence[str]) -> pa.Table | None:
+        """Some columns of the steps table; None where there is no table."""
+        value = self.__dict__["_steps"]
+        if isinstance(value, StoredTable):
+            return value.columns(names)
+        return None if value is None else value.select(names)
+
+    def steps_where(self, chosen: Any) -> pa.Table | None:
+        """The steps that the pyarrow expression ``chosen`` selects; None where there is no table."""
+        value = self.__dict__["_steps"]
+        if isinstance(value, StoredTable):
+            return value.filtered(chosen)
+        return None if value is None else value.filter(chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
         """The spans that the pyarrow expression ``chosen`` selects; None where there is no table."""

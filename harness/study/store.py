@@ -30,6 +30,8 @@ from trainer.json_types import JsonObject
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ROW_GROUP = 1 << 18  # rows at most: a reader who wants some steps reads the row groups that have them
+
 Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
@@ -52,7 +54,7 @@ def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns)
     import pyarrow.parquet as pq
 
     table = make_table(columns, rows)
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, ROW_GROUP))
 
 
 def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:
@@ -75,7 +77,7 @@ class TableFile:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._temporary, arrow_schema(self._columns))
-        self._writer.write_table(make_table(self._columns, rows))
+        self._writer.write_table(make_table(self._columns, rows), ROW_GROUP)
 
     def close(self) -> None:
         """Give the file its name: until then nobody sees it."""
@@ -147,7 +149,9 @@ class StudyFolder:
         table = steps.select(contract.names).cast(contract)
         for name in others:
             table = table.append_column(name, steps.column(name))
-        write_atomically(self.run(arm, block) / "steps.parquet", lambda temporary: pq.write_table(table, temporary))
+        write_atomically(
+            self.run(arm, block) / "steps.parquet", lambda temporary: pq.write_table(table, temporary, ROW_GROUP)
+        )
 
     def write_probes(self, arm: str, block: int, probes: JsonObject) -> None:
         write_json(self.run(arm, block) / "probes.json", probes)

@@ -95,7 +95,7 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
 
 def _repetitions(run: RunData) -> list[CountedSpan]:
     """Return the repetitions of a run, in order."""
-    steps = run.steps
+    steps = run.step_columns(["turn", "start_ns", "wall_ns", "warmup"])
     if steps is None or not len(steps):
         return []
     repetitions, starts, walls = (integers(steps, name) for name in ("turn", "start_ns", "wall_ns"))

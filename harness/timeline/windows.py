@@ -87,11 +87,13 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
     Of a profiled run it returns the last ``count`` steps of each window of the profilers. Interleaved runs are
     suspended between repetitions, so two repetitions would be seconds apart.
     """
-    table = run.steps
-    assert table is not None
     if count is not None and sources.probes.torch_profiler is None and sources.probes.py_spy is None:
-        table = _last_repetition(table)
+        table = _last_repetition(run)
         table = table.slice(max(0, len(table) - count))
+    else:
+        whole = run.steps
+        assert whole is not None
+        table = whole
     rows: list[ShownStep] = table.to_pylist()
     parts = _parts(rows, sources.probes) if count is not None else []
     kept = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
@@ -104,11 +106,15 @@ def _repetition(rows: Sequence[ShownStep]) -> list[ShownStep]:
     return [row for row in rows if row["turn"] == rows[-1]["turn"]]
 
 
-def _last_repetition(steps: pa.Table) -> pa.Table:
+def _last_repetition(run: RunData) -> pa.Table:
     import pyarrow.compute as pc
 
-    last = steps["turn"][len(steps) - 1]
-    return steps.filter(pc.equal(steps["turn"], last)) if last.is_valid else steps
+    repetitions = run.step_columns(["turn"])
+    assert repetitions is not None
+    last = repetitions["turn"][len(repetitions) - 1]
+    steps = run.steps_where(pc.field("turn") == last) if last.is_valid else run.steps
+    assert steps is not None
+    return steps
 
 
 def _parts(rows: Sequence[ShownStep], probes: ProbesRecord) -> list[list[ShownStep]]:

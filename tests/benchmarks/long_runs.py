@@ -1,15 +1,19 @@
 """Makes and analyses studies of very long runs: how long that takes, and how much memory.
 
-``python -m tests.benchmarks.long_runs make FOLDER --runs 8 --steps 1000000 [--asynchronous]`` writes a study with made
-up durations; ``... analyse FOLDER`` builds its report and prints seconds and peak memory; ``... write --steps 100000``
-writes the tables of one run from what a recorder noted.
+``python -m tests.benchmarks.long_runs all --runs 8 --steps 1000000 [--asynchronous]`` does all of it in a temporary
+folder, each part in a process of its own, and prints a line each. The parts: ``make FOLDER`` writes a study with made
+up durations; ``analyse FOLDER`` builds its report; ``write`` records one asynchronous run in a loop without any
+work, in repetitions of ``--repetition`` steps, and writes its tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -121,12 +125,18 @@ def analyse(folder: Path) -> dict[str, float]:
 
     begun = time.perf_counter()
     build_report(folder)
-    return {"seconds": time.perf_counter() - begun, "peak_bytes": peak_bytes()}
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = own.ru_utime + own.ru_stime
+    return {"seconds": time.perf_counter() - begun, "cpu_seconds": cpu, "peak_bytes": peak_bytes()}
 
 
-def write(steps: int) -> dict[str, float]:
-    """Write the tables of one asynchronous run of ``steps`` from what its recorder noted, in portions as a run does."""
+def write(steps: int, repetition: int = REPETITION) -> dict[str, float]:
+    """Record one asynchronous run of ``steps`` and write its tables, in portions as a run does.
+
+    ``bytes_per_step``: by how much the memory after a repetition grew with the steps, over the second half of the run.
+    """
     recorder = StepRecorder()
+    held: list[tuple[int, int]] = []  # steps, and memory when their repetition was over
     with TemporaryDirectory() as folder:
         tables = RunTables(recorder, Path(folder), 1, 1, 0)
         seconds = 0.0
@@ -141,16 +151,34 @@ def write(steps: int) -> dict[str, float]:
             for kernel in KERNELS:
                 recorder.device(Kernel(kernel, step, step + 1, step + 2, step + 3))
             recorder.blocked(Blocked("loop.py:1: item", step, step + 1))
-            if step % REPETITION == REPETITION - 1:
+            recorder.loss(step, 3.0)
+            if step % repetition == repetition - 1:
                 recorder.pause()
                 begun = time.perf_counter()
                 tables.collect()
                 seconds += time.perf_counter() - begun
+                if recorder.pending_events == 0:
+                    held.append((step, resident_bytes()))
         recorder.pause()
         begun = time.perf_counter()
         tables.write()
         seconds += time.perf_counter() - begun
-    return {"seconds": seconds, "peak_bytes": peak_bytes()}
+    later = held[len(held) // 2 :]
+    grown = (later[-1][1] - later[0][1]) / (later[-1][0] - later[0][0]) if len(later) > 1 else 0.0
+    return {"seconds": seconds, "peak_bytes": peak_bytes(), "bytes_per_step": grown}
+
+
+def everything(runs: int, steps: int, *, asynchronous: bool) -> None:
+    """All parts, each in a process of its own: the peak of one is not that of another."""
+    with TemporaryDirectory() as folder:
+        size = ["--runs", str(runs), "--steps", str(steps), *(["--asynchronous"] if asynchronous else [])]
+        for part in (["make", folder, *size], ["analyse", folder], ["analyse", folder], ["write", *size]):
+            print(*part, flush=True)
+            subprocess.run([sys.executable, "-m", "tests.benchmarks.long_runs", *part], check=True)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_bytes() -> int:
@@ -159,17 +187,21 @@ def peak_bytes() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("make", "analyse", "write"))
+    parser.add_argument("action", choices=("all", "make", "analyse", "write"))
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--repetition", type=int, default=REPETITION, help="steps of a repetition (write)")
     arguments = parser.parse_args()
-    if arguments.action == "make":
+    if arguments.action == "all":
+        everything(arguments.runs, arguments.steps, asynchronous=arguments.asynchronous)
+    elif arguments.action == "make":
         make(arguments.folder, arguments.runs, arguments.steps, asynchronous=arguments.asynchronous)
     else:
-        found = analyse(arguments.folder) if arguments.action == "analyse" else write(arguments.steps)
-        print(json.dumps(found))
+        analysing = arguments.action == "analyse"
+        found = analyse(arguments.folder) if analysing else write(arguments.steps, arguments.repetition)
+        print(json.dumps({name: round(value, 1) for name, value in found.items()}), flush=True)
 
 
 if __name__ == "__main__":

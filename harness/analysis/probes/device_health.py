@@ -164,14 +164,17 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
             and not facts.emulated
             and device < (1 if facts.device_count is None else facts.device_count)
         )
-        if energy is None or not computed or run.steps is None:
+        if energy is None or not computed:
+            continue
+        steps = run.step_columns(["turn", "start_ns", "warmup", "tokens", "trained_tokens"])
+        if steps is None:
             continue
         # A card that was lost gave no energy for the repetitions that followed: their tokens do not count either.
-        rows, readings = _fully_read(run.steps, energy.t_ns)
-        measured = np.not_equal(column(run.steps, "warmup"), 1) & rows
+        rows, readings = _fully_read(steps, energy.t_ns)
+        measured = np.not_equal(column(steps, "warmup"), 1) & rows
         joules += float(energy.values[readings].sum())
-        tokens += float(column(run.steps, "tokens")[measured].sum())
-        trained += float(column(run.steps, "trained_tokens")[measured].sum())
+        tokens += float(column(steps, "tokens")[measured].sum())
+        trained += float(column(steps, "trained_tokens")[measured].sum())
     return (joules / tokens if tokens > 0 else None, joules / trained if trained > 0 else None)
 
 

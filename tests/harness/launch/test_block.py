@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from harness.launch import block
+from harness.launch.block import MOST_BATCHES, Repetitions, plan_repetitions
 from harness.launch.code import Code
 from harness.launch.memory import MOST_OF_MEMORY, choose_interleave
+from trainer.config import TrainerConfig
 
 GIB = 2**30
 
@@ -54,3 +56,23 @@ def test_memory_that_is_unknown_and_arms_that_are_many_run_one_after_the_other(m
     assert choose_interleave("auto", [1], uses_gpu=False) == ("runs", "free memory is unknown here")
     assert choose_interleave("auto", [1] * 65, uses_gpu=False)[0] == "runs"
     assert choose_interleave("slices", [1] * 65, uses_gpu=False) == ("slices", "as the scenario asks")
+
+
+@pytest.mark.parametrize(
+    ("steps", "accumulation", "expected"),
+    [
+        (1, 1, Repetitions(1, 5, 1)),
+        (MOST_BATCHES, 1, Repetitions(1, 5, MOST_BATCHES)),
+        (MOST_BATCHES + 1, 1, Repetitions(2, 5, MOST_BATCHES // 2 + 1)),
+        (MOST_BATCHES, 8, Repetitions(8, 5, MOST_BATCHES // 8)),
+    ],
+)
+def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
+    steps: int, accumulation: int, expected: Repetitions
+) -> None:
+    config = TrainerConfig.model_validate(
+        {"steps": steps, "optimizer": {"accumulation": accumulation}, "data": {"workers": 2, "prefetch": 2}}
+    )
+    found = plan_repetitions(config, "runs", slice_steps=10)
+    assert found == expected
+    assert found.count * found.steps >= steps

@@ -158,12 +158,10 @@ def test_parts_too_small_to_matter_are_left_out() -> None:
 def test_a_probe_that_ended_on_one_side_only_is_named() -> None:
     """What it took (a process, its memory) the other side still has."""
     record, runs = study(0.0)
-    for one in runs:
-        if one.record.arm == HEAD:
-            one.probes = ProbesRecord(problems=("nvml: no driver",))
-        else:
-            one.probes = ProbesRecord(problems=("nvml: no driver", "sampling: ended with status 1"))
-    runs[0].probes = replace(runs[0].probes, problems=(*runs[0].probes.problems, "sampling: 3 readings late"))
+    both, base_only = ("nvml: no driver",), ("nvml: no driver", "sampling: ended with status 1")
+    runs = [replace(one, probes=ProbesRecord(problems=both if one.record.arm == HEAD else base_only)) for one in runs]
+    late = ProbesRecord(problems=(*runs[0].probes.problems, "sampling: 3 readings late"))
+    runs[0] = replace(runs[0], probes=late)
     (found,) = comparisons(record, runs, Limits())
     assert found.confounds == [f"probes: only in the runs of {BASE}: sampling: ended with status 1"]
     assert found.confounds[0] in markdown([found], [])
