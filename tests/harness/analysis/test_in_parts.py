@@ -21,6 +21,7 @@ from harness.analysis.spans import COLUMNS, RunSpans, read_spans
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 KINDS = [
     ("main", "fetch"), ("main", "forward"), ("main", "sync"), ("main", "log"), ("main", "tokenize"), ("main", "read"),
@@ -92,7 +93,9 @@ def test_any_number_of_steps_at_a_time_finds_the_same_overlap(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool
 ) -> None:
     def found() -> tuple[dict[str, float], list[dict[str, Any]]]:
-        run = RunData(RunRecord("a", 0, "done", facts={"asynchronous": asynchronous}), *tables(steps, recorded), None)
+        run = RunData(
+            RunRecord("a", 0, "done", facts=RunFacts(asynchronous=asynchronous)), *tables(steps, recorded), None
+        )
         calls = [asdict(call) for call in sync_audit(run)]
         return hidden_behind(run), [{**call, "hid_behind": [*call["hid_behind"].items()]} for call in calls]
 
