@@ -1,6 +1,7 @@
 """``python -m tests [PART ...] [-- ARGUMENT ...]`` runs every test, with as many at a time as its part allows.
 
-The last line sums up pytest's outcomes by part. A part that fails does not keep the next from running.
+The last lines are the slowest tests of all parts, and pytest's outcomes by part. A part that fails does not keep the
+next from running.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
-# with few and long tests would come last, one after the other on one core.
+# with few and long tests would come last, one after the other on one core. Three at a time: on two cores they wait for
+# other processes a quarter of their time.
 PARTS = {
     "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--dist", "worksteal"),
-    "processes": ("-m", "slow and not alone and not gpu", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+    "processes": ("-m", "slow and not alone and not gpu", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("-m", "alone or gpu"),
 }
+SHOWN = 20  # of the slowest tests
 
 
 def main(arguments: list[str]) -> int:
@@ -33,6 +36,7 @@ def main(arguments: list[str]) -> int:
     counts: Counter[str] = Counter()
     parts = []
     code = 0
+    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="harness-tests-") as folder:
         environment = os.environ | {"HARNESS_TEST_CACHE": str(Path(folder) / "cache")}
         # Where a machine forbids it, each of some hundred processes would compile this project anew, for 2 s of CPU.
@@ -45,12 +49,22 @@ def main(arguments: list[str]) -> int:
             threads = {"OMP_NUM_THREADS": "1"} if part == "quick" else {}
             ended = subprocess.run(command, env=environment | threads).returncode
             code = code or ended
+            seconds |= _seconds(report)
             found = _counts(report)
             counts.update(found)
             parts.append(f"{part} {found['passed']}" + (f" (exit code {ended})" if ended else ""))
+    print(f"== slowest {SHOWN}, seconds with set-up")
+    for test in sorted(seconds, key=seconds.__getitem__, reverse=True)[:SHOWN]:
+        print(f"{seconds[test]:6.1f} {test}")
     outcomes = [f"{number} {outcome}" for outcome, number in counts.items() if number]
     print(f"{', '.join(outcomes)} in {time.monotonic() - begun_s:.0f}s: {', '.join(parts)}")
     return code
+
+
+def _seconds(report: Path) -> dict[str, float]:
+    """How long each test of a report took, by its name."""
+    tests = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ()
+    return {f"{test.get('classname')}::{test.get('name')}": float(test.get("time", 0)) for test in tests}
 
 
 def _counts(report: Path) -> dict[str, int]:
