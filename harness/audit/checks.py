@@ -11,7 +11,8 @@ from harness.audit.flops import Convention
 from harness.audit.table import AuditRow, Declared
 
 TOKENS, TFLOPS, MFU, STEP = "tokens/s", "TFLOP/s", "MFU", "step time"
-AuditStatus = Literal["consistent", "inconsistent", "not checkable"]
+AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
+"""apart: figures differ beyond rounding, yet not beyond what figures that were each measured apart may differ by."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Setting:
     sequence: float | None
     devices: float
     peak_flops_per_s: float | None
+    scale: float = 1.0
+    """Of the FLOPs that the convention counts, the share that the publication counts."""
 
     @property
     def flops_per_token(self) -> float | None:
         if self.convention is None or self.sequence is None:
             return None
-        return self.convention.flops_per_token(self.sequence)
+        return self.scale * self.convention.flops_per_token(self.sequence)
 
 
 @dataclass(frozen=True)

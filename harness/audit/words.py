@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import floor, log10
 
+from harness.audit import scatter_words
 from harness.audit.checks import AuditCheck, Setting
 from harness.audit.figures import Interval
 from harness.audit.fits import GRADIENT_PASSES, Clue, FitEvidence
 from harness.audit.gains import Gain, NotComparable
 from harness.audit.result import Formula, RowAudit
+from harness.audit.scatter import Scatter
 from harness.audit.solve import SAME, FittedReading
 from harness.audit.table import Table
 from harness.report.words import count, listing, percent, ratio
@@ -18,6 +20,7 @@ from trainer.devices.flops import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES
 
 NAMED_ROWS, NAMED_READINGS = 3, 2  # in the first line
+STATUS_WORDS = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
 COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
 VERDICTS = {
     "not comparable": "not comparable",
@@ -36,15 +39,18 @@ def row_sentence(
     implied: Interval | None,
     formulas: Mapping[str, Formula],
     alike: Sequence[FittedReading],
+    scatter: Scatter | None,
 ) -> str:
     """What the row's figures say of one another, in plain words."""
     reasons = [part for check in audited.checks if check.status == "not checkable" for part in check.reasons]
     missing = "; ".join(dict.fromkeys(reasons))
     if audited.status == "not checkable":
         return f"Not checkable: {missing or 'it gives no two figures'}."
-    parts = [f"{audited.status.capitalize()}: {_flops(audited, setting, implied)}{_checks(audited.checks)}."]
-    if audited.status == "inconsistent":
-        parts += _explained(audited, formulas, alike)
+    parts = [f"{STATUS_WORDS[audited.status]}: {_flops(audited, setting, implied)}{_checks(audited.checks)}."]
+    if audited.status == "apart":
+        parts.append(scatter_words.apart(scatter))
+    if audited.status in ("apart", "inconsistent"):
+        parts += _explained(audited, formulas, alike, scatter)
     return " ".join(parts) + (f" Not all could be checked: {missing}." if missing else "")
 
 
@@ -81,19 +87,27 @@ def _check(check: AuditCheck) -> str:
     )
 
 
-def _explained(audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequence[FittedReading]) -> list[str]:
-    if not audited.readings:
+def _explained(
+    audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequence[FittedReading], scatter: Scatter | None
+) -> list[str]:
+    unknown = scatter_words.unknown([one for one in audited.readings if one.free])
+    named = [one for one in audited.readings if not one.free]
+    if not named:
+        if audited.status == "apart":
+            return unknown + ([] if scatter is not None else scatter_words.excluded(audited.excluded))
         tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
-        return [f"No single change, and no pair of changes, makes it consistent.{tried}"]
-    said = []
-    for number, one in enumerate(audited.readings, 1):
+        return [f"No single change, and no pair of changes, makes it consistent.{tried}", *unknown]
+    listed = []
+    for number, one in enumerate(named, 1):
         text = f"({number}) {one.words}"
         formula = formulas.get(one.words.removeprefix("FLOPs counted "))
         if formula is not None and formula.of > 1:
             text += f", which fits {len(formula.rows)} of {formula.of} rows"
-        said.append(f"{text} [fits any figure]" if one.free else text)
-    parts = [f"What would make it consistent: {'; '.join(said)}."]
-    numbers = [f"({n})" for n, one in enumerate(audited.readings, 1) if one.words in {two.words for two in alike}]
+        listed.append(text + scatter_words.how_specific(one))
+    firm = any(one.firm for one in named)
+    opening = "What would make it consistent" if firm else "What may be, but cannot be told from chance"
+    parts = [f"{opening}: {'; '.join(listed)}.", *unknown]
+    numbers = [f"({n})" for n, one in enumerate(named, 1) if one.words in {two.words for two in alike}]
     if len(numbers) > 1:
         parts.append(
             f"For this shape {listing(numbers)} count the same {(alike[0].setting.flops_per_token or 0) / 1e9:.2f} "
@@ -101,27 +115,28 @@ def _explained(audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequen
         )
     if audited.incomparable is not None:
         parts.append(f"Its tokens/s is not comparable with its neighbours': it {audited.incomparable}")
-        slip = any(one.kind == "sequence" for one in audited.readings)
+        slip = any(one.kind == "sequence" and one.firm and one.shared == 1 for one in audited.readings)
         parts[-1] += " (a length that reaches one row alone is a usual slip of launch scripts)." if slip else "."
     if audited.tokens_per_s_as_declared is not None:
         parts.append(
             "Inference: with the same FLOP/s at the declared sequence length it would have read "
             f"{audited.tokens_per_s_as_declared:,.0f} tokens/s (shorter steps usually reach fewer FLOP/s)."
         )
-    if audited.excluded:
-        parts.append(f"What does not: {'; '.join(audited.excluded)}.")
-    return parts
+    return parts + scatter_words.excluded(audited.excluded)
 
 
 def short(row: RowAudit) -> str:
-    """What explains an inconsistent row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
-    firm = [one.words.partition(" (its")[0] for one in row.readings if not one.free]
-    if not row.readings:
-        return "nothing fits"
-    if not firm:
-        return f"fits only with {row.readings[0].words}, which would fit any figure"
-    rest = len(firm) - NAMED_READINGS
-    return f"fits with {', or with '.join(firm[:NAMED_READINGS])}{f', or {rest} more readings' if rest > 0 else ''}"
+    """What explains a row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
+    named = [one for one in row.readings if not one.free]
+    firm = [one for one in named if one.firm]
+    words = [one.words.partition(" (its")[0] for one in firm or named]
+    if not words:
+        return "nothing fits" if not row.readings else "the cause cannot be known from it"
+    rest = len(words) - NAMED_READINGS
+    verb = "fits with" if firm else "may be"
+    join = ", or with " if firm else ", or "
+    more = f", or {count(rest, 'more reading')}" if rest > 0 else ""
+    return f"{verb} {join.join(words[:NAMED_READINGS])}{more}{'' if firm else '; that is no more than a possibility'}"
 
 
 def formula_sentence(formulas: Sequence[Formula]) -> str | None:
@@ -129,6 +144,8 @@ def formula_sentence(formulas: Sequence[Formula]) -> str | None:
     best = max(formulas, key=lambda one: len(one.rows), default=None)
     if best is None or not best.rows:
         return None
+    if 2 * len(best.rows) < best.of:
+        return f"No known way of counting FLOPs per token fits more than {len(best.rows)} of {count(best.of, 'row')}."
     text = f"FLOPs per token counted {best.words} fit {len(best.rows)} of {count(best.of, 'row')}"
     equals = [one for one in formulas if one is not best and one.rows == best.rows]
     if not equals:
@@ -139,12 +156,14 @@ def formula_sentence(formulas: Sequence[Formula]) -> str | None:
     return f"{text}."
 
 
-def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str]) -> str:
+def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str], scatters: Sequence[Scatter]) -> str:
     """``7 of 8 rows consistent, 1 inconsistent: padding-free b1 (…)``. ``supported``: row -> reading with evidence."""
     states = Counter(row.status for row in rows)
     text = f"{states['consistent']} of {count(len(rows), 'row')} consistent"
     if open_rows := states["not checkable"]:
         text += f", {open_rows} not checkable"
+    if apart := states["apart"]:
+        text += f", {apart} apart beyond rounding {scatter_words.of_table(scatters)}"
     wrong = [row for row in rows if row.status == "inconsistent"]
     if not wrong:
         return f"{text}, none inconsistent."

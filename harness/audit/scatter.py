@@ -1,0 +1,149 @@
+"""Asks how far two figures of a row are apart, and whether figures that were each measured apart would be as far.
+
+The scale of such scatter comes from the other rows of the table. Numbers only; harness.audit.scatter_words makes the
+sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from math import erf, erfc, log, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.audit.checks import STEP, TOKENS, Setting, rates, witnesses
+from harness.audit.figures import Interval
+from harness.audit.table import AuditRow
+
+USUAL_SCATTER = 0.05  # one standard deviation; honest figures of one row are taken to differ by no more than this
+CHANCE = 0.005  # of honest scatter; below it a row is called inconsistent
+FEW = 3  # fewer other rows than this cannot overrule USUAL_SCATTER
+PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two figures of a row that should agree, as the logarithm of the first over the second."""
+
+    first: str
+    second: str
+    center: float
+    half: float
+    """What rounding leaves open on either side of ``center``."""
+
+    @property
+    def gap(self) -> float:
+        """How far apart they are beyond rounding; 0 where they agree."""
+        return max(abs(self.center) - self.half, 0.0)
+
+    @property
+    def reach(self) -> float:
+        """How far apart the figures behind the rounding may be."""
+        return abs(self.center) + self.half
+
+
+def relations(row: AuditRow, setting: Setting) -> list[Relation]:
+    """Every pair of figures that the row allows to compare."""
+    reported, rate = witnesses(row, setting), rates(row, setting)
+    pairs = [(a, b, reported[a], reported[b]) for a, b in combinations(reported, 2) if {a, b} != {TOKENS, STEP}]
+    if len(rate) == 2:  # needs neither the shape nor the peak
+        pairs.append((TOKENS, STEP, rate[TOKENS], rate[STEP]))
+    return [_relation(*pair) for pair in pairs]
+
+
+def _relation(first: str, second: str, one: Interval, other: Interval) -> Relation:
+    quotient = one / other
+    low, high = log(quotient.low), log(quotient.high)
+    return Relation(first, second, (low + high) / 2, (high - low) / 2)
+
+
+def worst(row: AuditRow, setting: Setting) -> Relation | None:
+    """The relation that is furthest apart; None where there is nothing to compare."""
+    return max(relations(row, setting), key=lambda one: (one.gap, one.reach), default=None)
+
+
+def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
+    """The chance that honest scatter parts ``one`` as far as it is. ``others``: the same figures in the other rows.
+
+    Its scale is the median of the others, so that a few slips among them do not hide one; with few others the chance
+    says how little they know. Beyond that, no honest scatter is taken to be larger than USUAL_SCATTER, unless the
+    others scatter by more around what they have in common.
+    """
+    usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
+    if not others:
+        return usual
+    scale = sorted(other.reach for other in others)[len(others) // 2]
+    among = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
+    if len(others) >= FEW:
+        middle = median(other.center for other in others)
+        spread = sorted(abs(other.center - middle) - other.half for other in others)[len(others) // 2]
+        if spread * PER_DEVIATION > USUAL_SCATTER:
+            return among
+    return min(among, usual)
+
+
+@cache
+def _distances() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Distances in standard deviations, and the share of normal scatter within each."""
+    distance = np.geomspace(1e-6, 8, 1500)
+    return distance, np.array([erf(value / sqrt(2)) for value in distance])
+
+
+def _beyond_median(times: float, others: int) -> float:
+    """The chance that one distance exceeds ``times`` the (upper) median of ``others``, all of one normal scatter."""
+    distance, within = _distances()
+    rank = others // 2 + 1
+    inside = np.clip(within, 1e-300, 1 - 1e-16)
+    weight = np.exp((rank - 1) * np.log(inside) + (others - rank) * np.log1p(-inside))
+    weight = weight / np.trapezoid(weight, within)
+    beyond = np.array([erfc(value / sqrt(2)) for value in times * distance[::5]])
+    return float(np.trapezoid(weight * np.interp(distance, distance[::5], beyond), within))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far figures of several rows are apart for no single reason. Fractions."""
+
+    first: str
+    second: str
+    rows: list[str]
+    """Rows whose two figures differ beyond rounding."""
+    of: int
+    typical: float
+    """One standard deviation of the difference."""
+    low: float
+    high: float
+    above: int
+    """Rows in which the first figure is the larger one."""
+
+
+def scatters(reported: Mapping[str, Sequence[Relation]], explained: Sequence[str]) -> list[Scatter]:
+    """One for every pair of figures that differ in two rows or more, for no reason that was found."""
+    found: dict[tuple[str, str], dict[str, Relation]] = {}
+    for name, pairs in reported.items():
+        if name not in explained:
+            for pair in pairs:
+                found.setdefault((pair.first, pair.second), {})[name] = pair
+    scattered = []
+    for (first, second), pairs_of in found.items():
+        apart = {name: pair for name, pair in pairs_of.items() if pair.gap > 0}
+        if len(apart) >= 2:
+            centers = [pair.center for pair in apart.values()]
+            scattered.append(
+                Scatter(
+                    first,
+                    second,
+                    list(apart),
+                    len(pairs_of),
+                    median(abs(pair.center) for pair in pairs_of.values()) * PER_DEVIATION,
+                    min(centers),
+                    max(centers),
+                    sum(center > 0 for center in centers),
+                )
+            )
+    return scattered
