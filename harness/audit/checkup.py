@@ -44,8 +44,12 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     candidates = []
     for row in table.rows:
         setting = setting_of(row, table.declared, palm)
-        read = _beyond_scatter(row, setting, printed)
-        unsorted, excluded = _readings(read, setting, usual, settled, known, peaks)
+        read = row
+        unsorted, excluded = _readings(row, setting, usual, settled, known, peaks)
+        if all(one.free for one in unsorted):
+            read = _beyond_scatter(row, setting, printed)
+        if read is not row:
+            unsorted, excluded = _readings(read, setting, usual, settled, known, peaks)
         ordered = sorted(unsorted, key=lambda one: (one.free, _lonely(one, formulas)))
         candidates.append(Candidate(read, setting, checks(row, setting), ordered, excluded))
     judged = judge(candidates, known, peaks)
@@ -85,7 +89,7 @@ def _beyond_scatter(row: AuditRow, setting: Setting, printed: Mapping[str, Seque
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
-    others = like(pair, row.name, printed)
+    others = like(pair, {row.name}, printed)
     deviation = deviation_among(others)
     if deviation == 0 or chance_of_scatter(pair, others) > CHANCE:
         return row

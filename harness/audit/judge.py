@@ -6,16 +6,17 @@ chance of both together is at most FIRM. It is not offered at all where readings
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb, prod
 
-from harness.audit.checks import AuditCheck, AuditStatus, Setting, fits
+from harness.audit.checks import AuditCheck, AuditStatus, Setting
 from harness.audit.figures import AuditedFigure, Interval
 from harness.audit.flops import Convention
 from harness.audit.readings import FIELDS, in_unit
 from harness.audit.scatter import (
     CHANCE,
+    FEW,
     PER_DEVIATION,
     Relation,
     Scatter,
@@ -29,7 +30,7 @@ from harness.audit.specificity import WINDOW, Readings
 from harness.audit.table import AuditRow, Peak
 from harness.report.words import percent
 
-FIRM = 0.01  # chance that an honest row gets a firm reading
+FIRM = 0.005  # chance that an honest row gets a firm reading
 SPECIFIC = 0.05  # of figures as far off; a reading as simple as others that fit more of them is never firm
 OFFERED = 0.5  # of figures as far off; beyond it a reading is not even offered
 EXPLAINS = 0.05  # of a row's discrepancy may remain where the reading of another row explains it too
@@ -103,13 +104,13 @@ def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relatio
     return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
-def like(one: Relation, name: str, reported: Mapping[str, Sequence[Relation]]) -> list[Relation]:
-    """The same two figures in the other rows."""
+def like(one: Relation, but: Collection[str], reported: Mapping[str, Sequence[Relation]]) -> list[Relation]:
+    """The same two figures in the other rows than ``but``."""
     names = (one.first, one.second)
     return [
         pair
         for other, pairs in reported.items()
-        if other != name
+        if other not in but
         for pair in pairs
         if (pair.first, pair.second) == names
     ]
@@ -132,18 +133,20 @@ def _weigh(
         return reading
     tried = Readings(one.row, setting, known, peaks, pair)
     coverage = tried.coverage(same)
-    usual = chance_of_scatter(pair, [])
-    chance = chance_of_scatter(pair, like(pair, one.row.name, reported)) * coverage
     sharing = [other for other in off if other is not one and _explains(reading, other)]
+    outside = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
+    scatter = chance_of_scatter(pair, outside)
+    chance = coverage * scatter
     if sharing:
         shares = [_share(reading, other) for other in sharing]
-        together = coverage * comb(len(off) - 1, len(sharing)) * prod(shares)
-        joint = _joint(reading, [one, *sharing], pair)
+        coverage *= min(comb(len(off) - 1, len(sharing)) * prod(shares), 1.0)
+        joint = _joint([one, *sharing], pair)
         if joint is not None:  # one offset of all rows, of whatever origin, is fitted as easily as one row
-            together = max(together, tried.coverage(same, joint))
-        if together * usual < chance or together < coverage:
-            chance, coverage = min(chance, together * usual), min(coverage, together)
-    firm = chance <= FIRM and coverage <= SPECIFIC
+            coverage = max(coverage, tried.coverage(same, joint))
+        chance = coverage * chance_of_scatter(pair, [])
+    # Rows that are apart for another reason, or many rows, know what scatter is: the reading must exceed it.
+    beyond = scatter <= CHANCE or (len(outside) < FEW and all(other.gap == 0 for other in outside))
+    firm = beyond and chance <= FIRM and coverage <= SPECIFIC
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
 
 
@@ -178,7 +181,7 @@ def _share(reading: FittedReading, other: Candidate) -> float:
     return min((before.half + after.gap) / (WINDOW * abs(before.center)), 1.0)
 
 
-def _joint(reading: FittedReading, sharing: Sequence[Candidate], pair: Relation) -> float | None:
+def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
     """What all rows leave open around one common offset; None where no common offset fits them as they are declared."""
     pairs = [
         found
@@ -203,18 +206,18 @@ def _judged(
     free = [each for each in found if each.free]
     open_ones = [each for each in found if not each.firm and not each.free]
     among = next((each for each in scattered if _holds(each, pair, one.row.name)), None)
-    beyond = chance_of_scatter(pair, like(pair, one.row.name, reported)) <= CHANCE
+    beyond = chance_of_scatter(pair, like(pair, {one.row.name}, reported)) <= CHANCE
     excluded = list(one.excluded)
     if firm:
         return JudgedRow("inconsistent", [*firm, *_offered(open_ones, excluded), *free], excluded, None)
-    if beyond or among is None:
+    if beyond or among is None or among.common:
         status: AuditStatus = "inconsistent" if beyond else "apart"
         return JudgedRow(status, [*_offered(open_ones, excluded), *free], excluded, among)
     return JudgedRow("apart", free, excluded, among)
 
 
 def _holds(scatter: Scatter, pair: Relation, name: str) -> bool:
-    return (scatter.first, scatter.second) == (pair.first, pair.second) and name in scatter.rows
+    return name in scatter.rows and {pair.first, pair.second} & {scatter.first, scatter.second} != set()
 
 
 def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:

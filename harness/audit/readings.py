@@ -92,7 +92,7 @@ def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
     """``row`` with the figure ``name`` times ``factor``; None where it gives no such figure."""
     field = FIELDS[name]
     figure: AuditedFigure | None = getattr(row, field)
-    return None if figure is None else replace(row, **{field: figure.times(factor)})
+    return None if figure is None else replace(row, **{field: figure.times(factor)})  # type: ignore[arg-type]
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:

@@ -6,7 +6,7 @@ sentences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -23,6 +23,7 @@ from harness.audit.table import AuditRow
 USUAL_SCATTER = 0.05  # one standard deviation; honest figures of one row are taken to differ by no more than this
 CHANCE = 0.005  # of honest scatter; below it a row is called inconsistent
 FEW = 3  # fewer other rows than this cannot overrule USUAL_SCATTER
+ALIKE = 0.2  # rows whose discrepancies differ by less than this share of them have them in common
 PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter
 
 
@@ -107,7 +108,7 @@ def _beyond_median(times: float, others: int) -> float:
 
 @dataclass(frozen=True)
 class Scatter:
-    """How far figures of several rows are apart for no single reason. Fractions."""
+    """Two figures that several rows print apart, for no reason that was found. Fractions."""
 
     first: str
     second: str
@@ -120,30 +121,41 @@ class Scatter:
     high: float
     above: int
     """Rows in which the first figure is the larger one."""
+    common: bool
+    """Whether all are apart by about the same, so that one cause is behind them and not scatter."""
 
 
-def scatters(reported: Mapping[str, Sequence[Relation]], explained: Sequence[str]) -> list[Scatter]:
-    """One for every pair of figures that differ in two rows or more, for no reason that was found."""
-    found: dict[tuple[str, str], dict[str, Relation]] = {}
+def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
+    """One for every group of two rows or more whose figures differ for no reason that was found.
+
+    Where the same rows differ in several pairs of figures, the pair that is furthest apart stands for all.
+    """
+    pairs_of: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():
         if name not in explained:
             for pair in pairs:
-                found.setdefault((pair.first, pair.second), {})[name] = pair
-    scattered = []
-    for (first, second), pairs_of in found.items():
-        apart = {name: pair for name, pair in pairs_of.items() if pair.gap > 0}
+                pairs_of.setdefault((pair.first, pair.second), {})[name] = pair
+    found: dict[tuple[str, ...], Scatter] = {}
+    for (first, second), pairs_by_row in pairs_of.items():
+        apart = {name: pair for name, pair in pairs_by_row.items() if pair.gap > 0}
         if len(apart) >= 2:
-            centers = [pair.center for pair in apart.values()]
-            scattered.append(
-                Scatter(
-                    first,
-                    second,
-                    list(apart),
-                    len(pairs_of),
-                    median(abs(pair.center) for pair in pairs_of.values()) * PER_DEVIATION,
-                    min(centers),
-                    max(centers),
-                    sum(center > 0 for center in centers),
-                )
-            )
-    return scattered
+            one = _scatter(first, second, apart, list(pairs_by_row.values()))
+            if one.typical > found.get(tuple(apart), one).typical or tuple(apart) not in found:
+                found[tuple(apart)] = one
+    return list(found.values())
+
+
+def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequence[Relation]) -> Scatter:
+    centers = [pair.center for pair in apart.values()]
+    low, high, middle = min(centers), max(centers), median(centers)
+    return Scatter(
+        first,
+        second,
+        list(apart),
+        len(every),
+        median(abs(pair.center) for pair in every) * PER_DEVIATION,
+        low,
+        high,
+        sum(center > 0 for center in centers),
+        high - low <= ALIKE * abs(middle),
+    )

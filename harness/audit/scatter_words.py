@@ -10,15 +10,21 @@ from harness.report.words import percent
 
 
 def scatter_sentence(one: Scatter) -> str:
-    """``tokens/s and MFU of 8 of 8 rows differ by about 2 %, as if each was measured apart``."""
-    below = len(one.rows) - one.above
-    sides = f"{one.above} times the first is the larger, {below} times the second"
-    return (
+    """``tokens/s and MFU differ beyond rounding in 8 of 8 rows …, as if each was measured apart``."""
+    text = (
         f"{one.first} and {one.second} differ beyond rounding in {len(one.rows)} of {one.of} rows "
-        f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %; {sides}): about {percent(one.typical)} (one standard "
-        "deviation), as if each was measured apart. No single setting explains these rows. What lies within that "
-        "scatter cannot be known from this table: another sequence length, another way to count FLOPs, a share of "
-        "padding, an average over other steps."
+        f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %)"
+    )
+    if one.common:
+        return (
+            f"{text}, by about the same in each: that is one cause which they share, and no scatter. Whether it is "
+            "another setting, another formula or other steps that were measured cannot be known from this table."
+        )
+    return (
+        f"{text}: about {percent(one.typical)} (one standard deviation), {one.above} times the first is the larger and "
+        f"{len(one.rows) - one.above} times the second, as if each was measured apart. No single setting explains "
+        "these rows. What lies within that scatter cannot be known from this table: another sequence length, another "
+        "way to count FLOPs, a share of padding, an average over other steps."
     )
 
 
@@ -27,10 +33,10 @@ def of_table(scatters: Sequence[Scatter]) -> str:
     if not scatters:
         return "(measured apart, or another setting: too few rows to tell)"
     widest = max(scatters, key=lambda one: (len(one.rows), one.typical))
-    return (
-        f"({widest.first} and {widest.second} differ by about {percent(widest.typical)}, as if each was measured apart; "
-        "no single setting explains them)"
-    )
+    text = f"{widest.first} and {widest.second} differ by about"
+    if widest.common:
+        return f"({text} {percent((widest.low + widest.high) / 2)} in each: one cause that they share, not known)"
+    return f"({text} {percent(widest.typical)}, as if each was measured apart; no single setting explains them)"
 
 
 def apart(scatter: Scatter | None) -> str:
@@ -40,8 +46,13 @@ def apart(scatter: Scatter | None) -> str:
             "That is more than rounding, and no more than figures of different steps or runs may differ by; the other "
             "rows are too few, or too roughly printed, to show which it is."
         )
+    if scatter.common:
+        return (
+            f"That is more than rounding, and about the same in {len(scatter.rows)} rows "
+            f"({scatter.low * 100:+.2g} to {scatter.high * 100:+.2g} %): one cause that they share."
+        )
     return (
-        f"That is more than rounding, and no more than the rows of this table differ among themselves (about "
+        "That is more than rounding, and no more than the rows of this table differ among themselves (about "
         f"{percent(scatter.typical)}), as if {scatter.first} and {scatter.second} were measured apart; no setting "
         "follows from it."
     )

@@ -21,10 +21,13 @@ from harness.audit.scatter import Relation
 from harness.audit.solve import LENGTH_STEP, SHORTEST, FittedReading
 from harness.audit.table import AuditRow, Peak
 
+Shifts = NDArray[np.float64]
+
 WINDOW = 2.0  # times as far off as the figure that was printed
 LONGEST = 2**20  # sequence length
-MOST_DEVICES = 1024
-Shifts = NDArray[np.float64]
+MOST_DEVICES = 4096
+USUAL_LENGTHS: Shifts = 2.0 ** np.arange(7, 18, dtype=np.float64)  # 128 to 131,072
+USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,22 @@ class Readings:
         ``half``: what is left open on either side of a figure; default: what the row's rounding leaves.
         """
         shifts = [self._usual]
+        if reading.changes > 1 or not _is_usual(reading):
+            shifts.append(self._unusual)
         if reading.changes > 1:
-            shifts += [self._lengths, self._pairs]
-        elif reading.kind == "sequence" and reading.value is not None and not _is_power(reading.value):
-            shifts.append(self._lengths)
+            shifts.append(self._pairs)
         return _covered(np.concatenate(shifts), self.relation, self.relation.half if half is None else half)
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Usual slips: formulas, powers of two as length, devices, peaks of known devices, factors, units."""
+        """Usual slips: formulas, usual lengths and numbers of devices, peaks of known devices, factors, units."""
         declared = self.setting
-        parts = [self._by_scale(np.log([scale for scale in SCALES.values()]))]
+        parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
             flops = [one.flops_per_token(declared.sequence) for one in self.known]
             parts.append(self._by_flops(np.log(np.array(flops) / declared.flops_per_token)))
-        parts.append(self._by_length(2.0 ** np.arange(log(SHORTEST, 2), log(LONGEST, 2) + 1), declared.convention))
-        parts.append(self._by_devices(np.arange(1.0, MOST_DEVICES + 1)))
+        parts.append(self._by_length(USUAL_LENGTHS, declared.convention))
+        parts.append(self._by_devices(USUAL_DEVICES))
         if declared.peak_flops_per_s is not None:
             peaks = [one.flops_per_s for one in self.peaks]
             every = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
@@ -67,23 +70,25 @@ class Readings:
         return np.concatenate(parts)
 
     @cached_property
-    def _lengths(self) -> Shifts:
-        """Every multiple of 64 as length."""
-        return self._by_length(np.arange(LENGTH_STEP, LONGEST + 1.0, LENGTH_STEP), self.setting.convention)
+    def _unusual(self) -> Shifts:
+        """Every multiple of 64 and every power of two as length, every number of devices."""
+        powers = 2.0 ** np.arange(log(SHORTEST, 2), log(LONGEST, 2) + 1)
+        multiples = np.arange(LENGTH_STEP, LONGEST + 1.0, LENGTH_STEP)
+        lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
+        return np.concatenate([lengths, self._by_devices(np.arange(1.0, MOST_DEVICES + 1))])
 
     @cached_property
     def _pairs(self) -> Shifts:
         """Another formula together with a power of two as length, or with another number of devices."""
+        powers = 2.0 ** np.arange(log(SHORTEST, 2), log(LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
             return parts[0]
         devices = self._by_devices(np.arange(1.0, MOST_DEVICES + 1))
         for one in self.known:
-            parts.append(self._by_length(2.0 ** np.arange(log(SHORTEST, 2), log(LONGEST, 2) + 1), one))
-            (moved,) = self._by_flops(np.log([one.flops_per_token(declared.sequence) / declared.flops_per_token])) or (
-                0.0,
-            )
-            parts.append(devices + moved)
+            parts.append(self._by_length(powers, one))
+            moved = log(one.flops_per_token(declared.sequence) / declared.flops_per_token)
+            parts.append(devices + (moved if self._work() else 0.0))
         return np.concatenate(parts)
 
     def _of(self, *names: str) -> bool:
@@ -102,24 +107,23 @@ class Readings:
     def _by_flops(self, moved: Shifts) -> Shifts:
         return moved if self._work() else np.zeros(0)
 
-    def _by_scale(self, moved: Shifts) -> Shifts:
-        return self._by_flops(moved)
-
     def _by_length(self, lengths: Shifts, convention: Convention | None) -> Shifts:
         declared = self.setting
         if declared.sequence is None:
             return np.zeros(0)
-        moved = self._per_batch() * np.log(lengths / declared.sequence)
+        moved: Shifts = self._per_batch() * np.log(lengths / declared.sequence)
         if self._work() and convention is not None and declared.flops_per_token is not None:
             flops = 6.0 * convention.weights + convention.attention_per_position * lengths
             moved = moved + np.log(flops / declared.flops_per_token)
-        return moved[moved != 0]
+        kept: Shifts = moved[moved != 0]
+        return kept
 
     def _by_devices(self, numbers: Shifts) -> Shifts:
-        moved = self._per_batch() * np.log(numbers / self.setting.devices)
+        moved: Shifts = self._per_batch() * np.log(numbers / self.setting.devices)
         if self._work():
             moved = moved - np.log(numbers / self.setting.devices)
-        return moved[moved != 0]
+        kept: Shifts = moved[moved != 0]
+        return kept
 
     def _by_peak(self, moved: Shifts) -> Shifts:
         return moved if self._of(MFU) else np.zeros(0)
@@ -131,8 +135,10 @@ class Readings:
         return np.concatenate([moved, -moved])
 
 
-def _is_power(value: float) -> bool:
-    return float(np.log2(value)).is_integer()
+def _is_usual(reading: FittedReading) -> bool:
+    if reading.kind == "sequence":
+        return reading.value in USUAL_LENGTHS
+    return reading.kind != "devices" or reading.value in USUAL_DEVICES
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:

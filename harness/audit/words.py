@@ -94,7 +94,9 @@ def _explained(
     named = [one for one in audited.readings if not one.free]
     if not named:
         if audited.status == "apart":
-            return unknown + ([] if scatter is not None else scatter_words.excluded(audited.excluded))
+            return unknown + (
+                [] if scatter is not None and not scatter.common else scatter_words.excluded(audited.excluded)
+            )
         tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
         return [f"No single change, and no pair of changes, makes it consistent.{tried}", *unknown]
     listed = []

@@ -138,3 +138,109 @@ def honest(
 def independent(sigma: float) -> Callable[[Random, int], tuple[float, float]]:
     """Tokens/s and MFU measured apart, each with the relative standard deviation ``sigma``."""
     return lambda random, _: (1 + random.gauss(0, sigma), 1 + random.gauss(0, sigma))
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A mistake in an otherwise exact table. ``kind`` and ``holds`` tell the reading that names it."""
+
+    name: str
+    kind: str
+    make: Callable[[Random, Made, Shape, float], tuple[Made, dict[str, float]] | None]
+    """The row as it really was counted, and factors on printed figures; None where the slip changes nothing."""
+
+
+def _length(random: Random, made: Made, shape: Shape, _: float) -> tuple[Made, dict[str, float]] | None:
+    """The row ran at another length than is declared for it."""
+    actual = random.choice([512, 1024, 2048, 4096, 8192])
+    if actual == made.sequence:
+        return None
+    count = conventions(shape)[0].flops_per_token
+    return replace(made, tokens_per_s=made.flops_per_s * made.devices / count(actual)), {"value": actual}
+
+
+def _formula(words: str) -> Callable[[Random, Made, Shape, float], tuple[Made, dict[str, float]] | None]:
+    def make(_: Random, made: Made, shape: Shape, _peak: float) -> tuple[Made, dict[str, float]] | None:
+        one = next((each for each in conventions(shape) if each.words == words), None)
+        if one is None:
+            return None
+        return replace(made, flops_per_s=made.tokens_per_s * one.flops_per_token(made.sequence) / made.devices), {}
+
+    return make
+
+
+def _scale(factor: float) -> Callable[[Random, Made, Shape, float], tuple[Made, dict[str, float]] | None]:
+    return lambda _random, made, _shape, _peak: (replace(made, flops_per_s=made.flops_per_s * factor), {})
+
+
+def _peak(factor: float | None) -> Callable[[Random, Made, Shape, float], tuple[Made, dict[str, float]] | None]:
+    """The MFU is of another peak: ``factor`` times the declared one, or (None) that of another device."""
+
+    def make(random: Random, made: Made, _: Shape, peak: float) -> tuple[Made, dict[str, float]] | None:
+        other = factor * peak if factor else random.choice([one for one in PEAKS if one != peak])
+        return made, {"mfu": peak / other, "value": other}
+
+    return make
+
+
+def _tokens(factor: float) -> Callable[[Random, Made, Shape, float], tuple[Made, dict[str, float]] | None]:
+    return lambda _random, made, _shape, _peak: (replace(made, tokens_per_s=made.tokens_per_s * factor), {})
+
+
+def _one_device(_: Random, made: Made, _shape: Shape, _peak: float) -> tuple[Made, dict[str, float]] | None:
+    """Tokens/s of one device in a row that declares several."""
+    return (replace(made, tokens_per_s=made.tokens_per_s / made.devices), {"value": 1}) if made.devices > 1 else None
+
+
+def _total(_: Random, made: Made, _shape: Shape, _peak: float) -> tuple[Made, dict[str, float]] | None:
+    return (made, {"tflops": made.devices}) if made.devices > 1 else None
+
+
+EMBEDDINGS = (
+    "with embedding lookups (all parameters)",
+    "with position embeddings (all parameters)",
+    "without the output projection (no embeddings at all)",
+)
+SLIPS = (
+    Slip("another sequence length", "sequence", _length),
+    *(Slip(f"FLOPs {words}", "formula", _formula(words)) for words in EMBEDDINGS),
+    Slip("half of the attention", "formula", _formula("with causal attention (half of it)")),
+    Slip("attention left out", "formula", _formula("without attention")),
+    Slip("forward pass alone", "scale", _scale(1 / 3)),
+    Slip("recomputation counted", "scale", _scale(4 / 3)),
+    Slip("multiply-add as one", "scale", _scale(1 / 2)),
+    Slip("sparse peak", "peak", _peak(2.0)),
+    Slip("peak of another device", "peak", _peak(None)),
+    Slip("tokens/s in thousands", "unit", _tokens(1e-3)),
+    Slip("tokens/s of one device", "devices", _one_device),
+    Slip("TFLOP/s of all devices", "total", _total),
+)
+
+
+def slipped(
+    random: Random, rows: Shapes, slip: Slip, printing: Printing, every: bool
+) -> tuple[Table, dict[str, str]] | None:
+    """An exact table with ``slip`` in one row or in every row; row -> part of the words that name it."""
+    shape, peak = random.choice(MODELS), random.choice(PEAKS)
+    tflops = slip.kind == "total" or random.random() < 0.5
+    plain = rows(random, shape, peak)
+    hit = range(len(plain)) if every else [random.randrange(len(plain))]
+    names: dict[str, str] = {}
+    printed = []
+    state = random.getstate()
+    for number, made in enumerate(plain):
+        factors: dict[str, float] = {}
+        if number in hit:
+            random.setstate(state)  # every row slips alike
+            changed = slip.make(random, made, shape, peak)
+            if changed is not None:
+                made, factors = changed
+                names[made.name] = f"{factors['value']:,.0f}" if slip.kind == "sequence" else ""
+        one = row(made, peak, printing, tflops)
+        mfu, work = factors.get("mfu", 1.0), factors.get("tflops", 1.0)
+        if mfu != 1.0:
+            one = replace(one, mfu_percent=printing.other(made.flops_per_s / peak * 100 * mfu))
+        if work != 1.0:
+            one = replace(one, tflops=printing.other(made.flops_per_s / 1e12 * work))
+        printed.append(one)
+    return (Table("", "", printed, declared(shape, peak)), names) if names else None

@@ -1,0 +1,103 @@
+"""``python -m tests.audit_rates --out FOLDER``: audit many honest and many slipped tables, write the rates as README.md."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from tests.audit_rates.rates import FAMILIES, Rates, honest_rates, slip_rates
+from tests.audit_rates.tables import COARSE, FULL, LOG, PAPER, PRINTINGS, SHAPES, SLIPS, independent
+
+SCATTERS = (0.0, 0.005, 0.02)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.audit_rates")
+    parser.add_argument("--out", type=Path, required=True, help="folder for README.md")
+    parser.add_argument("--tables", type=int, default=400, help="honest tables of each cell")
+    parser.add_argument("--slips", type=int, default=30, help="slipped tables of each shape and slip")
+    parser.add_argument("--seed", type=int, default=20261122)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    lines = list(_report(arguments.tables, arguments.slips, arguments.seed))
+    (arguments.out / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def _report(tables: int, slips: int, seed: int) -> Iterator[str]:
+    yield "# Rates of the audit"
+    yield ""
+    yield f"`python -m tests.audit_rates --out FOLDER --tables {tables} --slips {slips} --seed {seed}`"
+    yield ""
+    yield (
+        "Simulated tables, audited by the code of `harness audit`. *Firm*: a row of an honest table gets a firm "
+        "reading or is called inconsistent, with its 95 % interval (Wilson, as if rows were independent). *Offered*: rows with a reading that is named as no more than a possibility. *Apart*: rows whose "
+        "figures differ beyond rounding."
+    )
+    yield ""
+    yield "## Honest tables: tokens/s and MFU measured apart"
+    yield ""
+    yield from _honest_header("shape | scatter | printed")
+    every = Rates()
+    for name, shape in SHAPES.items():
+        for scatter in SCATTERS:
+            for printing in PRINTINGS:
+                rates = honest_rates(
+                    Random(f"{seed} {name} {scatter} {printing.name}"), shape, lambda _: independent(scatter), printing, tables
+                )  # fmt: skip
+                every += rates
+                yield _honest_line(f"{name} | {scatter * 100:g} % | {printing.name}", rates)
+    yield _honest_line("all | | ", every)
+    yield ""
+    yield "## Honest tables on which nothing was tuned"
+    yield ""
+    yield from _honest_header("family | printed")
+    for family in FAMILIES:
+        for printing in PRINTINGS:
+            rates = honest_rates(
+                Random(f"{seed} {family.name} {printing.name}"), family.shape, family.scatter, printing, tables
+            )
+            yield _honest_line(f"{family.name} | {printing.name}", rates)
+    yield ""
+    yield "## True slips in otherwise exact tables"
+    yield ""
+    yield (
+        "Rows with the slip whose figures contradict each other at the printed digits (others cannot be found by "
+        "anybody). *Named*: the true reading is among those that the audit offers; *firm*: as a firm one. A slip "
+        "that fits as many figures as rounding leaves open (3 digits, 2 digits) is named but not firm. *Other rows*: "
+        "firm readings of rows without a slip."
+    )
+    yield ""
+    yield "| printed | in | slip | rows | inconsistent | named | firm | other rows |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
+    for printing in (FULL, LOG, PAPER, COARSE):
+        for all_rows in (False, True):
+            for slip in SLIPS:
+                found = slip_rates(Random(f"{seed} {slip.name}"), slip, printing, all_rows, slips)
+                yield (
+                    f"| {printing.name} | {'every row' if all_rows else 'one row'} | {slip.name} | {found.rows} | "
+                    f"{_share(found.inconsistent, found.rows)} | {_share(found.named, found.rows)} | "
+                    f"{_share(found.firm, found.rows)} | {found.elsewhere} |"
+                )
+
+
+def _honest_header(first: str) -> Iterator[str]:
+    yield f"| {first} | rows | apart | offered | firm | 95 % interval |"
+    yield f"| {' | '.join('---' for _ in first.split('|'))} | ---: | ---: | ---: | ---: | ---: |"
+
+
+def _honest_line(first: str, rates: Rates) -> str:
+    low, high = rates.interval
+    return (
+        f"| {first} | {rates.rows:,} | {_share(rates.apart, rates.rows)} | {_share(rates.offered, rates.rows)} | "
+        f"{_share(rates.firm, rates.rows, 2)} | {low * 100:.2f} to {high * 100:.2f} % |"
+    )
+
+
+def _share(part: int, of: int, places: int = 0) -> str:
+    return f"{part / of * 100:.{places}f} %" if of else "–"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Counts what the audit says of many made tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from random import Random
+
+from harness.audit.checkup import audit
+from tests.audit_rates.tables import (
+    KNOWN,
+    MODELS,
+    Made,
+    Printing,
+    Shapes,
+    Slip,
+    batch_sizes,
+    honest,
+    independent,
+    models,
+    sequence_sweep,
+    slipped,
+)
+
+__all__ = ["FAMILIES", "MODELS", "Family", "Rates", "SlipRates", "honest_rates", "slip_rates"]
+Scattering = Callable[[Random, int], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rows of honest tables. ``firm``: rows of which the audit claims anything for sure."""
+
+    rows: int = 0
+    apart: int = 0
+    offered: int = 0
+    firm: int = 0
+
+    def __add__(self, other: Rates) -> Rates:
+        return Rates(
+            self.rows + other.rows,
+            self.apart + other.apart,
+            self.offered + other.offered,
+            self.firm + other.firm,
+        )
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the share of firm rows."""
+        share, z = self.firm / self.rows, 1.96
+        middle = (share + z * z / 2 / self.rows) / (1 + z * z / self.rows)
+        half = z * sqrt(share * (1 - share) / self.rows + z * z / 4 / self.rows**2) / (1 + z * z / self.rows)
+        return max(middle - half, 0.0), middle + half
+
+
+def honest_rates(
+    random: Random, shape: Shapes, scatter: Callable[[Random], Scattering], printing: Printing, tables: int
+) -> Rates:
+    """Audit ``tables`` honest tables; ``scatter`` makes the scatter of one table."""
+    rows = apart = offered = firm = 0
+    for _ in range(tables):
+        for row in audit(honest(random, shape, scatter(random), printing), KNOWN).rows:
+            named = [one for one in row.readings if not one.free]
+            rows += 1
+            apart += row.status != "consistent"
+            offered += any(not one.firm for one in named)
+            firm += row.status == "inconsistent" or any(one.firm for one in named)
+    return Rates(rows, apart, offered, firm)
+
+
+@dataclass(frozen=True)
+class SlipRates:
+    """Rows with a slip that the printed digits show. ``elsewhere``: firm readings of the other rows."""
+
+    rows: int
+    inconsistent: int
+    named: int
+    firm: int
+    elsewhere: int
+
+
+def slip_rates(random: Random, slip: Slip, printing: Printing, every: bool, tables: int) -> SlipRates:
+    """Audit ``tables`` tables of each shape with ``slip`` in one row or in every row."""
+    rows = inconsistent = named = firm = elsewhere = 0
+    for shape in (batch_sizes, models, sequence_sweep):
+        for _ in range(tables):
+            made = slipped(random, shape, slip, printing, every)
+            if made is None:
+                continue
+            table, names = made
+            for row in audit(table, KNOWN).rows:
+                if row.name not in names:
+                    elsewhere += any(one.firm for one in row.readings)
+                elif row.status != "consistent":
+                    right = [
+                        one
+                        for one in row.readings
+                        if not one.free and one.kind == slip.kind and names[row.name] in one.words
+                    ]
+                    rows += 1
+                    inconsistent += row.status == "inconsistent"
+                    named += bool(right)
+                    firm += any(one.firm for one in right)
+    return SlipRates(rows, inconsistent, named, firm, elsewhere)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Honest tables of another kind than those by which the audit was built."""
+
+    name: str
+    shape: Shapes
+    scatter: Callable[[Random], Scattering]
+
+
+def _heteroscedastic(random: Random) -> Scattering:
+    """Every row has a scatter of its own, 0.2 to 5 %."""
+
+    def scatter(_: Random, _row: int) -> tuple[float, float]:
+        sigma = 0.01 * 2 ** random.uniform(-2.3, 2.3)
+        return 1 + random.gauss(0, sigma), 1 + random.gauss(0, sigma)
+
+    return scatter
+
+
+def _heavy(random: Random) -> Scattering:
+    """Student's t with 3 degrees of freedom, 1 %."""
+
+    def one() -> float:
+        return random.gauss(0, 1) / sqrt(random.gammavariate(1.5, 2) / 3)
+
+    return lambda _random, _row: (1 + 0.01 * one(), 1 + 0.01 * one())
+
+
+def _drift(random: Random) -> Scattering:
+    """MFU of all rows is off by one factor (up to 3 %), as where it leaves out warm-up and tokens/s does not."""
+    factor = 1 + random.uniform(-0.03, 0.03)
+    return lambda _random, _row: (1.0, factor)
+
+
+def _growing(random: Random) -> Scattering:
+    """MFU drifts along the rows by up to 1 % a row, as on a device that gets warm."""
+    slope = random.uniform(-0.01, 0.01)
+    return lambda _random, row: (1.0, 1 + slope * row)
+
+
+def _outlier(random: Random) -> Scattering:
+    """One of the first three rows was measured again, 1 to 10 % away; all other rows are exact."""
+    bad, factor = random.randrange(3), 1 + random.choice([-1, 1]) * random.uniform(0.01, 0.1)
+    return lambda _random, row: (1.0, factor if row == bad else 1.0)
+
+
+def _first(count: int, shape: Shapes) -> Shapes:
+    def rows(random: Random, *arguments: object) -> list[Made]:
+        return shape(random, *arguments)[:count]  # type: ignore[arg-type]
+
+    return rows
+
+
+FAMILIES = (
+    Family("a scatter of its own in each row (0.2 to 5 %)", batch_sizes, _heteroscedastic),
+    Family("heavy tails (t of 3 degrees, 1 %)", sequence_sweep, _heavy),
+    Family("one factor on all rows (up to 3 %)", batch_sizes, _drift),
+    Family("one factor on all rows, lengths differ (up to 3 %)", sequence_sweep, _drift),
+    Family("drift along the rows (up to 1 % a row)", batch_sizes, _growing),
+    Family("one row measured again (1 to 10 % off), others exact", batch_sizes, _outlier),
+    Family("the same in tables of 3 rows", models, _outlier),
+    Family("one row, 2 %", _first(1, batch_sizes), lambda _: independent(0.02)),
+    Family("one row, 0.1 %", _first(1, batch_sizes), lambda _: independent(0.001)),
+    Family("two rows, 2 %", _first(2, batch_sizes), lambda _: independent(0.02)),
+    Family("two rows, 0.1 %", _first(2, models), lambda _: independent(0.001)),
+)
