@@ -27,7 +27,7 @@ from harness.audit.gains import gains, unexplained
 from harness.audit.judge import Candidate, JudgedRow, deviation_among, judge, like, widened
 from harness.audit.readings import search
 from harness.audit.result import Audit, Formula, NamedReading, RowAudit
-from harness.audit.scatter import CHANCE, Relation, chance_of_scatter, relations, worst
+from harness.audit.scatter import Relation, beyond_scatter, relations, worst
 from harness.audit.solve import SAME, FittedReading
 from harness.audit.table import AuditRow, Peak, Table
 
@@ -91,7 +91,7 @@ def _beyond_scatter(row: AuditRow, setting: Setting, printed: Mapping[str, Seque
         return row
     others = like(pair, {row.name}, printed)
     deviation = deviation_among(others)
-    if deviation == 0 or chance_of_scatter(pair, others) > CHANCE:
+    if deviation == 0 or not beyond_scatter(pair, others):
         return row
     return widened(row, deviation)
 

@@ -15,11 +15,11 @@ from harness.audit.figures import AuditedFigure, Interval
 from harness.audit.flops import Convention
 from harness.audit.readings import FIELDS, in_unit
 from harness.audit.scatter import (
-    CHANCE,
     FEW,
     PER_DEVIATION,
     Relation,
     Scatter,
+    beyond_scatter,
     chance_of_scatter,
     relations,
     scatters,
@@ -135,8 +135,7 @@ def _weigh(
     coverage = tried.coverage(same)
     sharing = [other for other in off if other is not one and _explains(reading, other)]
     outside = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
-    scatter = chance_of_scatter(pair, outside)
-    chance = coverage * scatter
+    chance = coverage * chance_of_scatter(pair, outside)
     if sharing:
         shares = [_share(reading, other) for other in sharing]
         coverage *= min(comb(len(off) - 1, len(sharing)) * prod(shares), 1.0)
@@ -145,7 +144,7 @@ def _weigh(
             coverage = max(coverage, tried.coverage(same, joint))
         chance = coverage * chance_of_scatter(pair, [])
     # Rows that are apart for another reason, or many rows, know what scatter is: the reading must exceed it.
-    beyond = scatter <= CHANCE or (len(outside) < FEW and all(other.gap == 0 for other in outside))
+    beyond = beyond_scatter(pair, outside) or (len(outside) < FEW and all(other.gap == 0 for other in outside))
     firm = beyond and chance <= FIRM and coverage <= SPECIFIC
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
 
@@ -206,7 +205,7 @@ def _judged(
     free = [each for each in found if each.free]
     open_ones = [each for each in found if not each.firm and not each.free]
     among = next((each for each in scattered if _holds(each, pair, one.row.name)), None)
-    beyond = chance_of_scatter(pair, like(pair, {one.row.name}, reported)) <= CHANCE
+    beyond = beyond_scatter(pair, like(pair, {one.row.name}, reported))
     excluded = list(one.excluded)
     if firm:
         return JudgedRow("inconsistent", [*firm, *_offered(open_ones, excluded), *free], excluded, None)

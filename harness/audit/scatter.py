@@ -88,6 +88,12 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     return min(among, usual)
 
 
+def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
+    """Whether honest scatter does not explain ``one``. Where most others are apart too, the tails are not known."""
+    apart = sum(other.gap > 0 for other in others)
+    return chance_of_scatter(one, others) <= (CHANCE / 10 if 2 * apart > len(others) else CHANCE)
+
+
 @cache
 def _distances() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Distances in standard deviations, and the share of normal scatter within each."""

@@ -29,11 +29,12 @@ Scattering = Callable[[Random, int], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Rates:
-    """Rows of honest tables. ``firm``: rows of which the audit claims anything for sure."""
+    """Rows of honest tables. ``firm``: rows with a firm reading; ``inconsistent``: those, and others called so."""
 
     rows: int = 0
     apart: int = 0
     offered: int = 0
+    inconsistent: int = 0
     firm: int = 0
 
     def __add__(self, other: Rates) -> Rates:
@@ -41,6 +42,7 @@ class Rates:
             self.rows + other.rows,
             self.apart + other.apart,
             self.offered + other.offered,
+            self.inconsistent + other.inconsistent,
             self.firm + other.firm,
         )
 
@@ -57,15 +59,16 @@ def honest_rates(
     random: Random, shape: Shapes, scatter: Callable[[Random], Scattering], printing: Printing, tables: int
 ) -> Rates:
     """Audit ``tables`` honest tables; ``scatter`` makes the scatter of one table."""
-    rows = apart = offered = firm = 0
+    rows = apart = offered = inconsistent = firm = 0
     for _ in range(tables):
         for row in audit(honest(random, shape, scatter(random), printing), KNOWN).rows:
             named = [one for one in row.readings if not one.free]
             rows += 1
             apart += row.status != "consistent"
             offered += any(not one.firm for one in named)
-            firm += row.status == "inconsistent" or any(one.firm for one in named)
-    return Rates(rows, apart, offered, firm)
+            inconsistent += row.status == "inconsistent"
+            firm += any(one.firm for one in named)
+    return Rates(rows, apart, offered, inconsistent, firm)
 
 
 @dataclass(frozen=True)
