@@ -6,8 +6,9 @@ chance of both together is at most FIRM. It is not offered at all where readings
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import comb, prod
 
 from harness.audit.checks import AuditCheck, AuditStatus, Setting
@@ -37,13 +38,13 @@ EXPLAINS = 0.05  # of a row's discrepancy may remain where the reading of anothe
 WITHIN = 2.6  # standard deviations; 99 % of normal scatter
 
 KINDS = {
-    "formula": "another way to count FLOPs per token",
-    "scale": "FLOPs of another part of the work",
-    "sequence": "another sequence length",
-    "devices": "another number of devices",
-    "total": "TFLOP/s of all devices",
-    "unit": "another unit",
-    "peak": "the peak of another device",
+    "formula": "way to count FLOPs per token",
+    "scale": "part of the work",
+    "sequence": "sequence length",
+    "devices": "number of devices",
+    "total": "count of devices in TFLOP/s",
+    "unit": "unit",
+    "peak": "device's peak",
 }
 
 
@@ -57,9 +58,14 @@ class Candidate:
     readings: Sequence[FittedReading]
     excluded: Sequence[str]
 
-    @property
+    @cached_property
     def worst(self) -> Relation | None:
+        """The two figures that are furthest apart."""
         return worst(self.row, self.setting)
+
+    def under_base(self, base: Convention | None) -> Setting:
+        """The setting with the formula that the other rows settle, where they do."""
+        return self.setting if base is None else replace(self.setting, convention=base)
 
 
 @dataclass(frozen=True)
@@ -84,10 +90,17 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
     off = [one for one in candidates if (pair := one.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
+    tried: dict[tuple[str, Convention | None], Readings] = {}
+
+    def trying(one: Candidate, base: Convention | None, pair: Relation) -> Readings:
+        if (one.row.name, base) not in tried:
+            tried[one.row.name, base] = Readings(one.row, one.under_base(base), known, peaks, pair)
+        return tried[one.row.name, base]
+
     for _ in range(2):  # rows that a firm reading explains say how exact the table is, in the second round
         reported = {one.row.name: _as_explained(one, firm.get(one.row.name, [])) for one in candidates}
         for one in off:
-            weighed[one.row.name] = [_weigh(one, each, off, reported, known, peaks) for each in one.readings]
+            weighed[one.row.name] = [_weigh(one, each, off, reported, trying) for each in one.readings]
             firm[one.row.name] = [each for each in weighed[one.row.name] if each.firm]
     explained = [name for name, found in firm.items() if found]
     scattered = scatters({one.row.name: relations(one.row, one.setting) for one in candidates}, explained)
@@ -121,17 +134,15 @@ def _weigh(
     reading: FittedReading,
     off: Sequence[Candidate],
     reported: Mapping[str, Sequence[Relation]],
-    known: Sequence[Convention],
-    peaks: Sequence[Peak],
+    trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
     """``reading`` with its coverage, the rows that share it, and whether it is firm."""
-    setting, same = one.setting, reading
-    if reading.base is not None:  # the other rows settle the formula, so only the second change was looked for
-        setting, same = replace(setting, convention=reading.base), replace(reading, changes=1)
-    pair = worst(one.row, setting)
+    # Where the other rows settle the formula, only the second change was looked for.
+    same = reading if reading.base is None else replace(reading, changes=1)
+    pair = worst(one.row, one.under_base(reading.base))
     if reading.free or pair is None or pair.gap == 0:
         return reading
-    tried = Readings(one.row, setting, known, peaks, pair)
+    tried = trying(one, reading.base, pair)
     coverage = tried.coverage(same)
     sharing = [other for other in off if other is not one and _explains(reading, other)]
     outside = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
@@ -233,8 +244,8 @@ def _offered(found: Sequence[FittedReading], excluded: list[str]) -> list[Fitted
             useless[one.kind] = max(useless.get(one.kind, 0.0), one.coverage or 0.0)
     for kind, coverage in useless.items():
         excluded.append(
-            f"{KINDS.get(kind, kind)} (one would fit, but readings as simple fit {percent(coverage)} of all figures up "
-            "to twice as far off)"
+            f"no other {KINDS.get(kind, kind)} in particular (one would fit, but readings as simple fit "
+            f"{percent(coverage)} of all figures up to twice as far off)"
         )
     return [one for one in found if (one.coverage or 0.0) <= OFFERED]
 

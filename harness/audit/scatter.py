@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 from math import erf, erfc, log, sqrt
 from statistics import median
@@ -24,6 +24,7 @@ USUAL_SCATTER = 0.05  # one standard deviation; honest figures of one row are ta
 CHANCE = 0.005  # of honest scatter; below it a row is called inconsistent
 FEW = 3  # fewer other rows than this cannot overrule USUAL_SCATTER
 ALIKE = 0.2  # rows whose discrepancies differ by less than this share of them have them in common
+Distances = NDArray[np.float64]
 PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter
 
 
@@ -95,21 +96,27 @@ def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
 
 
 @cache
-def _distances() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Distances in standard deviations, and the share of normal scatter within each."""
-    distance = np.geomspace(1e-6, 8, 1500)
-    return distance, np.array([erf(value / sqrt(2)) for value in distance])
+def _distances() -> tuple[Distances, Distances, Distances]:
+    """Distances in standard deviations, and the shares of normal scatter within and beyond each."""
+    distance = np.geomspace(1e-6, 30, 2000)
+    within = np.array([erf(value / sqrt(2)) for value in distance])
+    return distance, within, np.array([erfc(value / sqrt(2)) for value in distance])
+
+
+@lru_cache(maxsize=256)
+def _median_of(others: int) -> Distances:
+    """The density of the (upper) median of so many distances, over the share within it."""
+    _, within, _ = _distances()
+    rank, inside = others // 2 + 1, np.clip(within, 1e-300, 1 - 1e-16)
+    logarithm = (rank - 1) * np.log(inside) + (others - rank) * np.log1p(-inside)
+    weight: Distances = np.exp(logarithm - logarithm.max())
+    return weight / float(np.trapezoid(weight, within))
 
 
 def _beyond_median(times: float, others: int) -> float:
     """The chance that one distance exceeds ``times`` the (upper) median of ``others``, all of one normal scatter."""
-    distance, within = _distances()
-    rank = others // 2 + 1
-    inside = np.clip(within, 1e-300, 1 - 1e-16)
-    weight = np.exp((rank - 1) * np.log(inside) + (others - rank) * np.log1p(-inside))
-    weight = weight / np.trapezoid(weight, within)
-    beyond = np.array([erfc(value / sqrt(2)) for value in times * distance[::5]])
-    return float(np.trapezoid(weight * np.interp(distance, distance[::5], beyond), within))
+    distance, within, beyond = _distances()
+    return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, beyond), within))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,11 @@ from harness.audit.result import NamedReading
 from harness.audit.scatter import Scatter
 from harness.report.words import percent
 
+BEYOND = (
+    "It is further apart than honest scatter would part it: a setting is not what is declared, or its figures are not "
+    "of the same measurement; the table does not show which."
+)
+
 
 def scatter_sentence(one: Scatter) -> str:
     """``tokens/s and MFU differ beyond rounding in 8 of 8 rows …, as if each was measured apart``."""

@@ -145,7 +145,7 @@ def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
     """The share of figures up to WINDOW times as far off that lie within ``half`` of a shift, but not of no shift."""
     window = max(WINDOW * abs(relation.center), 2 * half)
     # A reading that moves the relation by t fits where the center is -t; a window around 0 holds both alike.
-    near = np.sort(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
+    near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
     low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)
     before = np.concatenate([[-window], high[:-1]])
     covered = float(np.maximum(high - np.maximum(low, before), 0.0).sum())

@@ -98,7 +98,11 @@ def _explained(
                 [] if scatter is not None and not scatter.common else scatter_words.excluded(audited.excluded)
             )
         tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
-        return [f"No single change, and no pair of changes, makes it consistent.{tried}", *unknown]
+        return [
+            f"No single change, and no pair of changes, makes it consistent.{tried}",
+            scatter_words.BEYOND,
+            *unknown,
+        ]
     listed = []
     for number, one in enumerate(named, 1):
         text = f"({number}) {one.words}"
@@ -108,7 +112,10 @@ def _explained(
         listed.append(text + scatter_words.how_specific(one))
     firm = any(one.firm for one in named)
     opening = "What would make it consistent" if firm else "What may be, but cannot be told from chance"
-    parts = [f"{opening}: {'; '.join(listed)}.", *unknown]
+    parts = [f"{opening}: {'; '.join(listed)}."]
+    if audited.status == "inconsistent" and not firm:
+        parts.append(scatter_words.BEYOND)
+    parts += unknown
     numbers = [f"({n})" for n, one in enumerate(named, 1) if one.words in {two.words for two in alike}]
     if len(numbers) > 1:
         parts.append(
