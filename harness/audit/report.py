@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from harness.audit.fits import Fit, Traffic
 from harness.audit.gains import Gain
+from harness.audit.reading_words import short
 from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
-from harness.audit.words import short
 from harness.report.tables import NOT_MEASURED, safe, table
 from harness.report.words import count, listing, percent
 from trainer.devices.flops import parameters

@@ -26,10 +26,10 @@ def scatter_sentence(one: Scatter) -> str:
             "another setting, another formula or other steps that were measured cannot be known from this table."
         )
     return (
-        f"{text}: about {percent(one.typical)} (one standard deviation), {one.above} times the first is the larger and "
-        f"{len(one.rows) - one.above} times the second, as if each was measured apart. No single setting explains "
+        f"{text}: about {percent(one.typical)} (one standard deviation), the first the larger in {one.above} and the "
+        f"second in {len(one.rows) - one.above}, as if each was measured apart. No single setting explains "
         "these rows. What lies within that scatter cannot be known from this table: another sequence length, another "
-        "way to count FLOPs, a share of padding, an average over other steps."
+        "way to count FLOPs, another peak, a share of padding, an average over other steps."
     )
 
 

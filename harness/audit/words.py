@@ -11,6 +11,7 @@ from harness.audit.checks import AuditCheck, Setting
 from harness.audit.figures import Interval
 from harness.audit.fits import GRADIENT_PASSES, Clue, FitEvidence
 from harness.audit.gains import Gain, NotComparable
+from harness.audit.reading_words import explained, short
 from harness.audit.result import Formula, RowAudit
 from harness.audit.scatter import Scatter
 from harness.audit.solve import SAME, FittedReading
@@ -19,7 +20,7 @@ from harness.report.words import count, listing, percent, ratio
 from trainer.devices.flops import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES
 
-NAMED_ROWS, NAMED_READINGS = 3, 2  # in the first line
+NAMED_ROWS = 3  # in the first line
 STATUS_WORDS = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
 COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
 VERDICTS = {
@@ -50,7 +51,7 @@ def row_sentence(
     if audited.status == "apart":
         parts.append(scatter_words.apart(scatter))
     if audited.status in ("apart", "inconsistent"):
-        parts += _explained(audited, formulas, alike, scatter)
+        parts += explained(audited, formulas, alike, scatter)
     return " ".join(parts) + (f" Not all could be checked: {missing}." if missing else "")
 
 
@@ -85,67 +86,6 @@ def _check(check: AuditCheck) -> str:
         f"{check.name} {agrees} ({(check.discrepancy or 0) * 100:+.3f} %, rounding allows "
         f"{(check.allowed or 0) * 100:.3f} %{rest})"
     )
-
-
-def _explained(
-    audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequence[FittedReading], scatter: Scatter | None
-) -> list[str]:
-    unknown = scatter_words.unknown([one for one in audited.readings if one.free])
-    named = [one for one in audited.readings if not one.free]
-    if not named:
-        if audited.status == "apart":
-            return unknown + (
-                [] if scatter is not None and not scatter.common else scatter_words.excluded(audited.excluded)
-            )
-        tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
-        return [
-            f"No single change, and no pair of changes, makes it consistent.{tried}",
-            scatter_words.BEYOND,
-            *unknown,
-        ]
-    listed = []
-    for number, one in enumerate(named, 1):
-        text = f"({number}) {one.words}"
-        formula = formulas.get(one.words.removeprefix("FLOPs counted "))
-        if formula is not None and formula.of > 1:
-            text += f", which fits {len(formula.rows)} of {formula.of} rows"
-        listed.append(text + scatter_words.how_specific(one))
-    firm = any(one.firm for one in named)
-    opening = "What would make it consistent" if firm else "What may be, but cannot be told from chance"
-    parts = [f"{opening}: {'; '.join(listed)}."]
-    if audited.status == "inconsistent" and not firm:
-        parts.append(scatter_words.BEYOND)
-    parts += unknown
-    numbers = [f"({n})" for n, one in enumerate(named, 1) if one.words in {two.words for two in alike}]
-    if len(numbers) > 1:
-        parts.append(
-            f"For this shape {listing(numbers)} count the same {(alike[0].setting.flops_per_token or 0) / 1e9:.2f} "
-            "GFLOP per token, so this row alone cannot tell them apart."
-        )
-    if audited.incomparable is not None:
-        parts.append(f"Its tokens/s is not comparable with its neighbours': it {audited.incomparable}")
-        slip = any(one.kind == "sequence" and one.firm and one.shared == 1 for one in audited.readings)
-        parts[-1] += " (a length that reaches one row alone is a usual slip of launch scripts)." if slip else "."
-    if audited.tokens_per_s_as_declared is not None:
-        parts.append(
-            "Inference: with the same FLOP/s at the declared sequence length it would have read "
-            f"{audited.tokens_per_s_as_declared:,.0f} tokens/s (shorter steps usually reach fewer FLOP/s)."
-        )
-    return parts + scatter_words.excluded(audited.excluded)
-
-
-def short(row: RowAudit) -> str:
-    """What explains a row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
-    named = [one for one in row.readings if not one.free]
-    firm = [one for one in named if one.firm]
-    words = [one.words.partition(" (its")[0] for one in firm or named]
-    if not words:
-        return "nothing fits" if not row.readings else "the cause cannot be known from it"
-    rest = len(words) - NAMED_READINGS
-    verb = "fits with" if firm else "may be"
-    join = ", or with " if firm else ", or "
-    more = f", or {count(rest, 'more reading')}" if rest > 0 else ""
-    return f"{verb} {join.join(words[:NAMED_READINGS])}{more}{'' if firm else '; that is no more than a possibility'}"
 
 
 def formula_sentence(formulas: Sequence[Formula]) -> str | None:
