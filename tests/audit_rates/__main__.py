@@ -8,9 +8,22 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.audit_rates.rates import FAMILIES, Rates, honest_rates, slip_rates
+from tests.audit_rates.rates import FAMILIES, Rates, honest_rates, scattered, slip_rates
 from tests.audit_rates.tables import COARSE, FULL, LOG, PAPER, PRINTINGS, SHAPES, SLIPS, independent
 
+BEFORE = (
+    "Before (commit 28c5e6d, 100 tables of each line, the same seeds), a row had a reading that was not marked *fits "
+    "any figure*: printed with 3 digits in 63 to 70 % of rows at 0.5 % scatter and in 85 to 86 % at 2 %; with 3 and 2 "
+    "digits in 22 to 26 % and 67 to 70 %; with two decimals in 8 to 9 % and 6 to 8 %. All rows apart were called "
+    "inconsistent."
+)
+UNTUNED = (
+    "No threshold was set on these, with one exception: the first family's rate of *inconsistent* (4 % at first) led "
+    "to the tenth of the chance that is asked for where most rows scatter. A row that was measured again among exact "
+    "rows is called inconsistent, which it is; the sentence names another measurement as one of two causes. One "
+    "factor on all rows of one length cannot be told from one setting by anybody: there the rate of firm readings is "
+    "that of a coincidence."
+)
 SCATTERS = (0.0, 0.005, 0.02)
 
 
@@ -46,19 +59,22 @@ def _report(tables: int, slips: int, seed: int) -> Iterator[str]:
         for scatter in SCATTERS:
             for printing in PRINTINGS:
                 random = Random(f"{seed} {name} {scatter} {printing.name}")
-                rates = honest_rates(random, shape, partial(_independent, scatter), printing, tables)
+                rates = honest_rates(random, scattered(shape, partial(_independent, scatter)), printing, tables)
                 every += rates
                 yield _honest_line(f"{name} | {scatter * 100:g} % | {printing.name}", rates)
     yield _honest_line("all | | ", every)
     yield ""
-    yield "## Honest tables on which nothing was tuned"
+    yield BEFORE
+    yield ""
+    yield "## Honest tables of other kinds"
+    yield ""
+    yield UNTUNED
     yield ""
     yield from _honest_header("family | printed")
     for family in FAMILIES:
         for printing in PRINTINGS:
-            rates = honest_rates(
-                Random(f"{seed} {family.name} {printing.name}"), family.shape, family.scatter, printing, tables
-            )
+            random = Random(f"{seed} {family.name} {printing.name}")
+            rates = honest_rates(random, family.make, printing, tables)
             yield _honest_line(f"{family.name} | {printing.name}", rates)
     yield ""
     yield "## True slips in otherwise exact tables"

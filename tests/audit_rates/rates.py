@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from random import Random
 
 from harness.audit.checkup import audit
+from harness.audit.table import Table
 from tests.audit_rates.tables import (
     KNOWN,
-    MODELS,
+    PEAKS,
     Made,
     Printing,
     Shapes,
     Slip,
+    any_shape,
     batch_sizes,
+    declared,
     honest,
     independent,
+    made_rows,
     models,
     sequence_sweep,
     slipped,
 )
+from tests.audit_rates.tables import row as printed_row
 
-__all__ = ["FAMILIES", "MODELS", "Family", "Rates", "SlipRates", "honest_rates", "slip_rates"]
 Scattering = Callable[[Random, int], tuple[float, float]]
+Maker = Callable[[Random, Printing], Table]
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,11 @@ class Rates:
         return max(middle - half, 0.0), middle + half
 
 
-def honest_rates(
-    random: Random, shape: Shapes, scatter: Callable[[Random], Scattering], printing: Printing, tables: int
-) -> Rates:
-    """Audit ``tables`` honest tables; ``scatter`` makes the scatter of one table."""
+def honest_rates(random: Random, make: Maker, printing: Printing, tables: int) -> Rates:
+    """Audit ``tables`` honest tables that ``make`` makes."""
     rows = apart = offered = inconsistent = firm = 0
     for _ in range(tables):
-        for row in audit(honest(random, shape, scatter(random), printing), KNOWN).rows:
+        for row in audit(make(random, printing), KNOWN).rows:
             named = [one for one in row.readings if not one.free]
             rows += 1
             apart += row.status != "consistent"
@@ -112,8 +115,40 @@ class Family:
     """Honest tables of another kind than those by which the audit was built."""
 
     name: str
-    shape: Shapes
-    scatter: Callable[[Random], Scattering]
+    make: Maker
+
+
+def scattered(shape: Shapes, scatter: Callable[[Random], Scattering]) -> Maker:
+    """Tables of one shape; ``scatter`` makes the scatter of one table."""
+    return lambda random, printing: honest(random, shape, scatter(random), printing)
+
+
+def _apart(count: int, sigma: float) -> Maker:
+    """Tokens/s, MFU, TFLOP/s and step time each measured apart, of another model in each table."""
+
+    def make(random: Random, printing: Printing) -> Table:
+        shape, peak = any_shape(random), random.choice(PEAKS)
+        settings = [
+            (random.choice([1024, 2048, 3072, 4096]), random.choice([1, 2, 8, 16]), random.choice([1, 3, 6, 12]))
+            for _ in range(count)
+        ]
+        rows = []
+        for made in made_rows(random, shape, peak, settings):
+            rate, share, flops, step = (1 + random.gauss(0, sigma) for _ in range(4))
+            one = printed_row(
+                replace(made, tokens_per_s=made.tokens_per_s * rate, flops_per_s=made.flops_per_s * share),
+                peak,
+                printing,
+            )
+            tokens = made.sequence * made.devices * made.batch_size
+            tflops, step_ms = (
+                printing.other(made.flops_per_s / 1e12 * flops),
+                printing.rate(tokens / made.tokens_per_s * 1e3 * step),
+            )
+            rows.append(replace(one, tflops=tflops, step_ms=step_ms))
+        return Table("", "", rows, declared(shape, peak))
+
+    return make
 
 
 def _heteroscedastic(random: Random) -> Scattering:
@@ -161,15 +196,19 @@ def _first(count: int, shape: Shapes) -> Shapes:
 
 
 FAMILIES = (
-    Family("a scatter of its own in each row (0.2 to 5 %)", batch_sizes, _heteroscedastic),
-    Family("heavy tails (t of 3 degrees, 1 %)", sequence_sweep, _heavy),
-    Family("one factor on all rows (up to 3 %)", batch_sizes, _drift),
-    Family("one factor on all rows, lengths differ (up to 3 %)", sequence_sweep, _drift),
-    Family("drift along the rows (up to 1 % a row)", batch_sizes, _growing),
-    Family("one row measured again (1 to 10 % off), others exact", batch_sizes, _outlier),
-    Family("the same in tables of 3 rows", models, _outlier),
-    Family("one row, 2 %", _first(1, batch_sizes), lambda _: independent(0.02)),
-    Family("one row, 0.1 %", _first(1, batch_sizes), lambda _: independent(0.001)),
-    Family("two rows, 2 %", _first(2, batch_sizes), lambda _: independent(0.02)),
-    Family("two rows, 0.1 %", _first(2, models), lambda _: independent(0.001)),
+    Family("a scatter of its own in each row (0.2 to 5 %)", scattered(batch_sizes, _heteroscedastic)),
+    Family("heavy tails (t of 3 degrees, 1 %)", scattered(sequence_sweep, _heavy)),
+    Family("one factor on all rows (up to 3 %)", scattered(batch_sizes, _drift)),
+    Family("one factor on all rows, lengths differ (up to 3 %)", scattered(sequence_sweep, _drift)),
+    Family("drift along the rows (up to 1 % a row)", scattered(batch_sizes, _growing)),
+    Family("one row measured again (1 to 10 % off), others exact", scattered(batch_sizes, _outlier)),
+    Family("the same in tables of 3 rows", scattered(models, _outlier)),
+    Family("one row, 2 %", scattered(_first(1, batch_sizes), lambda _: independent(0.02))),
+    Family("one row, 0.1 %", scattered(_first(1, batch_sizes), lambda _: independent(0.001))),
+    Family("two rows, 2 %", scattered(_first(2, batch_sizes), lambda _: independent(0.02))),
+    Family("two rows, 0.1 %", scattered(_first(2, models), lambda _: independent(0.001))),
+    Family("four figures measured apart, 1 row, 2 %", _apart(1, 0.02)),
+    Family("four figures measured apart, 3 rows, 2 %", _apart(3, 0.02)),
+    Family("four figures measured apart, 8 rows, 0.5 %", _apart(8, 0.005)),
+    Family("four figures measured apart, 8 rows, 4 %", _apart(8, 0.04)),
 )

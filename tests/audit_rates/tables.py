@@ -69,10 +69,19 @@ class Made:
     """Of one device."""
 
 
+def any_shape(random: Random) -> Shape:
+    """A model of no particular size."""
+    family, heads = random.choice(["gpt2", "llama"]), random.choice([8, 12, 16, 32, 40])
+    width, layers = heads * random.choice([64, 128]), random.choice([6, 12, 24, 32, 48])
+    kv_heads = heads if family == "gpt2" else heads // 4
+    vocabulary = random.choice([32000, 50257, 50304, 128256])
+    return Shape(family, layers, width, heads, kv_heads, 4 * width, vocabulary, 2048)  # type: ignore[arg-type]
+
+
 Shapes = Callable[[Random, Shape, float], list[Made]]
 
 
-def _made(random: Random, shape: Shape, peak: float, settings: Sequence[tuple[int, int, int]]) -> list[Made]:
+def made_rows(random: Random, shape: Shape, peak: float, settings: Sequence[tuple[int, int, int]]) -> list[Made]:
     """Rows of (sequence, devices, batch size), whose device reaches 25 to 60 % of its peak."""
     count = conventions(shape)[0].flops_per_token
     rows = []
@@ -85,18 +94,18 @@ def _made(random: Random, shape: Shape, peak: float, settings: Sequence[tuple[in
 def batch_sizes(random: Random, shape: Shape, peak: float) -> list[Made]:
     """One model at eight batch sizes."""
     sequence, devices = random.choice([1024, 2048, 4096]), random.choice([1, 1, 8])
-    return _made(random, shape, peak, [(sequence, devices, 2**power) for power in range(8)])
+    return made_rows(random, shape, peak, [(sequence, devices, 2**power) for power in range(8)])
 
 
 def models(random: Random, shape: Shape, peak: float) -> list[Made]:
     """Three rows for each model: a file declares one model, so several models are several small tables."""
     sequence = random.choice([1024, 2048, 4096])
-    return _made(random, shape, peak, [(sequence, devices, 4) for devices in (1, 8, 64)])
+    return made_rows(random, shape, peak, [(sequence, devices, 4) for devices in (1, 8, 64)])
 
 
 def sequence_sweep(random: Random, shape: Shape, peak: float) -> list[Made]:
     """One model at seven sequence lengths."""
-    return _made(random, shape, peak, [(2**power, 1, 2 ** (15 - power)) for power in range(9, 16)])
+    return made_rows(random, shape, peak, [(2**power, 1, 2 ** (15 - power)) for power in range(9, 16)])
 
 
 SHAPES: dict[str, Shapes] = {

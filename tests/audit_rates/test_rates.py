@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tests.audit_rates.rates import Rates, honest_rates, slip_rates
+from tests.audit_rates.rates import Rates, honest_rates, scattered, slip_rates
 from tests.audit_rates.tables import FULL, LOG, PAPER, SHAPES, SLIPS, independent
 
 TABLES = 6
@@ -18,7 +18,7 @@ def test_honest_tables_get_a_firm_claim_in_at_most_one_row_of_a_hundred(scatter:
     for name, shape in SHAPES.items():
         for printing in (LOG, PAPER):
             random = Random(f"{name} {scatter} {printing.name}")
-            found += honest_rates(random, shape, lambda _: independent(scatter), printing, TABLES)
+            found += honest_rates(random, scattered(shape, lambda _: independent(scatter)), printing, TABLES)
     assert found.rows == 2 * TABLES * (8 + 3 + 7)
     assert found.firm <= found.rows // 100
     assert found.inconsistent <= found.rows // 100
