@@ -1,11 +1,12 @@
 """Checks a published results table against itself (design, section 2.5): rows, readings, ceilings, inferences.
 
-Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py).
+Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py), every firm claim from the
+scatter of the rows and from what would fit as well (judge.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.audit import scatter_words, words
@@ -24,10 +25,10 @@ from harness.audit.figures import Interval
 from harness.audit.fits import clues, fits_by_kind, traffic
 from harness.audit.flops import Convention, conventions
 from harness.audit.gains import gains, unexplained
-from harness.audit.judge import Candidate, JudgedRow, deviation_among, judge, like, widened
+from harness.audit.judge import Candidate, JudgedRow, Reported, by_figures, deviation_among, judge, like, widened
 from harness.audit.readings import search
 from harness.audit.result import Audit, Formula, NamedReading, RowAudit
-from harness.audit.scatter import Relation, beyond_scatter, relations, worst
+from harness.audit.scatter import beyond_scatter, relations, worst
 from harness.audit.solve import SAME, FittedReading
 from harness.audit.table import AuditRow, Peak, Table
 
@@ -40,7 +41,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     # The table's own way of counting: another than PaLM's only where it explains more rows.
     usual = max(known, key=lambda one: len(formulas[one.words].rows), default=None)
     settled = usual if usual is not None and len(formulas[usual.words].rows) > 1 else None
-    printed = {row.name: relations(row, setting_of(row, table.declared, palm)) for row in table.rows}
+    printed = by_figures({row.name: relations(row, setting_of(row, table.declared, palm)) for row in table.rows})
     candidates = []
     for row in table.rows:
         setting = setting_of(row, table.declared, palm)
@@ -84,7 +85,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     )
 
 
-def _beyond_scatter(row: AuditRow, setting: Setting, printed: Mapping[str, Sequence[Relation]]) -> AuditRow:
+def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
     """The row as it is searched: with the scatter of the others on its figures, where it is further off than that."""
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:

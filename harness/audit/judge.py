@@ -91,16 +91,23 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
     tried: dict[tuple[str, Convention | None], Readings] = {}
+    explaining: dict[Change, list[Candidate]] = {}
 
     def trying(one: Candidate, base: Convention | None, pair: Relation) -> Readings:
         if (one.row.name, base) not in tried:
             tried[one.row.name, base] = Readings(one.row, one.under_base(base), known, peaks, pair)
         return tried[one.row.name, base]
 
+    def sharing(reading: FittedReading) -> list[Candidate]:
+        change = _change(reading)
+        if change not in explaining:
+            explaining[change] = [one for one in off if _explains(reading, one)]
+        return explaining[change]
+
     for _ in range(2):  # rows that a firm reading explains say how exact the table is, in the second round
-        reported = {one.row.name: _as_explained(one, firm.get(one.row.name, [])) for one in candidates}
+        reported = by_figures({one.row.name: _as_explained(one, firm.get(one.row.name, [])) for one in candidates})
         for one in off:
-            weighed[one.row.name] = [_weigh(one, each, off, reported, trying) for each in one.readings]
+            weighed[one.row.name] = [_weigh(one, each, len(off), sharing, reported, trying) for each in one.readings]
             firm[one.row.name] = [each for each in weighed[one.row.name] if each.firm]
     explained = [name for name, found in firm.items() if found]
     scattered = scatters({one.row.name: relations(one.row, one.setting) for one in candidates}, explained)
@@ -117,23 +124,30 @@ def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relatio
     return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
-def like(one: Relation, but: Collection[str], reported: Mapping[str, Sequence[Relation]]) -> list[Relation]:
+Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
+"""Relations of all rows, with the row of each, by the two figures that they compare."""
+
+
+def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
+    """The relations of every row, by the two figures that they compare."""
+    found: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
+    for name, pairs in relations_of.items():
+        for pair in pairs:
+            found.setdefault((pair.first, pair.second), []).append((name, pair))
+    return found
+
+
+def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relation]:
     """The same two figures in the other rows than ``but``."""
-    names = (one.first, one.second)
-    return [
-        pair
-        for other, pairs in reported.items()
-        if other not in but
-        for pair in pairs
-        if (pair.first, pair.second) == names
-    ]
+    return [pair for name, pair in reported.get((one.first, one.second), ()) if name not in but]
 
 
 def _weigh(
     one: Candidate,
     reading: FittedReading,
-    off: Sequence[Candidate],
-    reported: Mapping[str, Sequence[Relation]],
+    off: int,
+    sharers: Callable[[FittedReading], Sequence[Candidate]],
+    reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
     """``reading`` with its coverage, the rows that share it, and whether it is firm."""
@@ -144,12 +158,12 @@ def _weigh(
         return reading
     tried = trying(one, reading.base, pair)
     coverage = tried.coverage(same)
-    sharing = [other for other in off if other is not one and _explains(reading, other)]
+    sharing = [other for other in sharers(reading) if other is not one]
     outside = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
     chance = coverage * chance_of_scatter(pair, outside)
     if sharing:
         shares = [_share(reading, other) for other in sharing]
-        coverage *= min(comb(len(off) - 1, len(sharing)) * prod(shares), 1.0)
+        coverage *= min(comb(off - 1, len(sharing)) * prod(shares), 1.0)
         joint = _joint([one, *sharing], pair)
         if joint is not None:  # one offset of all rows, of whatever origin, is fitted as easily as one row
             coverage = max(coverage, tried.coverage(same, joint))
@@ -158,6 +172,22 @@ def _weigh(
     beyond = beyond_scatter(pair, outside) or (len(outside) < FEW and all(other.gap == 0 for other in outside))
     firm = beyond and chance <= FIRM and coverage <= SPECIFIC
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
+
+
+Change = tuple[str, Convention | None, float, float | str | None]
+
+
+def _change(reading: FittedReading) -> Change:
+    """What the reading changes, apart from the row that it was found in."""
+    new = reading.setting
+    what: float | str | None = None
+    if reading.kind in ("sequence", "devices"):
+        what = new.sequence if reading.kind == "sequence" else new.devices
+    elif reading.kind == "peak":
+        what = new.peak_flops_per_s
+    elif reading.kind == "unit":
+        what = reading.words
+    return reading.kind, new.convention, new.scale, what
 
 
 def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
@@ -206,7 +236,7 @@ def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
 def _judged(
     one: Candidate,
     found: Sequence[FittedReading],
-    reported: Mapping[str, Sequence[Relation]],
+    reported: Reported,
     scattered: Sequence[Scatter],
 ) -> JudgedRow:
     pair = one.worst
