@@ -23,6 +23,9 @@ PARTS = {
     "processes": ("-m", "slow and not alone and not gpu", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("-m", "alone or gpu"),
 }
+# What judges times mostly sleeps. It runs beside the other parts, which give way to it: at this niceness they get a
+# core only where it wants none.
+NICE = 19
 SHOWN = 20  # of the slowest tests
 
 
@@ -37,17 +40,16 @@ def main(arguments: list[str]) -> int:
     parts = []
     code = 0
     seconds: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="harness-tests-") as folder:
-        environment = os.environ | {"HARNESS_TEST_CACHE": str(Path(folder) / "cache")}
-        # Where a machine forbids it, each of some hundred processes would compile this project anew, for 2 s of CPU.
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        for part in chosen:
-            report = Path(folder) / f"{part}.xml"
-            command = [sys.executable, "-m", "pytest", *PARTS[part], f"--junit-xml={report}", *more]
-            print(f"== {part}: pytest {' '.join(PARTS[part])}", flush=True)
-            # Two processes on two cores: torch's threads of one would only wait for those of the other.
-            threads = {"OMP_NUM_THREADS": "1"} if part == "quick" else {}
-            ended = subprocess.run(command, env=environment | threads).returncode
+    with tempfile.TemporaryDirectory(prefix="harness-tests-") as name:
+        folder = Path(name)
+        first = _start("alone", more, folder, log=folder / "alone.txt") if "alone" in chosen and chosen[1:] else None
+        for part in sorted(chosen, key=list(PARTS).index):
+            if part == "alone" and first is not None:
+                ended = first.wait()
+                print((folder / "alone.txt").read_text(errors="replace"), flush=True)
+            else:
+                ended = _start(part, more, folder, niceness=NICE if first else 0).wait()
+            report = folder / f"{part}.xml"
             code = code or ended
             seconds |= _seconds(report)
             found = _counts(report)
@@ -59,6 +61,25 @@ def main(arguments: list[str]) -> int:
     outcomes = [f"{number} {outcome}" for outcome, number in counts.items() if number]
     print(f"{', '.join(outcomes)} in {time.monotonic() - begun_s:.0f}s: {', '.join(parts)}")
     return code
+
+
+def _start(
+    part: str, more: list[str], folder: Path, *, niceness: int = 0, log: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """pytest on one part; its output goes into ``log``, where there is one, to be shown when it is its turn."""
+    command = [sys.executable, "-m", "pytest", *PARTS[part], f"--junit-xml={folder / part}.xml", *more]
+    environment = os.environ | {"HARNESS_TEST_CACHE": str(folder / "cache")}
+    # Where a machine forbids it, each of some hundred processes would compile this project anew, for 2 s of CPU.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    if part == "quick":
+        environment["OMP_NUM_THREADS"] = "1"  # two processes on two cores: threads of one only wait for the other's
+    command = ["nice", "-n", str(niceness), *command] if niceness else command
+    if log is None:
+        print(f"== {part}: pytest {' '.join(PARTS[part])}", flush=True)
+        return subprocess.Popen(command, env=environment)
+    print(f"== {part}: pytest {' '.join(PARTS[part])}: beside the other parts, shown after them", flush=True)
+    with log.open("wb") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _seconds(report: Path) -> dict[str, float]:

@@ -11,7 +11,9 @@ from harness.audit.flops import Convention
 from harness.audit.table import AuditRow, Declared
 
 TOKENS, TFLOPS, MFU, STEP = "tokens/s", "TFLOP/s", "MFU", "step time"
-AuditStatus = Literal["consistent", "inconsistent", "not checkable"]
+DURATION = "duration against steps x step time"
+AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
+"""apart: figures differ beyond rounding, yet not beyond what figures that were each measured apart may differ by."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class Setting:
     sequence: float | None
     devices: float
     peak_flops_per_s: float | None
+    scale: float = 1.0
+    """Of the FLOPs that the convention counts, the share that the publication counts."""
 
     @property
     def flops_per_token(self) -> float | None:
         if self.convention is None or self.sequence is None:
             return None
-        return self.convention.flops_per_token(self.sequence)
+        return self.scale * self.convention.flops_per_token(self.sequence)
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,6 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[str]]]:
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
     """Steps x step time against the duration. A longer duration is no contradiction: evaluation, saving, pauses."""
-    name = "duration against steps x step time"
     if row.duration_s is None and row.steps is None:
         return None
     one = step_s(row, setting)
@@ -170,9 +173,9 @@ def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
         if value is None
     ]  # fmt: skip
     if missing or row.duration_s is None or row.steps is None or one is None:
-        return AuditCheck(name, "not checkable", reasons=[f"the row gives no {' and no '.join(missing)}"])
+        return AuditCheck(DURATION, "not checkable", reasons=[f"the row gives no {' and no '.join(missing)}"])
     training = one * row.steps
-    check = _compare(name, row.duration_s.interval, training)
+    check = _compare(DURATION, row.duration_s.interval, training)
     if check.status == "inconsistent" and row.duration_s.interval.low > training.high:
         return replace(check, status="consistent", reasons=["the rest may be evaluation, checkpoints and pauses"])
     return check

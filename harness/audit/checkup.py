@@ -1,6 +1,7 @@
 """Checks a published results table against itself (design, section 2.5): rows, readings, ceilings, inferences.
 
-Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py).
+Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py), every firm claim from the
+scatter of the rows and from what would fit as well (judge.py).
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.audit import sentences
+from harness.audit import scatter_text, sentences
 from harness.audit.checks import (
     MFU,
     TFLOPS,
-    AuditCheck,
     AuditStatus,
     Setting,
     checks,
@@ -25,8 +25,10 @@ from harness.audit.figures import Interval
 from harness.audit.fits import clues, fits_by_kind, traffic
 from harness.audit.flops import Convention, conventions
 from harness.audit.gains import gains, unexplained
+from harness.audit.judge import Candidate, JudgedRow, Reported, by_figures, deviation_among, judge, like, widened
 from harness.audit.readings import search
 from harness.audit.result import Audit, Formula, NamedReading, RowAudit
+from harness.audit.scatter import beyond_scatter, relations, worst
 from harness.audit.solve import SAME, FittedReading
 from harness.audit.table import AuditRow, Peak, Table
 
@@ -38,32 +40,38 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     palm = known[0] if known else None
     # The table's own way of counting: another than PaLM's only where it explains more rows.
     usual = max(known, key=lambda one: len(formulas[one.text].rows), default=None)
-    readings: dict[str, list[FittedReading]] = {}
-    excluded: dict[str, list[str]] = {}
-    found: dict[str, list[AuditCheck]] = {}
+    settled = usual if usual is not None and len(formulas[usual.text].rows) > 1 else None
+    printed = by_figures({row.name: relations(row, setting_of(row, table.declared, palm)) for row in table.rows})
+    candidates = []
     for row in table.rows:
         setting = setting_of(row, table.declared, palm)
-        found[row.name] = checks(row, setting)
-        unsorted, excluded[row.name] = _readings(row, setting, usual, known, peaks)
-        readings[row.name] = sorted(unsorted, key=lambda one: (one.free, _lonely(one, formulas)))
-    audited = []
-    for row in table.rows:
-        setting = setting_of(row, table.declared, palm)
-        audited.append(_row(row, setting, found[row.name], readings[row.name], excluded[row.name], formulas))
+        read = row
+        unsorted, excluded = _readings(row, setting, usual, settled, known, peaks)
+        if all(one.free for one in unsorted):
+            read = _beyond_scatter(row, setting, printed)
+        if read is not row:
+            unsorted, excluded = _readings(read, setting, usual, settled, known, peaks)
+        ordered = sorted(unsorted, key=lambda one: (one.free, _lonely(one, formulas)))
+        candidates.append(Candidate(read, setting, checks(row, setting), ordered, excluded))
+    judged = judge(candidates, known, peaks)
+    audited = [_row(row, one, judged.rows[row.name], formulas) for row, one in zip(table.rows, candidates, strict=True)]
+    # Neither firm nor consistent: no evidence for anything, and none against it.
+    firm = {row.name: [one for one in judged.rows[row.name].readings if one.firm] for row in table.rows}
+    consistent = {row.name for row in audited if row.status == "consistent"}
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
     compared = [
         replace(gain, sentence=sentences.gain_sentence(gain, table, reason))
         for gain, reason in gains(table, {row.name: row.incomparable for row in audited})
     ]
     fitted = fits_by_kind(table, palm, doubtful)
-    supports = [sentences.clue_support(clue) for clue in clues(table, palm, readings, fitted)]
+    supports = [sentences.clue_support(clue) for clue in clues(table, palm, firm, consistent, fitted)]
     supported = {one.row: one.reading for one in supports if one.supports}
     moved = traffic(table) if fitted else None
     return Audit(
         table.title,
         table.source,
         table.declared.notes,
-        [sentences.rows_line(audited, supported), sentences.gains_line(compared, table.noise is not None)],
+        [sentences.rows_line(audited, supported, judged.scatters), sentences.gains_line(compared, table.noise is not None)],
         audited,
         [one for one in formulas.values() if one.rows],
         sentences.formula_sentence(list(formulas.values())),
@@ -72,7 +80,21 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         fitted,
         None if moved is None else replace(moved, assumption=sentences.traffic_assumption(table)),
         supports,
+        judged.scatters,
+        [scatter_text.scatter_sentence(one) for one in judged.scatters],
     )
+
+
+def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
+    """The row as it is searched: with the scatter of the others on its figures, where it is further off than that."""
+    pair = worst(row, setting)
+    if pair is None or pair.gap == 0:
+        return row
+    others = like(pair, {row.name}, printed)
+    deviation = deviation_among(others)
+    if deviation == 0 or not beyond_scatter(pair, others):
+        return row
+    return widened(row, deviation)
 
 
 def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
@@ -101,7 +123,12 @@ def _lonely(one: FittedReading, formulas: dict[str, Formula]) -> bool:
 
 
 def _readings(
-    row: AuditRow, setting: Setting, usual: Convention | None, known: Sequence[Convention], peaks: Sequence[Peak]
+    row: AuditRow,
+    setting: Setting,
+    usual: Convention | None,
+    settled: Convention | None,
+    known: Sequence[Convention],
+    peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[str]]:
     """Readings under PaLM's formula; where the table as a whole counts in another way, also changes on top of that."""
     if fits(row, setting):
@@ -110,7 +137,7 @@ def _readings(
     if usual is None or usual == setting.convention or fits(row, replace(setting, convention=usual)):
         return first.fits, first.excluded
     second = [
-        replace(one, text=f"{one.text}, with FLOPs counted as in other rows ({usual.text})", changes=2)
+        replace(one, text=f"{one.text}, with FLOPs counted as in other rows ({usual.text})", changes=2, base=settled)
         for one in search(row, replace(setting, convention=usual), known, peaks).fits
         if one.kind != "formula" and one.changes == 1
     ]
@@ -118,41 +145,35 @@ def _readings(
     return (single + second if second else first.fits), first.excluded
 
 
-def _row(
-    row: AuditRow,
-    setting: Setting,
-    found: list[AuditCheck],
-    readings: list[FittedReading],
-    excluded: list[str],
-    formulas: dict[str, Formula],
-) -> RowAudit:
-    status: AuditStatus = "not checkable"
-    if any(check.status == "inconsistent" for check in found):
-        status = "inconsistent"
-    elif any(check.status == "consistent" for check in found):
-        status = "consistent"
+def _row(row: AuditRow, one: Candidate, judged: JudgedRow, formulas: dict[str, Formula]) -> RowAudit:
+    setting = one.setting
     step = step_s(row, setting)
     given = witnesses(row, setting)
     work = given.get(TFLOPS) or given.get(MFU)
     implied = _implied(work, given, setting)
     expected = setting.flops_per_token
     as_declared = None
-    if work is not None and expected is not None and any(one.kind == "sequence" for one in readings):
+    if (
+        work is not None
+        and expected is not None
+        and any(each.kind == "sequence" and each.firm for each in judged.readings)
+    ):
         as_declared = work.middle * setting.devices / expected
     result = RowAudit(
         row.name,
-        status,
-        found,
-        [_named(one) for one in readings],
-        excluded,
+        judged.status,
+        list(one.checks),
+        [_named(each) for each in judged.readings],
+        judged.excluded,
         None if step is None else step.middle * 1e3,
         None if implied is None else implied.middle / 1e9,
         None if expected is None else expected / 1e9,
-        _incomparable(status, readings),
+        _incomparable(judged.status, judged.readings),
         as_declared,
         "",
     )
-    return replace(result, sentence=sentences.row_sentence(result, setting, implied, formulas, _alike(readings)))
+    sentence = sentences.row_sentence(result, setting, implied, formulas, _alike(judged.readings), judged.scatter)
+    return replace(result, sentence=sentence)
 
 
 def _implied(work: Interval | None, given: dict[str, Interval], setting: Setting) -> Interval | None:
@@ -166,7 +187,17 @@ def _implied(work: Interval | None, given: dict[str, Interval], setting: Setting
 def _named(one: FittedReading) -> NamedReading:
     flops = one.setting.flops_per_token if one.kind in ("formula", "sequence") else None
     return NamedReading(
-        one.kind, one.text, one.value, one.low, one.high, None if flops is None else flops / 1e9, one.free, one.changes
+        one.kind,
+        one.text,
+        one.value,
+        one.low,
+        one.high,
+        None if flops is None else flops / 1e9,
+        one.free,
+        one.changes,
+        one.firm,
+        one.coverage,
+        one.shared,
     )
 
 
@@ -184,7 +215,7 @@ def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
 def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> str | None:
     if status != "inconsistent":
         return None
-    firm = [one for one in readings if not one.free]
+    firm = [one for one in readings if one.firm]
     for one in firm:
         if one.kind == "sequence":
             return f"may have run at sequence length {one.value:,.0f}"
@@ -192,4 +223,4 @@ def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> str
             return f"may count {one.value:,.0f} device{'' if one.value == 1 else 's'}"
     if firm:
         return None
-    return f"is {'explained only by what fits any figure' if readings else 'inconsistent, and no reading explains it'}"
+    return f"is inconsistent, and {'no reading explains it' if not readings else 'what explains it is not known'}"

@@ -5,7 +5,7 @@ Numbers only; harness.audit.sentences makes the sentences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.audit.checks import Setting, setting_of, step_s, tokens_per_step
@@ -139,15 +139,22 @@ class Clue:
 
 
 def clues(
-    table: Table, convention: Convention | None, readings: Mapping[str, Sequence[FittedReading]], fits: Sequence[Fit]
+    table: Table,
+    convention: Convention | None,
+    readings: Mapping[str, Sequence[FittedReading]],
+    consistent: Collection[str],
+    fits: Sequence[Fit],
 ) -> list[Clue]:
-    """One for every row that a longer or shorter sequence would explain, where anything speaks of it."""
+    """One for every row that a longer or shorter sequence would explain, where anything speaks of it.
+
+    ``readings``: firm ones; ``consistent``: rows that need none.
+    """
     found = []
     for row in table.rows:
         for reading in readings[row.name]:
             if reading.kind == "sequence" and reading.changes == 1 and reading.value is not None:
                 tokens = tokens_per_step(row, reading.setting)
-                as_large = _as_large(table, row, tokens, convention, readings)
+                as_large = _as_large(table, row, tokens, convention, consistent)
                 clue = Clue(row, reading.value, tokens, _fixed_part(row, fits), as_large)
                 if clue.fixed is not None or clue.as_large:
                     found.append(clue)
@@ -165,7 +172,7 @@ def _as_large(
     row: AuditRow,
     tokens: float | None,
     convention: Convention | None,
-    readings: Mapping[str, Sequence[FittedReading]],
+    consistent: Collection[str],
 ) -> list[AuditRow]:
     """Consistent rows of the same kind with as many tokens a step, where both give TFLOP/s."""
     if row.tflops is None or tokens is None:
@@ -174,5 +181,5 @@ def _as_large(
     return [
         other
         for other in others
-        if not readings[other.name] and tokens_per_step(other, setting_of(other, table.declared, convention)) == tokens
+        if other.name in consistent and tokens_per_step(other, setting_of(other, table.declared, convention)) == tokens
     ]

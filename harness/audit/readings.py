@@ -9,10 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.audit.assume import averages, durations, paddings, peaks_behind
-from harness.audit.checks import Setting, fits
+from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits
+from harness.audit.figures import AuditedFigure
 from harness.audit.flops import Convention
 from harness.audit.solve import FittedReading, devices, sequences
 from harness.audit.table import AuditRow, Peak
+
+SCALES = {
+    "of the forward pass alone (a third)": 1 / 3,
+    "of the backward pass alone (two thirds)": 2 / 3,
+    "with the forward pass run twice, as with recomputation (four thirds)": 4 / 3,
+    "with a multiplication and its addition as one (half)": 1 / 2,
+    "twice": 2.0,
+}
+FIELDS = {TOKENS: "tokens_per_s", TFLOPS: "tflops", MFU: "mfu_percent", STEP: "step_ms"}
+UNITS = {TOKENS: (1e3, 1e-3), TFLOPS: (1e3, 1e-3), MFU: (1e2, 1e-2), STEP: (1e3, 1e-3)}
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,8 @@ def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: 
     excluded: list[str] = []
     found = [
         *_formulas(row, setting, known, excluded),
+        *_scales(row, setting),
+        *_units(row, setting),
         *sequences(row, setting, excluded),
         *devices(row, setting, excluded),
         *peaks_behind(row, setting, peaks, excluded),
@@ -52,6 +65,34 @@ def _formulas(
     for one in hits:
         assert one.convention is not None
         yield FittedReading("formula", f"FLOPs counted {one.convention.text}", one)
+
+
+def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
+    """FLOPs of a part of the work, or of more than the model needs."""
+    if setting.flops_per_token is None:
+        return
+    for text, scale in SCALES.items():
+        one = replace(setting, scale=scale)
+        if fits(row, one):
+            yield FittedReading("scale", f"FLOPs counted {text}", one)
+
+
+def _units(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
+    """A figure printed in another unit than its column's."""
+    for name, factors in UNITS.items():
+        for factor in factors:
+            if (other := in_unit(row, name, factor)) is not None and fits(other, setting):
+                text = (
+                    f"{name} {'too small' if factor > 1 else 'too large'} by a factor of {max(factor, 1 / factor):,.0f}"
+                )
+                yield FittedReading("unit", text, setting, factor)
+
+
+def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
+    """``row`` with the figure ``name`` times ``factor``; None where it gives no such figure."""
+    field = FIELDS[name]
+    figure: AuditedFigure | None = getattr(row, field)
+    return None if figure is None else replace(row, **{field: figure.times(factor)})  # type: ignore[arg-type]
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:

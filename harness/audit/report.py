@@ -7,14 +7,19 @@ from dataclasses import asdict
 
 from harness.audit.fits import Fit, Traffic
 from harness.audit.gains import Gain
+from harness.audit.reading_text import short
 from harness.audit.result import Audit, RowAudit
-from harness.audit.sentences import short
 from harness.audit.table import AuditRow, Declared, Table
 from harness.report.tables import NOT_MEASURED, safe, table
 from harness.report.words import count, listing, percent
 from trainer.devices.flops import parameters
 
-SHORT = {"consistent": "consistent", "inconsistent": "**inconsistent**", "not checkable": "not checkable"}
+SHORT = {
+    "consistent": "consistent",
+    "apart": "apart beyond rounding",
+    "inconsistent": "**inconsistent**",
+    "not checkable": "not checkable",
+}
 
 
 def as_json(audit: Audit) -> str:
@@ -58,8 +63,12 @@ A printed figure stands for every value that would have been printed the same; a
 intervals allow one truth for all its figures. FLOPs per token are PaLM's (6 x weights without embedding lookups, plus
 12 x layers x width x sequence) unless a reading says otherwise. tokens/s counts all devices, MFU and TFLOP/s one;
 devices that are not declared count as one. Readings are single changes of what is declared, or two at once where no
-single one fits; one marked *fits any figure* has a free parameter, so that it fits proves little. Ceilings take the
-isolated data time as fully exposed: the truth can only be less."""
+single one fits. What has a free parameter (padding, an unknown peak, an average over other steps) fits any figure: it
+is named as what cannot be known. A reading is *firm* ("fits with") only where honest figures would get it in at most
+1 % of rows: the row is further apart than the rows of the table scatter, and readings as simple fit few of the figures
+that are as far off. Rows *apart beyond rounding* are not called wrong: tokens/s and MFU of different steps, or of
+different runs, differ like that. A table cannot show that its figures are right, only that they contradict each other.
+Ceilings take the isolated data time as fully exposed: the truth can only be less."""
 
 
 def _rows(audit: Audit, published: Table) -> str:
@@ -72,13 +81,14 @@ def _rows(audit: Audit, published: Table) -> str:
         aside = "".join(f" *{safe(text.strip())}*" for text in (about.note, about.source) if text)
         texts.append(f"- **{safe(row.name)}**: {safe(row.sentence)}{aside}")
     formula = f"\n\n{audit.formula_sentence}" if audit.formula_sentence else ""
+    formula += "".join(f"\n\n{sentence}" for sentence in audit.scatter_sentences)
     return f"## Rows\n\n{table(header, lines)}{formula}\n\n" + "\n".join(texts)
 
 
 def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
     figures = [printed.tokens_per_s, printed.mfu_percent, printed.tflops]
     verdict = SHORT[row.status]
-    if row.status == "inconsistent":
+    if row.status == "inconsistent" or (row.status == "apart" and any(not one.free for one in row.readings)):
         verdict += f", {short(row)}"
     return [
         row.name,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from harness.audit.checks import AuditCheck, AuditStatus
 from harness.audit.fits import Fit, ReadingSupport, Traffic
 from harness.audit.gains import Gain
+from harness.audit.scatter import Scatter
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,14 @@ class NamedReading:
     high: float | None
     gflops_per_token: float | None
     free: bool
+    """It has a parameter that fits any figure, so it cannot be known from the table."""
     changes: int
+    firm: bool
+    """Neither honest scatter nor the number of readings that were tried explains that it fits."""
+    coverage: float | None
+    """Of figures up to twice as far off, the share that a reading as simple would fit; null where that is any."""
+    shared: int
+    """Rows that the same change makes consistent."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,5 @@ class Audit:
     fits: list[Fit]
     traffic: Traffic | None
     evidence: list[ReadingSupport]
+    scatters: list[Scatter]
+    scatter_sentences: list[str]

@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import floor, log10
 
+from harness.audit import scatter_text
 from harness.audit.checks import AuditCheck, Setting
 from harness.audit.figures import Interval
 from harness.audit.fits import GRADIENT_PASSES, Clue, ReadingSupport
 from harness.audit.gains import Gain, NotComparable
+from harness.audit.reading_text import explained, short
 from harness.audit.result import Formula, RowAudit
+from harness.audit.scatter import Scatter
 from harness.audit.solve import SAME, FittedReading
 from harness.audit.table import Table
 from harness.report.words import count, listing, percent, ratio
 from trainer.devices.flops import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES
 
-NAMED_ROWS, NAMED_READINGS = 3, 2  # in the first line
+NAMED_ROWS = 3  # in the first line
+STATUS_TEXT = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
 COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
 VERDICTS = {
     "not comparable": "not comparable",
@@ -36,15 +40,18 @@ def row_sentence(
     implied: Interval | None,
     formulas: Mapping[str, Formula],
     alike: Sequence[FittedReading],
+    scatter: Scatter | None,
 ) -> str:
     """What the row's figures say of one another, in plain sentences."""
     reasons = [part for check in audited.checks if check.status == "not checkable" for part in check.reasons]
     missing = "; ".join(dict.fromkeys(reasons))
     if audited.status == "not checkable":
         return f"Not checkable: {missing or 'it gives no two figures'}."
-    parts = [f"{audited.status.capitalize()}: {_flops(audited, setting, implied)}{_checks(audited.checks)}."]
-    if audited.status == "inconsistent":
-        parts += _explained(audited, formulas, alike)
+    parts = [f"{STATUS_TEXT[audited.status]}: {_flops(audited, setting, implied)}{_checks(audited.checks)}."]
+    if audited.status == "apart":
+        parts.append(scatter_text.apart(scatter))
+    if audited.status in ("apart", "inconsistent"):
+        parts += explained(audited, formulas, alike, scatter)
     return " ".join(parts) + (f" Not all could be checked: {missing}." if missing else "")
 
 
@@ -81,54 +88,13 @@ def _check(check: AuditCheck) -> str:
     )
 
 
-def _explained(audited: RowAudit, formulas: Mapping[str, Formula], alike: Sequence[FittedReading]) -> list[str]:
-    if not audited.readings:
-        tried = f" Tried: {'; '.join(audited.excluded)}." if audited.excluded else ""
-        return [f"No single change, and no pair of changes, makes it consistent.{tried}"]
-    texts = []
-    for number, one in enumerate(audited.readings, 1):
-        text = f"({number}) {one.words}"
-        formula = formulas.get(one.words.removeprefix("FLOPs counted "))
-        if formula is not None and formula.of > 1:
-            text += f", which fits {len(formula.rows)} of {formula.of} rows"
-        texts.append(f"{text} [fits any figure]" if one.free else text)
-    parts = [f"What would make it consistent: {'; '.join(texts)}."]
-    numbers = [f"({n})" for n, one in enumerate(audited.readings, 1) if one.words in {two.text for two in alike}]
-    if len(numbers) > 1:
-        parts.append(
-            f"For this shape {listing(numbers)} count the same {(alike[0].setting.flops_per_token or 0) / 1e9:.2f} "
-            "GFLOP per token, so this row alone cannot distinguish them."
-        )
-    if audited.incomparable is not None:
-        parts.append(f"Its tokens/s is not comparable with its neighbours': it {audited.incomparable}")
-        slip = any(one.kind == "sequence" for one in audited.readings)
-        parts[-1] += " (a length that reaches one row alone is a usual slip of launch scripts)." if slip else "."
-    if audited.tokens_per_s_as_declared is not None:
-        parts.append(
-            "Inference: with the same FLOP/s at the declared sequence length it would have read "
-            f"{audited.tokens_per_s_as_declared:,.0f} tokens/s (shorter steps usually reach fewer FLOP/s)."
-        )
-    if audited.excluded:
-        parts.append(f"What does not: {'; '.join(audited.excluded)}.")
-    return parts
-
-
-def short(row: RowAudit) -> str:
-    """What explains an inconsistent row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
-    firm = [one.words.partition(" (its")[0] for one in row.readings if not one.free]
-    if not row.readings:
-        return "nothing fits"
-    if not firm:
-        return f"fits only with {row.readings[0].words}, which would fit any figure"
-    rest = len(firm) - NAMED_READINGS
-    return f"fits with {', or with '.join(firm[:NAMED_READINGS])}{f', or {rest} more readings' if rest > 0 else ''}"
-
-
 def formula_sentence(formulas: Sequence[Formula]) -> str | None:
     """Which way of counting FLOPs per token the table uses, and which others count the same."""
     best = max(formulas, key=lambda one: len(one.rows), default=None)
     if best is None or not best.rows:
         return None
+    if 2 * len(best.rows) < best.of:
+        return f"No known way of counting FLOPs per token fits more than {len(best.rows)} of {count(best.of, 'row')}."
     text = f"FLOPs per token counted {best.words} fit {len(best.rows)} of {count(best.of, 'row')}"
     equals = [one for one in formulas if one is not best and one.rows == best.rows]
     if not equals:
@@ -139,12 +105,14 @@ def formula_sentence(formulas: Sequence[Formula]) -> str | None:
     return f"{text}."
 
 
-def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str]) -> str:
+def rows_line(rows: Sequence[RowAudit], supported: Mapping[str, str], scatters: Sequence[Scatter]) -> str:
     """``7 of 8 rows consistent, 1 inconsistent: padding-free b1 (…)``. ``supported``: reading by row."""
     states = Counter(row.status for row in rows)
     text = f"{states['consistent']} of {count(len(rows), 'row')} consistent"
     if open_rows := states["not checkable"]:
         text += f", {open_rows} not checkable"
+    if apart := states["apart"]:
+        text += f", {apart} apart beyond rounding {scatter_text.of_table(scatters)}"
     wrong = [row for row in rows if row.status == "inconsistent"]
     if not wrong:
         return f"{text}, none inconsistent."

@@ -12,9 +12,12 @@ from typing import Literal
 
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
 from harness.audit.figures import Interval, common
+from harness.audit.flops import Convention
 from harness.audit.table import AuditRow
 
-UnknownKind = Literal["formula", "sequence", "devices", "total", "peak", "padding", "average", "duration"]
+UnknownKind = Literal[
+    "formula", "scale", "sequence", "devices", "total", "unit", "peak", "padding", "average", "duration"
+]
 LENGTH_STEP = 64  # a plausible sequence length is a power of two, or a multiple of this
 SHORTEST = 16
 MOST = 1000  # values that are tried where the digits leave very many open
@@ -23,7 +26,7 @@ SAME = 1e-9  # relative; what binary arithmetic may do to a value that was solve
 
 @dataclass(frozen=True)
 class FittedReading:
-    """One reading that fits. ``free``: it has a parameter that can fit any figure, so fitting proves little."""
+    """One reading that fits. ``free``: it has a parameter that can fit any figure, so fitting proves nothing."""
 
     kind: UnknownKind
     text: str
@@ -34,6 +37,14 @@ class FittedReading:
     high: float | None = None
     free: bool = False
     changes: int = 1
+    firm: bool = False
+    """Whether neither honest scatter nor the number of readings that were tried explains that it fits."""
+    coverage: float | None = None
+    """Of figures about as far off, the share that a reading as simple would fit."""
+    shared: int = 1
+    """Rows that the same change makes consistent."""
+    base: Convention | None = None
+    """The formula of the other rows, where ``text`` is a change on top of it."""
 
 
 def sequences(

@@ -1,0 +1,298 @@
+"""Judges what the audit may claim of a row: firm readings, mere possibilities, scatter.
+
+A reading is firm where neither honest scatter nor the number of readings that were tried explains that it fits: the
+chance of both together is at most FIRM. It is not offered at all where readings as simple fit most figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import comb, prod
+
+from harness.audit.checks import AuditCheck, AuditStatus, Setting
+from harness.audit.figures import AuditedFigure, Interval
+from harness.audit.flops import Convention
+from harness.audit.readings import FIELDS, in_unit
+from harness.audit.scatter import (
+    FEW,
+    PER_DEVIATION,
+    Relation,
+    Scatter,
+    beyond_scatter,
+    chance_of_scatter,
+    relations,
+    scatters,
+    worst,
+)
+from harness.audit.solve import FittedReading
+from harness.audit.specificity import WINDOW, Readings
+from harness.audit.table import AuditRow, Peak
+from harness.report.words import percent
+
+FIRM = 0.005  # chance that an honest row gets a firm reading
+SPECIFIC = 0.05  # of figures as far off; a reading as simple as others that fit more of them is never firm
+OFFERED = 0.5  # of figures as far off; beyond it a reading is not even offered
+EXPLAINS = 0.05  # of a row's discrepancy may remain where the reading of another row explains it too
+WITHIN = 2.6  # standard deviations; 99 % of normal scatter
+
+KINDS = {
+    "formula": "way to count FLOPs per token",
+    "scale": "part of the work",
+    "sequence": "sequence length",
+    "devices": "number of devices",
+    "total": "count of devices in TFLOP/s",
+    "unit": "unit",
+    "peak": "device's peak",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row with what was tried on it, before anything is judged."""
+
+    row: AuditRow
+    setting: Setting
+    checks: Sequence[AuditCheck]
+    readings: Sequence[FittedReading]
+    excluded: Sequence[str]
+
+    @cached_property
+    def worst(self) -> Relation | None:
+        """The two figures that are furthest apart."""
+        return worst(self.row, self.setting)
+
+    def under_base(self, base: Convention | None) -> Setting:
+        """The setting with the formula that the other rows settle, where they do."""
+        return self.setting if base is None else replace(self.setting, convention=base)
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """What may be said of a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
+
+    status: AuditStatus
+    readings: list[FittedReading]
+    excluded: list[str]
+    scatter: Scatter | None
+    """Scatter of several rows that this row is part of."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    rows: dict[str, JudgedRow]
+    scatters: list[Scatter]
+
+
+def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
+    """Judge all rows together: the scatter of one is known from the others."""
+    off = [one for one in candidates if (pair := one.worst) is not None and pair.gap > 0]
+    firm: dict[str, list[FittedReading]] = {}
+    weighed: dict[str, list[FittedReading]] = {}
+    tried: dict[tuple[str, Convention | None], Readings] = {}
+    explaining: dict[Change, list[Candidate]] = {}
+
+    def trying(one: Candidate, base: Convention | None, pair: Relation) -> Readings:
+        if (one.row.name, base) not in tried:
+            tried[one.row.name, base] = Readings(one.row, one.under_base(base), known, peaks, pair)
+        return tried[one.row.name, base]
+
+    def sharing(reading: FittedReading) -> list[Candidate]:
+        change = _change(reading)
+        if change not in explaining:
+            explaining[change] = [one for one in off if _explains(reading, one)]
+        return explaining[change]
+
+    for _ in range(2):  # rows that a firm reading explains say how exact the table is, in the second round
+        reported = by_figures({one.row.name: _as_explained(one, firm.get(one.row.name, [])) for one in candidates})
+        for one in off:
+            weighed[one.row.name] = [_weigh(one, each, len(off), sharing, reported, trying) for each in one.readings]
+            firm[one.row.name] = [each for each in weighed[one.row.name] if each.firm]
+    explained = [name for name, found in firm.items() if found]
+    scattered = scatters({one.row.name: relations(one.row, one.setting) for one in candidates}, explained)
+    judged = {}
+    for one in candidates:
+        name = one.row.name
+        found = weighed.get(name, [replace(each, free=True) for each in one.readings])
+        judged[name] = _judged(one, found, reported, scattered)
+    return Judgement(judged, scattered)
+
+
+def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relation]:
+    """The row's relations; under its reading, where a firm one explains it."""
+    return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
+
+
+Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
+"""Relations of all rows, with the row of each, by the two figures that they compare."""
+
+
+def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
+    """The relations of every row, by the two figures that they compare."""
+    found: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
+    for name, pairs in relations_of.items():
+        for pair in pairs:
+            found.setdefault((pair.first, pair.second), []).append((name, pair))
+    return found
+
+
+def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relation]:
+    """The same two figures in the other rows than ``but``."""
+    return [pair for name, pair in reported.get((one.first, one.second), ()) if name not in but]
+
+
+def _weigh(
+    one: Candidate,
+    reading: FittedReading,
+    off: int,
+    sharers: Callable[[FittedReading], Sequence[Candidate]],
+    reported: Reported,
+    trying: Callable[[Candidate, Convention | None, Relation], Readings],
+) -> FittedReading:
+    """``reading`` with its coverage, the rows that share it, and whether it is firm."""
+    # Where the other rows settle the formula, only the second change was looked for.
+    same = reading if reading.base is None else replace(reading, changes=1)
+    pair = worst(one.row, one.under_base(reading.base))
+    if reading.free or pair is None or pair.gap == 0:
+        return reading
+    tried = trying(one, reading.base, pair)
+    coverage = tried.coverage(same)
+    sharing = [other for other in sharers(reading) if other is not one]
+    outside = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
+    chance = coverage * chance_of_scatter(pair, outside)
+    if sharing:
+        shares = [_share(reading, other) for other in sharing]
+        coverage *= min(comb(off - 1, len(sharing)) * prod(shares), 1.0)
+        joint = _joint([one, *sharing], pair)
+        if joint is not None:  # one offset of all rows, of whatever origin, is fitted as easily as one row
+            coverage = max(coverage, tried.coverage(same, joint))
+        chance = coverage * chance_of_scatter(pair, [])
+    # Rows that are apart for another reason, or many rows, know what scatter is: the reading must exceed it.
+    beyond = beyond_scatter(pair, outside) or (len(outside) < FEW and all(other.gap == 0 for other in outside))
+    firm = beyond and chance <= FIRM and coverage <= SPECIFIC
+    return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
+
+
+Change = tuple[str, Convention | None, float, float | str | None]
+
+
+def _change(reading: FittedReading) -> Change:
+    """What the reading changes, apart from the row that it was found in."""
+    new = reading.setting
+    what: float | str | None = None
+    if reading.kind in ("sequence", "devices"):
+        what = new.sequence if reading.kind == "sequence" else new.devices
+    elif reading.kind == "peak":
+        what = new.peak_flops_per_s
+    elif reading.kind == "unit":
+        what = reading.text
+    return reading.kind, new.convention, new.scale, what
+
+
+def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
+    """``row`` and its setting where the change of ``reading`` holds for it too."""
+    new = reading.setting
+    setting = replace(setting, convention=new.convention, scale=new.scale)
+    if reading.kind == "sequence":
+        setting = replace(setting, sequence=new.sequence)
+    elif reading.kind == "devices":
+        setting = replace(setting, devices=new.devices)
+    elif reading.kind == "peak":
+        setting = replace(setting, peak_flops_per_s=new.peak_flops_per_s)
+    elif reading.kind == "total" and row.tflops is not None:
+        row = replace(row, tflops=row.tflops.times(1 / setting.devices))
+    elif reading.kind == "unit" and reading.value is not None:
+        name = reading.text.partition(" too ")[0]
+        row = in_unit(row, name, reading.value) or row
+    return row, setting
+
+
+def _explains(reading: FittedReading, other: Candidate) -> bool:
+    before, after = other.worst, worst(*under(reading, other.row, other.setting))
+    return before is not None and after is not None and after.gap <= EXPLAINS * before.gap
+
+
+def _share(reading: FittedReading, other: Candidate) -> float:
+    """The share of figures as far off as the other row's that this one reading would fit."""
+    before, after = other.worst, worst(*under(reading, other.row, other.setting))
+    assert before is not None
+    assert after is not None
+    return min((before.half + after.gap) / (WINDOW * abs(before.center)), 1.0)
+
+
+def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
+    """What all rows leave open around one common offset; None where no common offset fits them as they are declared."""
+    pairs = [
+        found
+        for one in sharing
+        for found in relations(one.row, one.setting)
+        if (found.first, found.second) == (pair.first, pair.second)
+    ]
+    low, high = max(one.center - one.half for one in pairs), min(one.center + one.half for one in pairs)
+    return (high - low) / 2 if low <= high else None
+
+
+def _judged(
+    one: Candidate,
+    found: Sequence[FittedReading],
+    reported: Reported,
+    scattered: Sequence[Scatter],
+) -> JudgedRow:
+    pair = one.worst
+    if pair is None or pair.gap == 0:
+        return JudgedRow(_plain_status(one.checks), list(found), list(one.excluded), None)
+    firm = [each for each in found if each.firm]
+    free = [each for each in found if each.free]
+    open_ones = [each for each in found if not each.firm and not each.free]
+    among = next((each for each in scattered if _holds(each, pair, one.row.name)), None)
+    beyond = beyond_scatter(pair, like(pair, {one.row.name}, reported))
+    excluded = list(one.excluded)
+    if firm:
+        return JudgedRow("inconsistent", [*firm, *_offered(open_ones, excluded), *free], excluded, None)
+    if beyond or among is None or among.common:
+        status: AuditStatus = "inconsistent" if beyond else "apart"
+        return JudgedRow(status, [*_offered(open_ones, excluded), *free], excluded, among)
+    return JudgedRow("apart", free, excluded, among)
+
+
+def _holds(scatter: Scatter, pair: Relation, name: str) -> bool:
+    return name in scatter.rows and {pair.first, pair.second} & {scatter.first, scatter.second} != set()
+
+
+def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
+    if any(check.status == "inconsistent" for check in checks):
+        return "inconsistent"
+    return "consistent" if any(check.status == "consistent" for check in checks) else "not checkable"
+
+
+def _offered(found: Sequence[FittedReading], excluded: list[str]) -> list[FittedReading]:
+    """Those that say anything; why the others are not offered goes to ``excluded``."""
+    useless: dict[str, float] = {}
+    for one in found:
+        if (one.coverage or 0.0) > OFFERED:
+            useless[one.kind] = max(useless.get(one.kind, 0.0), one.coverage or 0.0)
+    for kind, coverage in useless.items():
+        excluded.append(
+            f"no other {KINDS.get(kind, kind)} in particular (one would fit, but readings as simple fit "
+            f"{percent(coverage)} of all figures up to twice as far off)"
+        )
+    return [one for one in found if (one.coverage or 0.0) <= OFFERED]
+
+
+def widened(row: AuditRow, deviation: float) -> AuditRow:
+    """``row`` with every figure as uncertain as scatter of ``deviation`` makes it."""
+    factor = 1 + WITHIN * deviation / 2
+    changed = {}
+    for field in FIELDS.values():
+        figure: AuditedFigure | None = getattr(row, field)
+        if figure is not None:
+            interval = Interval(figure.interval.low / factor, figure.interval.high * factor)
+            changed[field] = AuditedFigure(figure.text, figure.value, interval)
+    return replace(row, **changed)  # type: ignore[arg-type]
+
+
+def deviation_among(others: Sequence[Relation]) -> float:
+    """One standard deviation of the same figures in the other rows, beyond rounding; 0 where most agree."""
+    gaps = sorted(other.gap for other in others)
+    return gaps[len(gaps) // 2] * PER_DEVIATION if gaps else 0.0

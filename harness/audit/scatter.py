@@ -1,0 +1,174 @@
+"""Asks how far two figures of a row are apart, and whether figures that were each measured apart would be as far.
+
+The scale of such scatter comes from the other rows of the table. Numbers only; harness.audit.scatter_text makes the
+sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import combinations
+from math import erf, erfc, log, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.audit.checks import STEP, TOKENS, Setting, rates, witnesses
+from harness.audit.figures import Interval
+from harness.audit.table import AuditRow
+
+USUAL_SCATTER = 0.05  # one standard deviation; honest figures of one row are taken to differ by no more than this
+CHANCE = 0.005  # of honest scatter; below it a row is called inconsistent
+FEW = 3  # fewer other rows than this cannot overrule USUAL_SCATTER
+ALIKE = 0.2  # rows whose discrepancies differ by less than this share of them have them in common
+Distances = NDArray[np.float64]
+PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two figures of a row that should agree, as the logarithm of the first over the second."""
+
+    first: str
+    second: str
+    center: float
+    half: float
+    """What rounding leaves open on either side of ``center``."""
+
+    @property
+    def gap(self) -> float:
+        """How far apart they are beyond rounding; 0 where they agree."""
+        return max(abs(self.center) - self.half, 0.0)
+
+    @property
+    def reach(self) -> float:
+        """How far apart the figures behind the rounding may be."""
+        return abs(self.center) + self.half
+
+
+def relations(row: AuditRow, setting: Setting) -> list[Relation]:
+    """Every pair of figures that the row allows to compare."""
+    reported, rate = witnesses(row, setting), rates(row, setting)
+    pairs = [(a, b, reported[a], reported[b]) for a, b in combinations(reported, 2) if {a, b} != {TOKENS, STEP}]
+    if len(rate) == 2:  # needs neither the shape nor the peak
+        pairs.append((TOKENS, STEP, rate[TOKENS], rate[STEP]))
+    return [_relation(*pair) for pair in pairs]
+
+
+def _relation(first: str, second: str, one: Interval, other: Interval) -> Relation:
+    quotient = one / other
+    low, high = log(quotient.low), log(quotient.high)
+    return Relation(first, second, (low + high) / 2, (high - low) / 2)
+
+
+def worst(row: AuditRow, setting: Setting) -> Relation | None:
+    """The relation that is furthest apart; None where there is nothing to compare."""
+    return max(relations(row, setting), key=lambda one: (one.gap, one.reach), default=None)
+
+
+def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
+    """The chance that honest scatter parts ``one`` as far as it is. ``others``: the same figures in the other rows.
+
+    Its scale is the median of the others, so that a few slips among them do not hide one; with few others the chance
+    says how little they know. Beyond that, no honest scatter is taken to be larger than USUAL_SCATTER, unless the
+    others scatter by more around what they have in common.
+    """
+    usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
+    if not others:
+        return usual
+    scale = sorted(other.reach for other in others)[len(others) // 2]
+    among = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
+    if len(others) >= FEW:
+        middle = median(other.center for other in others)
+        spread = sorted(abs(other.center - middle) - other.half for other in others)[len(others) // 2]
+        if spread * PER_DEVIATION > USUAL_SCATTER:
+            return among
+    return min(among, usual)
+
+
+def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
+    """Whether honest scatter does not explain ``one``. Where most others are apart too, the tails are not known."""
+    apart = sum(other.gap > 0 for other in others)
+    return chance_of_scatter(one, others) <= (CHANCE / 10 if 2 * apart > len(others) else CHANCE)
+
+
+@cache
+def _distances() -> tuple[Distances, Distances, Distances]:
+    """Distances in standard deviations, and the shares of normal scatter within and beyond each."""
+    distance = np.geomspace(1e-6, 30, 2000)
+    within = np.array([erf(value / sqrt(2)) for value in distance])
+    return distance, within, np.array([erfc(value / sqrt(2)) for value in distance])
+
+
+@lru_cache(maxsize=256)
+def _median_of(others: int) -> Distances:
+    """The density of the (upper) median of so many distances, over the share within it."""
+    _, within, _ = _distances()
+    rank, inside = others // 2 + 1, np.clip(within, 1e-300, 1 - 1e-16)
+    logarithm = (rank - 1) * np.log(inside) + (others - rank) * np.log1p(-inside)
+    weight: Distances = np.exp(logarithm - logarithm.max())
+    return weight / float(np.trapezoid(weight, within))
+
+
+def _beyond_median(times: float, others: int) -> float:
+    """The chance that one distance exceeds ``times`` the (upper) median of ``others``, all of one normal scatter."""
+    distance, within, beyond = _distances()
+    return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, beyond), within))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Two figures that several rows print apart, for no reason that was found. Fractions."""
+
+    first: str
+    second: str
+    rows: list[str]
+    """Rows whose two figures differ beyond rounding."""
+    of: int
+    typical: float
+    """One standard deviation of the difference."""
+    low: float
+    high: float
+    above: int
+    """Rows in which the first figure is the larger one."""
+    common: bool
+    """Whether all are apart by about the same, so that one cause is behind them and not scatter."""
+
+
+def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
+    """One for every group of two rows or more whose figures differ for no reason that was found.
+
+    Where the same rows differ in several pairs of figures, the pair that is furthest apart stands for all.
+    """
+    pairs_of: dict[tuple[str, str], dict[str, Relation]] = {}
+    for name, pairs in reported.items():
+        if name not in explained:
+            for pair in pairs:
+                pairs_of.setdefault((pair.first, pair.second), {})[name] = pair
+    found: dict[tuple[str, ...], Scatter] = {}
+    for (first, second), pairs_by_row in pairs_of.items():
+        apart = {name: pair for name, pair in pairs_by_row.items() if pair.gap > 0}
+        if len(apart) >= 2:
+            one = _scatter(first, second, apart, list(pairs_by_row.values()))
+            if one.typical > found.get(tuple(apart), one).typical or tuple(apart) not in found:
+                found[tuple(apart)] = one
+    return list(found.values())
+
+
+def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequence[Relation]) -> Scatter:
+    centers = [pair.center for pair in apart.values()]
+    low, high, middle = min(centers), max(centers), median(centers)
+    return Scatter(
+        first,
+        second,
+        list(apart),
+        len(every),
+        median(abs(pair.center) for pair in every) * PER_DEVIATION,
+        low,
+        high,
+        sum(center > 0 for center in centers),
+        high - low <= ALIKE * abs(middle),
+    )

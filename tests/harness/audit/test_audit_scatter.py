@@ -1,0 +1,151 @@
+"""What the audit does not claim: scatter, readings that fit by chance, free parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import erf, log, sqrt
+from random import Random
+
+import pytest
+
+from harness.audit.checks import TFLOPS, TOKENS, setting_of
+from harness.audit.checkup import audit
+from harness.audit.figures import AuditedFigure, read_figure
+from harness.audit.flops import conventions
+from harness.audit.report import as_text
+from harness.audit.result import Audit
+from harness.audit.scatter import Relation, beyond_scatter, chance_of_scatter, relations
+from harness.audit.solve import FittedReading, sequences
+from harness.audit.specificity import Readings
+from harness.audit.table import AuditRow, Declared, Table
+from tests.harness.audit.test_audit import LLAMA_8B, PEAKS, row
+
+EXACT = conventions(LLAMA_8B)[0]
+RATES = (6544.4, 7873.1, 8102.7, 8300.2, 8411.9, 8450.3)
+
+
+def table(factors: Sequence[float], digits: int = 5) -> Table:
+    """One model at several speeds, whose printed FLOP/s are off by ``factors``."""
+    rows = []
+    for number, (rate, factor) in enumerate(zip(RATES, factors, strict=False)):
+        flops = rate * EXACT.flops_per_token(2048) * factor
+        rows.append(
+            AuditRow(
+                f"b{2**number}",
+                tokens_per_s=read_figure(f"{rate:.{digits - 1}e}"),
+                mfu_percent=read_figure(f"{flops / 989e12 * 100:.{digits - 1}e}"),
+            )
+        )
+    return Table("made", "made", rows, Declared(LLAMA_8B, 2048, 1, 989e12))
+
+
+def judged(factors: Sequence[float], digits: int = 5) -> Audit:
+    return audit(table(factors, digits), PEAKS)
+
+
+def test_scatter_is_recognised_and_explained_by_no_setting() -> None:
+    factors = [1.021, 0.987, 0.969, 1.013, 1.032, 0.978]
+    found = judged(factors)
+    assert [one.status for one in found.rows] == ["apart"] * 6
+    assert not [each for one in found.rows for each in one.readings if not each.free]
+    (scatter,) = found.scatters
+    assert (scatter.rows, scatter.of, scatter.above, scatter.common) == ([f"b{2**n}" for n in range(6)], 6, 3, False)
+    assert scatter.typical == pytest.approx(0.0215 * 1.4826, rel=0.1)  # the median of the distances
+    assert "as if each was measured apart; no single setting explains them" in found.conclusion[0]
+    text = as_text(found, table(factors))
+    assert "No single setting explains these rows" in text
+    assert "sequence length 2,0" not in text.partition("## Rows")[2]
+    assert "fits with" not in text.partition("## How to read this")[0]
+
+
+def test_a_common_offset_is_no_scatter() -> None:
+    found = judged([1.011] * 6)
+    (scatter,) = found.scatters
+    assert scatter.common
+    assert "that is one cause which they share, and no scatter" in found.scatter_sentences[0]
+    assert all(one.status == "apart" for one in found.rows)
+
+
+def test_one_row_off_in_an_exact_table_is_inconsistent_even_where_nothing_explains_it() -> None:
+    found = judged([1, 1, 1.0417, 1, 1, 1])
+    assert [one.status for one in found.rows].count("consistent") == 5
+    assert found.rows[2].status == "inconsistent"
+    assert not [one for one in found.rows[2].readings if one.firm]
+    assert "the table does not show which" in found.rows[2].sentence
+
+
+def test_a_length_is_firm_among_exact_rows_and_not_offered_among_scattered_ones() -> None:
+    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
+    exact = judged([1, 1, ratio, 1, 1, 1]).rows[2]
+    assert next((one.kind, one.value) for one in exact.readings if one.firm) == ("sequence", 4096)
+    scattered = judged([1.04, 0.95, ratio, 1.05, 0.94, 0.97]).rows[2]
+    assert scattered.status == "apart"
+    assert not [one for one in scattered.readings if not one.free]
+
+
+def test_a_setting_that_several_rows_share_is_firm() -> None:
+    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
+    for one in judged([ratio] * 6).rows:
+        (length,) = [each for each in one.readings if each.kind == "sequence"]
+        assert (length.firm, length.value, length.shared) == (True, 4096, 6)
+
+
+def test_a_factor_of_three_is_found_through_scatter_but_another_row_is_not_touched() -> None:
+    found = judged([1.021, 0.987, 1 / 3, 1.013, 1.032, 0.978])
+    assert [one.status for one in found.rows] == ["apart", "apart", "inconsistent", "apart", "apart", "apart"]
+
+
+def test_one_row_alone_claims_nothing_at_few_digits() -> None:
+    (one,) = judged([1.0667], digits=3).rows
+    assert one.status == "apart"
+    assert not [each for each in one.readings if each.firm]
+    assert "too few" in one.sentence
+
+
+def test_coverage_is_the_share_of_random_figures_that_the_search_itself_fits() -> None:
+    """The closed form against the search: move the figure at random, and count how often a length fits."""
+    made = row(EXACT, sequence=2048, tokens_per_s=7000.0, digits=(6, 4, 8, 8))
+    declared = Declared(LLAMA_8B, 2048, 1, 989e12)
+    random, window, fitted, tried = Random(5), 0.05, 0, 600
+    for _ in range(tried):
+        factor = 1 + random.uniform(-2, 2) * window
+        shifted = AuditRow("row", tokens_per_s=made.tokens_per_s, tflops=_times(made, factor))
+        fitted += any(sequences(shifted, setting_of(shifted, declared, EXACT), []))
+    shifted = AuditRow("row", tokens_per_s=made.tokens_per_s, tflops=_times(made, 1 + window))
+    setting = setting_of(shifted, declared, EXACT)
+    (pair,) = relations(shifted, setting)
+    assert (pair.first, pair.second) == (TOKENS, TFLOPS)
+    reading = FittedReading("sequence", "", setting, 2112)
+    closed = Readings(shifted, setting, [], [], pair).coverage(reading)
+    assert closed == pytest.approx(fitted / tried, abs=0.03)
+    assert 0.05 < closed < 0.4
+
+
+def _times(made: AuditRow, factor: float) -> AuditedFigure:
+    assert made.tflops is not None
+    return read_figure(f"{made.tflops.value * factor:.3e}")
+
+
+def test_readings_that_fit_most_figures_are_not_offered() -> None:
+    found = judged([1.04, 1, 1, 1, 1, 1], digits=2).rows[0]
+    assert not [one for one in found.readings if one.kind == "sequence"]
+
+
+def test_the_chance_of_scatter_is_that_of_a_simulation() -> None:
+    random, others, trials, beyond = Random(2), 5, 4000, 0
+    for _ in range(trials):
+        distances = sorted(abs(random.gauss(0, 0.01)) for _ in range(others))
+        beyond += abs(random.gauss(0, 0.01)) > 3 * distances[others // 2]
+    made = [Relation("a", "b", value, 0.0) for value in (0.001, 0.002, 0.01, 0.02, 0.03)]  # their median is 0.01
+    assert chance_of_scatter(Relation("a", "b", 0.03, 0.0), made) == pytest.approx(beyond / trials, rel=0.25)
+
+
+def test_few_rows_know_little_of_scatter() -> None:
+    exact = Relation("a", "b", 0.0, 1e-4)
+    off = Relation("a", "b", 0.004, 1e-4)
+    assert not beyond_scatter(off, [])
+    assert not beyond_scatter(off, [exact])  # 39 times as far, and still one row
+    assert beyond_scatter(off, [exact] * 7)
+    far = Relation("a", "b", log(2), 1e-4)
+    assert chance_of_scatter(far, []) == pytest.approx(1 - erf((log(2) - 1e-4) / 0.05 / sqrt(2)), abs=1e-12)
+    assert beyond_scatter(far, [])
