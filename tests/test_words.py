@@ -51,7 +51,9 @@ ALLOWED = {
 ONLY_IN = {
     "turn": {"harness/launch/protocol.py", "harness/timeline/windows.py"},
     "settle": {"harness/launch/protocol.py"},
-    "words": {f"harness/audit/{name}.py" for name in ("result", "checkup", "sentences", "reading_text", "scatter_text")},
+    "words": {
+        f"harness/audit/{name}.py" for name in ("result", "checkup", "sentences", "reading_text", "scatter_text")
+    },
     "evidence": {"harness/audit/result.py", "harness/audit/report.py"},
 }
 

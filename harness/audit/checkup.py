@@ -71,7 +71,10 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         table.title,
         table.source,
         table.declared.notes,
-        [sentences.rows_line(audited, supported, judged.scatters), sentences.gains_line(compared, table.noise is not None)],
+        [
+            sentences.rows_line(audited, supported, judged.scatters),
+            sentences.gains_line(compared, table.noise is not None),
+        ],
         audited,
         [one for one in formulas.values() if one.rows],
         sentences.formula_sentence(list(formulas.values())),
