@@ -106,7 +106,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     rows = [
         [
             names.short(advice.arm),
-            ("no " if one.cost == "late check" else "") + change_text(one, names).removeprefix("the "),
+            _cell(one, advice.arm, names),
             ratio_cell(one.speedup),
             ratio_cell(one.measured),
             "yes" if one.worth else "no",
@@ -130,6 +130,16 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         parts.append("The replay takes for granted:")
         parts.append("\n".join(f"- {safe(line)}" for line in assumed))
     return "\n\n".join(parts)
+
+
+def _cell(one: Advice, arm: str, names: ArmNames) -> str:
+    match one.cost:
+        case "its data path":
+            return f"data path: {names.apart(one.change, arm)}"
+        case "late check":
+            return "no sync on the norm"
+        case _:
+            return change_text(one, names)
 
 
 _KINDS: dict[str, AdviceCost] = {

@@ -60,7 +60,8 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines = []
     for c in report.comparisons:
         lines.append(_headline(report, c, names, c.baseline not in told))
-        told.add(c.baseline)
+        if isinstance(c, Comparison):
+            told.add(c.baseline)
     return FirstScreen(
         question=" ".join(report.study.question.split()),
         emulated=_emulated(report),
@@ -105,20 +106,32 @@ def finding(m: Measured) -> str:
     """``14 % faster (6.2 to 17 %)``."""
     estimate, verdict = m.ratio, verdict_of(m)
     if estimate.ci_low is None or verdict == "undecided":
-        if estimate.ci_low is None:
-            blocks = count(estimate.n, "block")
-            return f"undecided, {ratio(estimate.median)} in {blocks}: an interval needs {MIN_BLOCKS}"
-        return f"undecided, {_change(estimate)}: a change under {percent(m.resolution or 0)} would not show"
+        return f"undecided, {_change(estimate)}: {_why_undecided(m)}"
     if verdict == "none":
         limit = percent(m.resolution or 0).removeprefix("under ")
-        outside = estimate.ci_low > 1 or (estimate.ci_high or 1.0) < 1  # and yet within the noise floor
-        return f"no {'difference you could tell from noise' if outside else 'gain you could see'} (under {limit})"
+        what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
+        return f"no {what} (under {limit})"
     more = m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME
     if more:  # padding or batch size changed: that is no change of speed
         times = "" if m.trained_per_step is None else f", training {ratio(m.trained_per_step)} as many in each step"
         word = "more" if verdict == "gain" else "fewer"
         return f"{_change(estimate, word + ' ' + m.measure)}{times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
+
+
+def _why_undecided(m: Measured) -> str:
+    if m.ratio.ci_low is None:
+        return f"an interval needs {MIN_BLOCKS} blocks, and it has {m.ratio.n}"
+    if m.noise_floor is None:
+        return "without a noise floor nothing can be decided"
+    if _off_one(m.ratio) and abs(m.ratio.median - 1) <= m.noise_floor:
+        return f"it does not clear the noise floor of {percent(m.noise_floor)}"
+    return f"a change under {percent(m.resolution or 0)} would not show"
+
+
+def _off_one(estimate: Estimate) -> bool:
+    """Whether the interval excludes "no change"."""
+    return (estimate.ci_low or 1.0) > 1 or (estimate.ci_high or 1.0) < 1
 
 
 def _change(estimate: Estimate, word: str = "") -> str:

@@ -28,6 +28,7 @@ from harness.report.markdown import Page, Section
 from harness.report.names import ArmNames
 
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
+ONE_LINE = 40  # characters of a cell that is not broken
 OPEN = ("Verdicts in full",)  # sections that are open when the page is
 
 
@@ -109,6 +110,8 @@ def _headers(state: Any) -> None:
             close = next(place for place in range(at, len(tokens)) if tokens[place].type == "td_close")
             tokens[at + 1].tag = tokens[close].tag = "th"
             tokens[at + 1].attrSet("scope", "row")
+        elif token.type == "td_open" and len(tokens[at + 1].content) <= ONE_LINE:
+            token.attrSet("class", "figure")
 
 
 def _table_open(*_: object) -> str:

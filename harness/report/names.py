@@ -27,18 +27,23 @@ class ArmNames:
 
     def pair(self, candidate: str, baseline: str) -> str:
         """``8b-b1-(tokens / text)-padded``: what the two share is written once."""
-        ours, theirs = (_PARTS.findall(self.short(name)) for name in (candidate, baseline))
+        before, first, second, after = self._compared(candidate, baseline)
+        return f"{before}({first} / {second}){after}" if before or after else f"{first} / {second}"
+
+    def apart(self, one: str, other: str) -> str:
+        """What of the first name the second does not have: ``tokens``."""
+        return self._compared(one, other)[1]
+
+    def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
+        """What two names begin with, what each of them has alone, and what they end with."""
+        ours, theirs = (_PARTS.findall(self.short(name)) for name in (one, other))
         before = _shared(ours, theirs)
         after = _shared(ours[before:][::-1], theirs[before:][::-1])
-        first, second = ("".join(one[before : len(one) - after]) for one in (ours, theirs))
-        if not (before or after) or not first.strip("-._ ") or not second.strip("-._ "):
-            return f"{self.short(candidate)} / {self.short(baseline)}"
-        ends = [re.fullmatch(r"(.*?)([-._ ]*)", one) for one in (first, second)]
-        (first, gap), (second, other) = ((end[1], end[2]) if end else ("", "") for end in ends)
-        if gap != other:
-            return f"{self.short(candidate)} / {self.short(baseline)}"
-        tail = "".join(ours[len(ours) - after :])
-        return f"{''.join(ours[:before])}({first} / {second}){gap}{tail}"
+        alone = ["".join(parts[before : len(parts) - after]) for parts in (ours, theirs)]
+        (first, gap), (second, other_gap) = (_without_gap(text) for text in alone)
+        if not first or not second or gap != other_gap:
+            return "", self.short(one), self.short(other), ""
+        return "".join(ours[:before]), first, second, gap + "".join(ours[len(ours) - after :])
 
     def within(self, text: str) -> str:
         """The text with short names in place of full ones."""
@@ -90,6 +95,12 @@ class _Matrix:
     def short(self, name: str) -> str:
         arm, pairs = _split(name)
         return " ".join([arm, *(f"{self.brief[key]}{value}" for key, value in pairs.items() if key in self.brief)])
+
+
+def _without_gap(text: str) -> tuple[str, str]:
+    """The text without the separators at its end, and those."""
+    word = text.rstrip("-._ ")
+    return word, text[len(word) :]
 
 
 def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:

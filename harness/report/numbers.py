@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.analysis.comparisons import SAME
 from harness.analysis.report_types import ArmReport, Comparison
 from harness.report.absent import mfu_reason
 from harness.report.first_screen import could_gain
@@ -25,23 +26,27 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         ]
         for c in compared
     ]
+    # Where steps train as many tokens, their time says the same as the throughput.
+    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME for c in compared)
     was = [
         [
             names.pair(c.candidate, c.baseline),
-            *map(ratio_cell, (predicted_ratio(c), c.measured.ratio, c.measured.step_time)),
+            *map(ratio_cell, (predicted_ratio(c), c.measured.ratio, *([c.measured.step_time] if timed else []))),
             NOT_MEASURED if c.measured.noise_floor is None else percent(c.measured.noise_floor),
         ]
         for c in compared
     ]
+    header = ["candidate / baseline", "predicted", "measured", *(["step time"] if timed else []), "noise floor"]
     measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
     return "\n\n".join(
         [
             "## Comparisons in numbers",
             table(["candidate / baseline", "isolated", "ceiling", "ideal data"], could),
-            table(["candidate / baseline", "predicted", "measured", "step time", "noise floor"], was),
-            f"How many times as fast, median [95 % interval]. *measured* counts {measures}; *step time*, *ceiling* and "
-            "*ideal data* concern the time of a step; *isolated* is the data path alone; *predicted* is what replaying "
-            "the baseline's steps with the candidate's data path gives for *measured*.",
+            table(header, was),
+            f"How many times as fast, median [95 % interval]. *measured* counts {measures}; "
+            f"{'*step time*, ' if timed else ''}*ceiling* and *ideal data* concern the time of a step; *isolated* is "
+            "the data path alone; *predicted* is what replaying the baseline's steps with the candidate's data path "
+            "gives for *measured*.",
         ]
     )
 
@@ -117,7 +122,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
             names.short(arm.of or ""),
             arm.control or "",
             _p50_p95(arm),
-            estimate_cell(arm.totals.tokens_per_s),
+            number_cell(None if arm.totals.tokens_per_s is None else arm.totals.tokens_per_s.median),
             ratio_cell(arm.against_arm),
             number_cell(arm.totals.contended_ms),
         ]

@@ -1,4 +1,4 @@
-"""Writes the section "Slowest steps" of summary.md; summary.html draws all steps over the time of the study."""
+"""Writes the section "Steps over time": the slowest steps in a table; summary.html also draws all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.report.tables import table
 from harness.report.words import number, ratio
 
 MOST = 10
-TITLE = "Slowest steps"
+TITLE = "Steps over time"
 
 
 def section(found: Sequence[StepTimes], names: ArmNames) -> str:
@@ -39,7 +39,7 @@ def section(found: Sequence[StepTimes], names: ArmNames) -> str:
     outliers = sum(one.outliers for one in found)
     note = (
         f"{outliers:,} of {steps:,} measured steps are outliers: more than {FAR_OUT:g} quartile ranges above the upper "
-        "quartile of their run."
+        "quartile of their run. `summary.html` draws every step over the time of the study."
     )
     header = ["arm", "block", "repetition", "step", "ms", "times its run's median"]
     return "\n\n".join([f"## {TITLE}", *([table(header, rows)] if rows else []), note])

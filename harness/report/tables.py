@@ -18,20 +18,22 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def estimate_cell(estimate: Estimate | None) -> str:
-    """``65,300 [64,100 to 66,200]``."""
+    """``65,300 [64,100–66,200]``."""
     if estimate is None:
         return NOT_MEASURED
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"{number(estimate.median)} [no interval]"
-    return f"{number(estimate.median)} [{number(estimate.ci_low)} to {number(estimate.ci_high)}]"
+    return f"{number(estimate.median)} [{number(estimate.ci_low)}–{number(estimate.ci_high)}]"
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
+    """``1.136x [1.062–1.170]``."""
     if estimate is None:
         return NOT_MEASURED
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"{ratio(estimate.median)} [no interval]"
-    return f"{ratio(estimate.median)} [{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}]"
+    low, high = (ratio(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
+    return f"{ratio(estimate.median)} [{low}–{high}]"
 
 
 def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:

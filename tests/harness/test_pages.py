@@ -29,7 +29,7 @@ def page(text: str, folder: Path) -> str:
 
 
 def study(folder: Path, factor: float = 1.0, seed: int = 0, isolated: bool = False) -> str:
-    """Two arms and their controls; everything takes ``factor`` as long. ``isolated``: the candidate's loader as well."""
+    """Two arms and their controls; everything takes ``factor`` as long. ``isolated``: the candidate's loader too."""
     compute = {"h2d": 0.1, "forward": 9.0 * factor, "backward": 17.0 * factor, "optimizer": 3.0 * factor, "sync": 0.6}
     text = Arm("text", tokenize=9.0, compute=compute, declared={"data.path": "text-padded"})
     tokens = Arm("tokens", tokenize=0.0, compute=compute, declared={"data.path": "tokens-padded"})
@@ -59,6 +59,8 @@ def test_the_report_of_a_study(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     assert done.returncode == 0, done.stderr
     assert page(done.stdout, tmp_path) == snapshot(name="printed")
     assert page((tmp_path / "summary.md").read_text(), tmp_path) == snapshot(name="summary.md")
+    drawn = re.compile(r"<(svg|style|script)\b.*?</\1>", re.DOTALL)  # pictures, and what is ours in assets/
+    assert page(drawn.sub("", (tmp_path / "summary.html").read_text()), tmp_path) == snapshot(name="summary.html")
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.2, 3), (1.0, 0)])

@@ -13,6 +13,7 @@
     themed();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themed);
+  themed();
 
   // Paper is white: while printing the page is light, and every section is open.
   let before = null;
@@ -40,9 +41,10 @@
   addEventListener("hashchange", reveal);
   reveal();
 
-  // A cell sorts by its first number; what has none comes last as text.
+  // A cell sorts by the number that it begins with; names and what has none sort as text.
   const key = (cell) => {
-    const found = cell.textContent.replace(/(\d),(?=\d{3})/g, "$1").match(/^[^\w]*?([+-]?\d+(?:\.\d+)?)/);
+    const text = cell.textContent.replace(/(\d),(?=\d{3})/g, "$1");
+    const found = cell.tagName === "TD" && text.match(/^(?:under )?([+-]?\d+(?:\.\d+)?)/);
     return found ? parseFloat(found[1]) : null;
   };
   const order = (a, b) => {
