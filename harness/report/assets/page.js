@@ -102,7 +102,7 @@
     width: chart.clientWidth || 640, height: 340, legend: { show: false },
     cursor: { points: { show: false }, x: false, y: false, drag: { x: true, y: true, uni: 20 } },
     scales: { x: { time: false }, y: { distr: wide ? 3 : 1 } },
-    axes: [axis("seconds since the first measured step"), axis(wide ? "ms (log scale)" : "ms", 62)],
+    axes: [axis("seconds since the first measured step", 50), axis(wide ? "ms (log scale)" : "ms", 62)],
     series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => colour(arm))), dots(9, () => css("--ink"), () => "transparent")],
   }, aligned(), chart);
   redraws.push(() => plot.redraw(false));

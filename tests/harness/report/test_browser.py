@@ -79,6 +79,12 @@ def test_pointing_at_a_step_tells_which_it_is(opened: Browser) -> None:
     opened.value("location.hash = '#steps-over-time'")
     opened.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it is laid out
     opened.value("document.querySelector('.chart').scrollIntoView()")
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    right, bottom, plot_right, plot_bottom = (
+        opened.value(f"{box.format(one)}.{side}") for one in (".chart", ".u-over") for side in ("right", "bottom")
+    )
+    assert plot_right <= right
+    assert plot_bottom <= bottom - 50  # below it is the axis with its numbers and what they count
     key = "document.querySelector('.chart').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
     opened.value(key)
     by_key = opened.value("document.querySelector('.tip').textContent")
