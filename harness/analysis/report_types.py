@@ -16,9 +16,13 @@ from harness.analysis.ledger import Bound
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
+from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.statistics import Estimate
+from harness.analysis.step_times import StepTimes
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
+
+AdviceCost = Literal["processes", "memory", "pretokenized copy", "late check", "its data path"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,35 @@ class NotCompared:
 
 
 @dataclass(frozen=True)
+class Advice:
+    """One change and the speed-up of a step that replay predicts for it.
+
+    ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
+    ``measured``: what an arm of the same study that already is so measured.
+    """
+
+    change: str
+    speedup: Estimate
+    cost: AdviceCost
+    worth: bool = False
+    measured: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class ArmAdvice:
+    """What was tried on paper for ``arm``, largest first; ``refused``: why nothing could be."""
+
+    arm: str
+    options: tuple[Advice, ...] = ()
+    error: float = 0.0  # fraction: how far the unedited replay is off
+    within_tolerance: bool = False
+    from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
+    noise_floor: float | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
 class StudyReport:
     """What a study found. ``problems``, most important first: what is missing or went wrong."""
 
@@ -158,6 +191,8 @@ class StudyReport:
     environment: JsonObject
     probe_costs: tuple[ProbeCost, ...] = ()
     probe_problems: tuple[ProbeProblem, ...] = ()
+    advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; of a study without comparisons, for each arm
+    step_times: tuple[StepTimes, ...] = ()
 
     def arm(self, name: str) -> ArmReport | None:
         return next((arm for arm in self.arms if arm.name == name), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.advice import advise
 from harness.analysis.comparisons import (
     Blocks,
     Controls,
@@ -27,6 +28,7 @@ from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
 from harness.analysis.problems import failures, probe_problems, study_problems
 from harness.analysis.report_types import (
+    ArmAdvice,
     ArmExplained,
     ArmReport,
     ArmTotals,
@@ -37,6 +39,7 @@ from harness.analysis.report_types import (
     StudyReport,
 )
 from harness.analysis.statistics import Estimate, estimate
+from harness.analysis.step_times import step_times
 from harness.analysis.whole_run import release, work_out
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
@@ -72,16 +75,19 @@ def analyse(
     """
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
+    comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
     return StudyReport(
         study=study,
         # A profiled run is no figure of its arm: the profiler slows it.
         arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED),
-        comparisons=tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons),
+        comparisons=comparisons,
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
         emulated=any(bool(record.facts.emulated) for record in records),
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
+        advice=_advice(comparisons, arms),
+        step_times=step_times([run for group in arms.runs.values() for run in group]),
     )
 
 
@@ -102,6 +108,14 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
     controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
     return _Arms(records, ledgers, measured, declared, Controls(controls), blocks)
+
+
+def _advice(comparisons: Sequence[Comparison | NotCompared], arms: _Arms) -> tuple[ArmAdvice, ...]:
+    """What to try next for each baseline, or for each arm where nothing is compared."""
+    floors = {one.baseline: one.measured.noise_floor for one in comparisons if isinstance(one, Comparison)}
+    if not comparisons:
+        floors = {arm.name: None for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)}
+    return tuple(advise(arm, arms.runs, arms.of, floor) for arm, floor in floors.items())
 
 
 def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:

@@ -9,21 +9,39 @@ from harness.commands.arguments import add_study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The study."""
+    """The study, and what is printed of its report."""
     add_study(parser)
+    parser.add_argument(
+        "--format",
+        choices=("md", "html", "json"),
+        help="print summary.md, .html or .json instead of the first screen; all of them are rewritten",
+    )
 
 
 def report(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Rebuild the report of a study from its tables; print the verdicts."""
-    print_verdicts(Path(arguments.study))
-    return 0
-
-
-def print_verdicts(folder: Path) -> None:
-    """Build the report of the study in ``folder``; print its verdicts, and where the summary lies."""
+    """Rebuild the report of a study from its tables; print its first screen, or the page that is asked for."""
+    folder = Path(arguments.study)
+    if arguments.format is None:
+        print_first_screen(folder)
+        return 0
     from harness.report.build import build_report
     from harness.study.store import StudyFolder
 
-    for sentence in build_report(folder):
-        print(sentence)
-    print(f"summary: {StudyFolder(folder).summary_md}")
+    build_report(folder)
+    study = StudyFolder(folder)
+    pages = {"md": study.summary_md, "html": study.summary_html, "json": study.summary_json}
+    print(pages[arguments.format].read_text(encoding="utf-8"), end="")
+    return 0
+
+
+def print_first_screen(folder: Path) -> None:
+    """Build the report of the study in ``folder``; print its first screen, and where the rest lies."""
+    from harness.report import terminal
+    from harness.report.build import build_report
+    from harness.study.store import StudyFolder
+
+    for line in terminal.lines(build_report(folder)):
+        print(line)
+    study = StudyFolder(folder)
+    print(f"page: {study.summary_html}")
+    print(f"summary: {study.summary_md}")

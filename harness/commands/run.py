@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.commands import exit_codes
 from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan
-from harness.commands.report import print_verdicts
+from harness.commands.report import print_first_screen
 from trainer.errors import InputError
 
 
@@ -63,7 +63,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 def _finish(folder: Path, status: str) -> int:
     try:
-        print_verdicts(folder)
+        print_first_screen(folder)
     except (OSError, KeyboardInterrupt):
         print(f"the runs are kept; rebuild the report with: harness report {folder}", file=sys.stderr)
         raise

@@ -1,4 +1,4 @@
-"""Builds a study's report from its folder alone: summary.md, summary.json, plots/ and timeline.json.gz."""
+"""Builds a study's report from its folder alone: summary.md, .html and .json, plots/ and timeline.json.gz."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
-from harness.report import markdown, profile
+from harness.report import html, markdown, profile
+from harness.report.drawing import Picture, drawn
+from harness.report.first_screen import FirstScreen, first_screen
+from harness.report.names import ArmNames
 from harness.report.recorded import read_recorded
-from harness.report.sentences import sentence
 from harness.report.summary import summary
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
@@ -23,8 +25,8 @@ from trainer.errors import InputError, one_line
 from trainer.files import read_json, write_bytes, write_text
 
 
-def build_report(folder: Path) -> list[str]:
-    """Analyse the study in ``folder`` and write its report there; returns the verdict sentences.
+def build_report(folder: Path) -> FirstScreen:
+    """Analyse the study in ``folder`` and write its report there; returns what is read first.
 
     Runs may have failed, be missing or still be to come: the report then lists that at its top.
     Raises InputError where ``folder`` is not a study, or where the tables that its report was made of are gone.
@@ -36,16 +38,20 @@ def build_report(folder: Path) -> list[str]:
     report = analyse(record, runs, partial(keep_derived, study))
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
-    pictures = draw(report, study, found.profiles)
+    names = ArmNames([arm.name for arm in report.arms if not arm.control])
+    pictures = draw(report, study, found.profiles, names)
     shown = timeline.timeline(record, runs, files.sources)
     for name in (timeline.CHROME_NAME, timeline.PROTOBUF_NAME):
         if name == shown.name:
             write_bytes(study.path / name, shown.content)
         else:
             (study.path / name).unlink(missing_ok=True)  # of an earlier report
+    screen = first_screen(report)
     write_json(study.summary_json, summary(report, found, files.problems))
-    write_text(study.summary_md, markdown.summary(report, pictures, found, files, shown.cut))
-    return [sentence(comparison) for comparison in report.comparisons]
+    page = markdown.page(report, list(pictures), found, files, shown.cut)
+    write_text(study.summary_md, page.markdown)
+    write_text(study.summary_html, html.page(page, pictures, report.step_times, names))
+    return screen
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
@@ -78,17 +84,18 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
         study.write_steps(run.record.arm, run.record.block, found.table)
 
 
-def draw(report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile]) -> list[str]:
-    """Write the pictures that have something to show; returns their names. Pictures of an earlier report go."""
+def draw(
+    report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], names: ArmNames
+) -> dict[str, Picture]:
+    """Write the pictures that have something to show; returns them by name. Pictures of an earlier report go."""
     from harness.report import plots  # matplotlib costs a second of import
-    from harness.report.drawing import png
 
-    pictures = plots.pictures(report)
+    pictures = plots.pictures(report, names)
     if (figure := plots.memory(profiles)) is not None:
-        pictures[profile.PICTURE] = png(figure, report.emulated)
+        pictures[profile.PICTURE] = drawn(figure, report.emulated)
     for name in (*plots.NAMES, profile.PICTURE):
         if name in pictures:
-            write_bytes(study.plots / name, pictures[name])
+            write_bytes(study.plots / name, pictures[name].png)
         else:
             (study.plots / name).unlink(missing_ok=True)
-    return list(pictures)
+    return pictures

@@ -1,10 +1,12 @@
-"""Draws the parts that all pictures share (axes of rows, points with intervals, ratio axes), and makes PNG bytes."""
+"""Draws what all pictures share: axes of rows, points with intervals, ratio axes; makes PNG and SVG."""
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.analysis.statistics import Estimate
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 130
+GAIN, LOSS = "#007A58", "#B34700"  # dark enough for small text on white
 TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
 
 
@@ -69,6 +72,8 @@ def ratio_axis(axes: Axes, values: Sequence[float]) -> None:
         ]
     elif len(ticks) > 9:
         ticks = [tick for tick in ticks if f"{tick:e}"[:3] in ("1.0", "2.0", "5.0")]
+        if len(ticks) > 9:
+            ticks = [tick for tick in ticks if f"{tick:e}"[:3] == "1.0"]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}x"))
@@ -81,11 +86,6 @@ def row_labels(axes: Axes, labels: Sequence[str]) -> None:
     axes.set_yticks(range(len(labels)), labels, fontsize=8.5)
 
 
-def short(name: str) -> str:
-    """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
-    return name if len(name) <= 36 else f"{name[:17]}…{name[-18:]}"
-
-
 def title(figure: Figure, text: str) -> None:
     figure.suptitle(text, x=0.008, ha="left", fontsize=11, fontweight="bold")
 
@@ -96,13 +96,47 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     )
 
 
-def png(figure: Figure, emulated: bool = False) -> bytes:
-    """The picture as PNG bytes, marked where the device is emulated."""
+@dataclass(frozen=True)
+class Picture:
+    """One drawing: a PNG for markdown, and SVG for the page, whose colours follow the page's theme."""
+
+    png: bytes
+    svg: str
+
+
+# Colours that stand for ink and paper, and what the page calls them.
+THEMED = {
+    "#ffffff": "--paper", "#000000": "--ink", "#333333": "--ink", "#555555": "--soft", "#666666": "--soft",
+    "#777777": "--soft", "#888888": "--soft", "#dddddd": "--band", "#e2e2e2": "--band", "#e4e4e4": "--band",
+    "#eeeeee": "--grid", GAIN.lower(): "--gain", LOSS.lower(): "--loss",
+}  # fmt: skip
+
+
+def drawn(figure: Figure, emulated: bool = False) -> Picture:
+    """The drawing in both forms, marked where the device is emulated. The same study gives the same bytes."""
+    import matplotlib
+
     if emulated:
-        figure.text(
-            0.992, 0.99, "EMULATED DEVICE", ha="right", va="top", fontsize=9, fontweight="bold", color="#D55E00"
-        )
-    content = io.BytesIO()
-    # no version and no date in the file: the same study gives the same picture
+        figure.text(0.992, 0.99, "EMULATED DEVICE", ha="right", va="top", fontsize=9, fontweight="bold", color=LOSS)
+    content, text = io.BytesIO(), io.StringIO()
+    # no version and no date in the files
     figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
-    return content.getvalue()
+    with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "path"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
+    return Picture(content.getvalue(), _themed(text.getvalue()))
+
+
+def _themed(svg: str) -> str:
+    """The <svg> element alone, with the page's colours for ink and paper."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: _variable(found[0]), svg)
+    svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough; scales are below 1
+    width = re.search(r'viewBox="0 0 (\S+) ', svg)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    return svg.replace("<svg ", f'<svg fill="currentColor" data-width="{width[1] if width else ""}" ', 1).strip()
+
+
+def _variable(colour: str) -> str:
+    name = THEMED.get(colour.lower())
+    return f"var({name})" if name else colour

@@ -15,18 +15,22 @@ from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import ArmReport, Comparison, StudyReport
 from harness.report.chain import chain
 from harness.report.drawing import (
+    GAIN,
+    LOSS,
     TICKS,
+    Picture,
     bounds,
+    drawn,
     legend_below,
-    png,
     point,
     ratio_axis,
     row_axes,
     row_labels,
-    short,
     text_right_of,
     title,
 )
+from harness.report.first_screen import VERDICTS, could_gain, verdict_of
+from harness.report.names import ArmNames, middle_out
 from harness.report.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
 
@@ -53,7 +57,7 @@ COLOURS = {
     "log": "#666666",
     "other": "#BBBBBB",
 }
-VERDICT_COLOURS = {"gain": "#009E73", "loss": "#D55E00", "none": "#555555"}
+VERDICT_COLOURS = {"gain": GAIN, "loss": LOSS, "none": "#555555", "undecided": "#555555"}
 # The links that have a ratio, and what the axis says about them.
 STATIONS = {
     "isolated": "in isolation\n(data path alone)",
@@ -69,23 +73,23 @@ _MOST_POINTS = 4000  # per curve: more than the picture has pixels
 _CURVE, _PEAK, _STEP = "#0072B2", "#D55E00", "#DDDDDD"
 
 
-def pictures(report: StudyReport) -> dict[str, bytes]:
-    """{file name: PNG} of the pictures that have something to show."""
-    found: dict[str, bytes] = {}
+def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
+    """{file name: picture} of the pictures that have something to show."""
+    found: dict[str, Picture] = {}
     compared = report.compared[:MAX_ROWS]
     if compared:
-        found[ISOLATED] = png(isolated(compared), report.emulated)
-        found[FOREST] = png(forest(compared), report.emulated)
-    if (figure := why(compared)) is not None:
-        found[WHY] = png(figure, report.emulated)
+        found[ISOLATED] = drawn(isolated(compared, names), report.emulated)
+        found[FOREST] = drawn(forest(compared, names), report.emulated)
+    if (figure := why(compared, names)) is not None:
+        found[WHY] = drawn(figure, report.emulated)
     shown = [arm for arm in report.arms if arm.control != "a-a" and not is_probe_control(arm.control)]
     arms = [arm for arm in shown if arm.blocks][:MAX_ROWS]
     if arms:
-        found[LEDGER] = png(ledger(arms), report.emulated)
+        found[LEDGER] = drawn(ledger(arms, names), report.emulated)
     return found
 
 
-def isolated(comparisons: Sequence[Comparison]) -> Figure:
+def isolated(comparisons: Sequence[Comparison], names: ArmNames) -> Figure:
     """Per comparison: the ratio in isolation, the ceiling from waiting, and the ratio in training with its interval.
 
     All three are about speed, so training counts positions; where the arms train other shares of them, the ratio of
@@ -102,20 +106,19 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
     for row, c in enumerate(comparisons):
         m = c.measured
         training = m.tokens_ratio or m.ratio
-        shown = [one for one in (m.isolated, m.ceiling, training) if one is not None]
+        ceiling = could_gain(m)
+        shown = [one for one in (m.isolated, ceiling, training) if one is not None]
         span = [min(one.median for one in shown), max(one.median for one in shown)]
         axes.plot(span, [row, row], color="#E2E2E2", linewidth=6, zorder=1, solid_capstyle="butt")
         if m.isolated is not None:
             point(axes, m.isolated, row - 0.2, "#E69F00", "D", legend.pop("isolated", None))
-        if m.ceiling is not None:
+        if ceiling is not None:
             label = legend.pop("ceiling", None)
-            axes.plot(
-                [m.ceiling.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label
-            )
+            axes.plot([ceiling.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label)
         point(axes, training, row + 0.2, "#0072B2", "o", legend.pop("training", None))
         figures = [
             f"{name} {ratio(one.median)}"
-            for name, one in (("isolated", m.isolated), ("ceiling", m.ceiling), ("training", training))
+            for name, one in (("isolated", m.isolated), ("ceiling", ceiling), ("training", training))
             if one is not None
         ]
         if abs(math.log(m.ratio.median / training.median)) > SAME:
@@ -127,14 +130,14 @@ def isolated(comparisons: Sequence[Comparison]) -> Figure:
             axes, row, ", ".join(figures[:-1]) + f"\n{figures[-1]}" if len(figures) > 1 else figures[0], "#333333"
         )
     ratio_axis(axes, values)
-    row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
+    row_labels(axes, [f"{names.short(c.candidate)}\nagainst {names.short(c.baseline)}" for c in comparisons])
     axes.set_xlabel("how many times as fast as the baseline (log scale, 95 % intervals)")
     title(figure, "What isolation promises, what waiting allows, what training got")
     legend_below(figure, axes, 4)
     return figure
 
 
-def forest(comparisons: Sequence[Comparison]) -> Figure:
+def forest(comparisons: Sequence[Comparison], names: ArmNames) -> Figure:
     """Every comparison's measured ratio with its interval, over the band that an unchanged arm reaches by itself."""
     figure, axes = row_axes(len(comparisons), 0.5, 1.9)
     band_label: str | None = "noise floor (an arm against itself)"
@@ -144,17 +147,16 @@ def forest(comparisons: Sequence[Comparison]) -> Figure:
             low, high = max(1 - m.noise_floor, 1e-3), 1 + m.noise_floor
             axes.fill_betweenx([row - 0.5, row + 0.5], low, high, color="#E4E4E4", label=band_label, zorder=0)
             band_label = None
-        colour = VERDICT_COLOURS[m.verdict]
+        colour = VERDICT_COLOURS[verdict_of(m)]
         point(axes, m.ratio, row, colour, "o", None)
-        undecided = m.ratio.ci_low is None
-        verdict = "undecided" if undecided else {"none": "no detectable difference"}.get(m.verdict, m.verdict)
+        verdict = VERDICTS[verdict_of(m)]
         if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
             verdict += f", {ratio(m.trained_per_step)} tokens a step"
         text_right_of(axes, row, f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})", colour)
     floors = [one for c in comparisons if (one := c.measured.noise_floor) is not None]
     reaches = [b for floor in floors for b in (1 - floor, 1 + floor) if b > 0]
     ratio_axis(axes, [b for c in comparisons for b in bounds(c.measured.ratio)] + reaches)
-    row_labels(axes, [f"{short(c.candidate)}\nagainst {short(c.baseline)}" for c in comparisons])
+    row_labels(axes, [f"{names.short(c.candidate)}\nagainst {names.short(c.baseline)}" for c in comparisons])
     measures = dict.fromkeys(c.measured.measure for c in comparisons)
     axes.set_xlabel(f"{' or '.join(measures)}, candidate / baseline (log scale, 95 % intervals)")
     title(figure, "Right of 1 the candidate is faster; inside the grey band an unchanged arm would look the same")
@@ -163,7 +165,7 @@ def forest(comparisons: Sequence[Comparison]) -> Figure:
     return figure
 
 
-def ledger(arms: Sequence[ArmReport]) -> Figure:
+def ledger(arms: Sequence[ArmReport], names: ArmNames) -> Figure:
     """Milliseconds per step by phase, stacked; the fetch is split into the stages that the step waited for."""
     figure, axes = row_axes(len(arms), 0.36, 2.0)
     seen: set[str] = set()
@@ -186,7 +188,7 @@ def ledger(arms: Sequence[ArmReport]) -> Figure:
         waited = sum(arm.totals.exposed_ms.values()) if arm.totals.exposed_ms else arm.totals.phase_ms.get("fetch", 0.0)
         share = f", {percent(waited / left)} waiting for data" if left else ""
         axes.text(left + 0.01 * longest, row, f"{number(left)} ms{share}", va="center", fontsize=8, color="#333333")
-    row_labels(axes, [short(arm.name) for arm in arms])
+    row_labels(axes, [_label(arm, names) for arm in arms])
     for tick, arm in zip(axes.get_yticklabels(), arms, strict=True):
         tick.set_color("#777777" if arm.control else "black")
     axes.set_xlim(0, longest * 1.3)
@@ -196,6 +198,10 @@ def ledger(arms: Sequence[ArmReport]) -> Figure:
     title(figure, "Where each step's time goes: warm colours are waits for data")
     _order_legend(figure, axes)
     return figure
+
+
+def _label(arm: ArmReport, names: ArmNames) -> str:
+    return f"{names.short(arm.of or '')} + {arm.control}" if arm.control else names.short(arm.name)
 
 
 _CAUSE_COLOURS = {"python": "other", "checkpoint": "optimizer"}
@@ -224,7 +230,7 @@ def _order_legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower left", ncols=6, fontsize=8.5, frameon=False)
 
 
-def why(comparisons: Sequence[Comparison]) -> Figure | None:
+def why(comparisons: Sequence[Comparison], names: ArmNames) -> Figure | None:
     """One line per comparison (the first few), from link to link; None where no chain has two ratios."""
     lines = []
     for c in comparisons:
@@ -244,7 +250,7 @@ def why(comparisons: Sequence[Comparison]) -> Figure | None:
     places = {name: place for place, name in enumerate(STATIONS)}
     for (c, found), colour in zip(shown, LINE_COLOURS, strict=False):
         xs, ys = [places[name] for name in found], list(found.values())
-        label = f"{short(c.candidate)} against {short(c.baseline)}: {ratio(ys[0])} to {ratio(ys[-1])}"
+        label = f"{names.short(c.candidate)} against {names.short(c.baseline)}: {ratio(ys[0])} to {ratio(ys[-1])}"
         axes.plot(xs, ys, "o-", color=colour, linewidth=1.8, markersize=6, label=label, alpha=0.9)
         steps = c.measured.step_time
         if steps is not None and steps.ci_low is not None and steps.ci_high is not None:
@@ -302,7 +308,7 @@ def _memory_row(axes: Axes, arm: str, one: MemoryTimeline) -> None:
     axes.plot((one.peak_ns - first) / 1e6, one.peak_bytes / 2**20, "o", color=_PEAK, markersize=5)
     peak = f"peak {number(one.peak_bytes / 2**20)} MiB: {where}{during}"
     axes.set_title(peak, loc="right", fontsize=8.5, color=_PEAK)
-    axes.set_ylabel(f"{short(arm)}\n{one.device}, MiB", fontsize=8.5)
+    axes.set_ylabel(f"{middle_out(arm)}\n{one.device}, MiB", fontsize=8.5)
     axes.set_ylim(bottom=min(0.0, float(size.min()) / 2**20))
     axes.grid(axis="y", color="#EEEEEE")
     for side in ("top", "right"):

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from harness.analysis.comparisons import Figure
 from harness.analysis.dose import Dose
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
-from harness.analysis.report_types import ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
+from harness.analysis.report_types import ArmAdvice, ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
 from harness.report.absent import mfu_reason, missing_text, probe_problem_lines, problem_lines, reason
 from harness.report.as_json import estimate_json, finite, record_json
 from harness.report.chain import chain
 from harness.report.confounds import confound_lines
 from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
+from harness.report.first_screen import first_screen
 from harness.report.sentences import emulated_devices, predicted_ratio, sentence
 from harness.report.words import probes_named
 from harness.study.contract import SCHEMA
@@ -37,7 +38,11 @@ def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Seque
         "interleave": report.study.interleave,
         "blocks": report.study.blocks,
         "arms": {arm.name: _arm(arm) for arm in report.arms},
-        "comparisons": [_comparison(comparison) for comparison in report.comparisons],
+        "comparisons": [
+            {**_comparison(one), "headline": headline.text}
+            for one, headline in zip(report.comparisons, first_screen(report).headlines, strict=True)
+        ],
+        "advice": [_advice(one) for one in report.advice],
         "emulated": report.emulated,
         "environment": dict(report.environment),
         "probe_costs": [
@@ -64,7 +69,26 @@ def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Seque
     }
 
 
-def _arm(arm: ArmReport) -> dict[str, Json]:
+def _advice(found: ArmAdvice) -> Json:
+    return {
+        "arm": found.arm,
+        "refused": found.refused,
+        "replay_error": None if found.refused is not None else finite(found.error),
+        "within_tolerance": found.within_tolerance,
+        "options": [
+            {
+                "change": one.change,
+                "cost": one.cost,
+                "speedup": estimate_json(one.speedup),
+                "measured": estimate_json(one.measured),
+                "worth": one.worth,
+            }
+            for one in found.options
+        ],
+    }
+
+
+def _arm(arm: ArmReport) -> Json:
     totals, explained, speed = arm.totals, arm.explained, arm.speed
     return {
         "control": arm.control,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from harness.analysis.replay.prediction import Prediction
 from harness.analysis.replay.sweep import MATTERS, Crossing, Sweep
 from harness.analysis.statistics import Estimate
-from harness.report.drawing import legend_below, png, short, title
+from harness.report.drawing import drawn, legend_below, title
+from harness.report.names import middle_out
 from harness.report.words import ms, number, percent
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     title(figure, _headline(sweep))
-    axes.set_title(f"{short(arm)}, replayed from its recorded steps", loc="left", fontsize=9, color="#555555")
+    axes.set_title(f"{middle_out(arm)}, replayed from its recorded steps", loc="left", fontsize=9, color="#555555")
     legend_below(figure, axes, 4)
-    return png(figure, unswept.emulated)
+    return drawn(figure, unswept.emulated).png
 
 
 def _line(

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from harness.analysis.overlap import SyncCall
 from harness.analysis.report_types import ArmReport, Comparison, StudyReport
 from harness.report.chain import ChainLink, chain
+from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
-from harness.report.words import listing, number, ratio
+from harness.report.words import number, ratio
 from harness.study.contract import CAUSES
 
 PICTURE = "why.png"
 LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them
 
 
-def section(report: StudyReport, pictures: Sequence[str]) -> str:
+def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
     """Everything between a gain in isolation and the gain in training; empty where nothing was compared."""
     parts = []
     compared = report.compared
@@ -23,23 +24,23 @@ def section(report: StudyReport, pictures: Sequence[str]) -> str:
         parts.append("## Why")
         if PICTURE in pictures:
             parts.append(f"![From the gain in isolation to the gain in training](plots/{PICTURE})")
-        parts += [_chain(c) for c in compared]
+        parts += [_chain(c, names) for c in compared]
     device = [arm for arm in report.arms if arm.totals.starved_ms and not arm.control]
     if device:
-        parts += ["### The device's ledger", _device_table(device), _device_note()]
+        parts += ["### The device's ledger", _device_table(device, names), _device_note()]
     audited = [arm for arm in report.arms if arm.explained.syncs and not arm.control]
     if audited:
-        parts += ["### Blocking calls", _sync_table(audited), SYNC_NOTE]
+        parts += ["### Blocking calls", _sync_table(audited, names), SYNC_NOTE]
     asked = [c for c in compared if c.explained.whatifs]
     if asked:
-        parts += ["### What if", _whatif_table(asked), WHATIF_NOTE]
+        parts += ["### What if", _whatif_table(asked, names), WHATIF_NOTE]
     replayed = [arm for arm in report.arms if arm.explained.replay_error is not None and not arm.control]
     if replayed:
-        parts += ["### Replay against measurement", _replay_table(replayed), REPLAY_NOTE]
+        parts += ["### Replay against measurement", _replay_table(replayed, names), REPLAY_NOTE]
     return "\n\n".join(parts)
 
 
-def _whatif_table(comparisons: Sequence[Comparison]) -> str:
+def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
     header = [
         "candidate / baseline",
         "under",
@@ -50,7 +51,7 @@ def _whatif_table(comparisons: Sequence[Comparison]) -> str:
     ]
     rows = [
         [
-            f"{c.candidate} / {c.baseline}",
+            names.pair(c.candidate, c.baseline),
             one.edits or "as it is",
             estimate_cell(one.baseline_ms) if one.reason is None else one.reason,
             _ms(one.waits_ms),
@@ -70,24 +71,24 @@ WHATIF_NOTE = (
 )
 
 
-def _chain(c: Comparison) -> str:
-    lines = [f"**{safe(c.candidate)} against {safe(c.baseline)}**", ""]
-    lines += [f"{place}. {_link(link)}" for place, link in enumerate(chain(c), start=1)]
+def _chain(c: Comparison, names: ArmNames) -> str:
+    lines = [f"**{safe(names.short(c.candidate))} against {safe(names.short(c.baseline))}**", ""]
+    lines += [f"{place}. {_link(link, names)}" for place, link in enumerate(chain(c), start=1)]
     return "\n".join(lines)
 
 
-def _link(link: ChainLink) -> str:
+def _link(link: ChainLink, names: ArmNames) -> str:
     figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
-    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(link.text)}"
+    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(names.within(link.text))}"
 
 
-def _device_table(arms: Sequence[ArmReport]) -> str:
+def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     idle = [arm.totals.starved_ms for arm in arms]
     shown = [cause for cause in CAUSES if any(by_cause.get(cause, 0) >= 0.005 for by_cause in idle)] or ["python"]
     header = ["arm", "busy ms", "idle ms", f"idle by {' / '.join(shown)}", "slack ms", "bound"]
     rows = [
         [
-            arm.name,
+            names.short(arm.name),
             _ms(arm.totals.device_busy_ms),
             _ms(arm.totals.device_starved_ms),
             stages_cell(arm.totals.starved_ms, shown),
@@ -108,11 +109,11 @@ def _device_note() -> str:
     )
 
 
-def _sync_table(arms: Sequence[ArmReport]) -> str:
+def _sync_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     header = ["arm", "blocking call", "per step", "blocked ms", "then hidden ms (behind)", "then idle ms"]
     rows = [
         [
-            arm.name,
+            names.short(arm.name),
             f"`{call.site}`",
             number(call.calls_per_step),
             _ms(call.blocked_ms),
@@ -138,11 +139,11 @@ SYNC_NOTE = (
 )
 
 
-def _replay_table(arms: Sequence[ArmReport]) -> str:
+def _replay_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     header = ["arm", "unedited replay is off by", "resampled", "without data work: predicted", "measured (ideal data)"]
     rows = [
         [
-            arm.name,
+            names.short(arm.name),
             NOT_MEASURED if arm.explained.replay_error is None else f"{arm.explained.replay_error * 100:+.1f} %",
             NOT_MEASURED if arm.explained.resampled_error is None else f"{arm.explained.resampled_error * 100:+.1f} %",
             ratio_cell(arm.explained.ideal_predicted),
@@ -166,18 +167,11 @@ def _ms(value: float | None) -> str:
 
 
 def emulation(report: StudyReport) -> str:
-    """What is on paper only, and by which assumptions; empty where everything ran."""
+    """By which assumptions a device takes its times; empty where everything ran."""
     notes: dict[str, list[str]] = {}
     for arm in report.arms:
         if arm.speed.emulation and not arm.control:
             notes.setdefault(arm.speed.emulation, []).append(safe(arm.name))
-    if not report.emulated:
+    if not report.emulated or not notes:
         return ""
-    devices = listing(
-        list(dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.speed.emulation))
-    )
-    text = (
-        f"**Emulated:** the device ({devices}) exists on paper: its kernels take time and compute nothing; the data "
-        "path is real."
-    )
-    return "\n".join([text, *(f"- {', '.join(arms)}: {note}" for note, arms in notes.items())])
+    return "\n".join(["## The emulated device", "", *(f"- {', '.join(arms)}: {note}" for note, arms in notes.items())])

@@ -108,6 +108,10 @@ class StudyFolder:
         return self.path / "summary.md"
 
     @property
+    def summary_html(self) -> Path:
+        return self.path / "summary.html"
+
+    @property
     def summary_json(self) -> Path:
         return self.path / "summary.json"
 

@@ -28,12 +28,14 @@ def page(text: str, folder: Path) -> str:
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+(\+00:00|Z)", "<time>", text.replace(str(folder), "<folder>"))
 
 
-def study(folder: Path, factor: float = 1.0, seed: int = 0) -> str:
-    """Two arms and their controls; everything takes ``factor`` as long."""
+def study(folder: Path, factor: float = 1.0, seed: int = 0, isolated: bool = False) -> str:
+    """Two arms and their controls; everything takes ``factor`` as long. ``isolated``: the candidate's loader too."""
     compute = {"h2d": 0.1, "forward": 9.0 * factor, "backward": 17.0 * factor, "optimizer": 3.0 * factor, "sync": 0.6}
-    text = Arm("text", tokenize=9.0, compute=compute)
+    text = Arm("text", tokenize=9.0, compute=compute, declared={"data.path": "text-padded"})
     tokens = Arm("tokens", tokenize=0.0, compute=compute, declared={"data.path": "tokens-padded"})
     arms = [text, tokens, *text.controls("a-a", "ideal-data", "data-only")]
+    if isolated:
+        arms += tokens.controls("data-only")
     write(StudyFolder(folder), *build(arms, [("text", "tokens")], blocks=7, seed=seed, noise={"day": 0.002}))
     return str(folder)
 
@@ -53,10 +55,13 @@ def test_a_plan(name: str, snapshot: SnapshotAssertion) -> None:
 
 
 def test_the_report_of_a_study(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    done = harness("report", study(tmp_path))
+    done = harness("report", study(tmp_path, isolated=True))
     assert done.returncode == 0, done.stderr
     assert page(done.stdout, tmp_path) == snapshot(name="printed")
     assert page((tmp_path / "summary.md").read_text(), tmp_path) == snapshot(name="summary.md")
+    drawn = re.compile(r"<(svg|style|script)\b.*?</\1>", re.DOTALL)  # pictures, and what is ours in assets/
+    html = re.sub(r"'sha256-[^']+'", "<hash>", drawn.sub("", (tmp_path / "summary.html").read_text()))
+    assert page(html, tmp_path) == snapshot(name="summary.html")
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.2, 3), (1.0, 0)])

@@ -153,6 +153,7 @@ def test_the_committed_schema_is_the_printed_one() -> None:
         (["run", "scenarios"], "scenarios: is a directory; give a scenario file (*.yaml)"),
         (["run", "scenarios/quickstat.yaml"], "scenarios/quickstat.yaml: no such file; scenarios has "),
         (["data", "verify", "scenarios/quickstart.yaml", "--set", "data.x=1"], "--set data.x=1: base.data.x: unknown"),
+        (["report", "x", "--format", "pdf"], "argument --format: invalid choice: 'pdf'"),
         (["report", "scenarios"], "scenarios/study.json: no such file; is this a study folder"),
         ([], "the following arguments are required: COMMAND; see harness --help"),
     ],
@@ -161,14 +162,14 @@ def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
     assert refused(*words).startswith(line)
 
 
-def test_report_prints_the_verdicts_and_where_the_summary_lies(tmp_path: Path) -> None:
+def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Path) -> None:
     slow, fast = Arm("slow", tokenize=9.0), Arm("fast", tokenize=0.0, declared={"data.path": "tokens-padded"})
     write(StudyFolder(tmp_path), *build([slow, fast, *slow.controls("a-a")], [("slow", "fast")]))
     done = harness("report", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    sentence, summary = done.stdout.splitlines()
-    assert sentence == json.loads((tmp_path / "summary.json").read_text())["comparisons"][0]["sentence"]
-    assert summary == f"summary: {tmp_path / 'summary.md'}"
+    headline = json.loads((tmp_path / "summary.json").read_text())["comparisons"][0]["headline"]
+    assert " ".join(done.stdout.split()).startswith(headline)
+    assert done.stdout.splitlines()[-1] == f"summary: {tmp_path / 'summary.md'}"
     assert "fast against slow" in (tmp_path / "summary.md").read_text()
 
 

@@ -48,14 +48,14 @@ def arms(**changes):
 def report(folder, arms, comparisons=(("text", "tokens"),), **how):
     study = StudyFolder(folder)
     write(study, *build(arms, list(comparisons), **how))
-    sentences = build_report(folder)
+    screen = build_report(folder)
     summary = json.loads(study.summary_json.read_text(), parse_constant=lambda name: pytest.fail(name))
-    return sentences, summary, study.summary_md.read_text()
+    return screen, summary, study.summary_md.read_text()
 
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """A study whose runs all finished, and its report: folder, sentences, summary and page. Change a copy only."""
+    """A study whose runs all finished, and its report: folder, first screen, summary and page. Change a copy only."""
     folder = tmp_path_factory.mktemp("complete")
     return folder, *report(folder, arms())
 
@@ -68,14 +68,20 @@ def partial(tmp_path_factory):
 
 
 def test_a_complete_study(complete):
-    folder, sentences, summary, page = complete
-    assert sentences == [summary["comparisons"][0]["sentence"]]
-    assert "gain of" in sentences[0]
+    folder, screen, summary, page = complete
+    assert [headline.text for headline in screen.headlines] == [summary["comparisons"][0]["headline"]]
+    assert "gain of" in summary["comparisons"][0]["sentence"]
     for name in NAMES:
         assert (folder / "plots" / name).read_bytes().startswith(PNG)
         assert f"(plots/{name})" in page
     assert "**Question:** Does the truth come out?" in page
-    assert page.index("## Verdict") < page.index("## Arms") < page.index("## Controls") < page.index("## How to read")
+    assert (
+        page.index("## Verdict\n")
+        < page.index("## Verdicts in full")
+        < page.index("## Arms")
+        < page.index("## Controls")
+        < page.index("## How to read")
+    )
     assert "harness run scenarios/synthetic.yaml" in page
     assert "git_commit 0123abc" in page
     assert "no device profile for Synthetic CPU" in page
@@ -119,8 +125,8 @@ def test_building_twice_gives_the_same_bytes(complete, tmp_path):
 
 
 def test_a_partial_study_says_so_at_the_top(partial):
-    folder, sentences, summary, page = partial
-    assert "not measured" in sentences[0]
+    folder, screen, summary, page = partial
+    assert "not measured" in screen.headlines[0].text
     top = page[: page.index("## Verdict")]
     assert "Partial study: 25 of 30 runs finished" in top
     assert "tokens: failed (killed by signal 9), blocks 0, 1, 2, 3, 4" in top
@@ -141,7 +147,7 @@ def test_pictures_that_no_longer_hold_are_removed(complete, tmp_path):
 def test_a_study_without_any_run_is_still_a_report(tmp_path):
     study, _ = build(arms(), [("text", "tokens")], status="interrupted")
     StudyFolder(tmp_path).write_study(study)
-    assert "not measured" in build_report(tmp_path)[0]
+    assert "not measured" in build_report(tmp_path).headlines[0].text
     assert "No run has finished" in (tmp_path / "summary.md").read_text()
     assert (tmp_path / "timeline.json.gz").exists()
 
@@ -169,8 +175,8 @@ def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
 def test_confounds_stand_in_bold_before_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.report.build.draw", lambda *_: [])  # the same pictures as of the complete study
     _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
-    line = "- **environment: torch is '2.11.0' against '2.12.0'** (tokens against text)"
-    assert page.index("## Verdict") < page.index(line) < page.index("**tokens against text: gain")
+    line = "> **Undeclared difference: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
+    assert page.index(line) < page.index("## Verdict\n") < page.index("- **tokens against text: ")
 
 
 def test_emulated_devices_are_labelled(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.probes.torch_profile import torch_profile
-from harness.report.drawing import png
+from harness.report.drawing import drawn
 from harness.report.plots import memory as memory_figure
 from harness.report.plots import thinned
 from harness.report.profile import MOST_OPERATORS, MOST_WORKERS, gap_line, section
@@ -152,7 +152,7 @@ def test_the_picture(facts) -> None:
     figure = memory_figure([profiled(facts=facts), profiled(workers=1)])
     assert figure is not None
     assert len(figure.axes) == 2
-    assert png(figure).startswith(b"\x89PNG")
+    assert drawn(figure).png.startswith(b"\x89PNG")
 
 
 def test_no_picture_without_memory() -> None:

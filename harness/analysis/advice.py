@@ -1,0 +1,138 @@
+"""Predicts what could be tried next: replays an arm under changes that a user can make, and says which are worth it.
+
+A change is worth trying where its whole interval lies above 1, its median clears the noise floor, and the replay
+reproduces what was measured. Of a setting with several values the smallest that is as good as the best counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from harness.analysis.comparisons import Blocks, speed, steps_per_s
+from harness.analysis.replay.predict import Replays
+from harness.analysis.replay.prediction import Prediction
+from harness.analysis.replay.validation_arms import validation_arms
+from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
+from harness.analysis.statistics import Estimate
+from harness.scenario.edits import parse_edits
+from harness.scenario.overrides import flatten, lookup, lookup_number
+from harness.study.run_data import RunData
+from trainer.errors import InputError
+
+REPLICATES = 8  # per run: half of what a prediction that is asked for takes
+WORKERS = (2, 4)
+PATH_KEYS = {"data.path", "data.access"}  # what another arm may do otherwise for its data path to be tried
+ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A change that was replayed, and the arm that already is so."""
+
+    change: str
+    cost: AdviceCost
+    prediction: Prediction
+    tried_by: str | None
+
+
+def advise(
+    arm: str, runs: Mapping[str, Sequence[RunData]], ledgers: Callable[[str], Blocks], noise_floor: float | None
+) -> ArmAdvice:
+    """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm."""
+    try:
+        replays = Replays(runs.get(arm, ()), REPLICATES)
+        plain = replays.predict(parse_edits([]))
+        found = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
+    except InputError as error:
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error))
+    believed = plain.validation.within_tolerance and plain.interval_from == "blocks"
+    options = [
+        Advice(
+            one.change,
+            one.prediction.speedup,
+            one.cost,
+            worth=believed and _clears(one.prediction.speedup, noise_floor),
+            measured=speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None,
+        )
+        for one in found
+    ]
+    return ArmAdvice(
+        arm,
+        tuple(sorted(_smallest(options), key=lambda one: -one.speedup.median)),
+        error=max((plain.validation.median, plain.validation.resampled_median), key=abs),
+        within_tolerance=plain.validation.within_tolerance,
+        from_blocks=plain.interval_from == "blocks",
+        noise_floor=noise_floor,
+        assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
+    )
+
+
+def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
+    records = [run.record for found in runs.values() for run in found]
+    for change, cost in _edits(runs[arm]):
+        edits = parse_edits([change])
+        tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
+        yield _Option(change, cost, replays.predict(edits), next(iter(tried), None))
+
+
+def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
+    """The arm's steps fed by the loaders of other arms that differ in nothing but their data path."""
+    alone = {
+        str(found[0].record.of): found
+        for found in runs.values()
+        if found and found[0].record.control == "data-only" and found[0].record.of != arm
+    }
+    for name, loaders in alone.items():
+        if runs.get(name) and set(_differing(arm, name, runs)) <= PATH_KEYS:
+            with suppress(InputError):  # no block in which both finished
+                yield _Option(name, "its data path", replays.fed_by(loaders), name)
+
+
+def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
+    """Arms that are ``arm`` with its documents pretokenized."""
+    plain = [name for name, found in runs.items() if name != arm and found and found[0].record.control is None]
+    return [
+        name
+        for name in plain
+        if _differing(arm, name, runs)
+        == {"data.path": str(lookup(runs[arm][0].record.config, "data.path", "")).replace("text", "tokens", 1)}
+    ]
+
+
+def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> dict[str, object]:
+    """What ``other`` sets otherwise than ``arm``."""
+    ours, theirs = (flatten(runs[name][0].record.config) for name in (arm, other))
+    keys = dict.fromkeys([*ours, *theirs])
+    return {key: theirs.get(key) for key in keys if key != "seed" and ours.get(key) != theirs.get(key)}
+
+
+def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
+    """The edits that change something about these runs, with what each costs its user."""
+    config, facts = runs[0].record.config, runs[0].record.facts
+    workers = int(lookup_number(config, "data.workers", 0))
+    prefetch = int(lookup_number(config, "data.prefetch", 2))
+    found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in WORKERS if n > workers]
+    if workers:
+        found.append((f"prefetch={2 * prefetch}", "memory"))
+    if not str(lookup(config, "data.path", "")).startswith("tokens"):
+        found.append(("tokenize=0", "pretokenized copy"))
+    if facts.asynchronous and lookup(config, "compute.check_finite", True) is not False:
+        found.append(("sync=off", "late check"))
+    return found
+
+
+def _clears(speedup: Estimate, noise_floor: float | None) -> bool:
+    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > (noise_floor or 0.0)
+
+
+def _smallest(options: Sequence[Advice]) -> list[Advice]:
+    """The options; of those that set one key, only the smallest value that is as good as the best stays worth it."""
+    kept: dict[str, Advice] = {}
+    for one in options:
+        if one.worth and one.cost == "processes":
+            cheaper = kept.get(one.cost)
+            if cheaper is None or one.speedup.median > cheaper.speedup.median * (1 + ALIKE):
+                kept[one.cost] = one
+    return [replace(one, worth=False) if one.cost in kept and one is not kept[one.cost] else one for one in options]

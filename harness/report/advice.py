@@ -1,0 +1,150 @@
+"""Says what to try next: the changes that replay found worth it, largest first, each with its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.analysis.replay.prediction import TOLERANCE
+from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
+from harness.analysis.statistics import MIN_BLOCKS
+from harness.report.assumptions import assumption_lines
+from harness.report.names import ArmNames
+from harness.report.tables import NOT_MEASURED, ratio_cell, safe, table
+from harness.report.words import interval, listing, percent, ratio
+
+MOST = 5  # on the first screen
+COSTS: dict[AdviceCost, str] = {
+    "processes": "a core and the memory of a process for each",
+    "memory": "more batches in memory",
+    "pretokenized copy": "a pretokenized copy of the corpus on disk",
+    "late check": "a loss that is not finite shows later",
+    "its data path": "what that path needs",
+}
+
+
+@dataclass(frozen=True)
+class NextSteps:
+    """``ranked``: what is worth trying, a line each; ``note``: how far to believe that, or why there is nothing."""
+
+    ranked: tuple[str, ...]
+    note: str
+
+
+def next_steps(found: Sequence[ArmAdvice], names: ArmNames) -> NextSteps:
+    """The best few of what no arm of the study has tried yet."""
+    options = [(one, advice) for advice in found for one in advice.options if one.worth and one.measured is None]
+    options.sort(key=lambda pair: -pair[0].speedup.median)
+    ranked = [_line(one, names.short(advice.arm), names) for one, advice in options[:MOST]]
+    notes = []
+    if options:
+        off = max((advice.error for _, advice in options), key=abs)
+        notes.append(
+            "Predicted by replay, for the time of a step"
+            f" (the unedited replay is {percent(off)} off); savings overlap and do not add up."
+        )
+        if len(options) > MOST:
+            notes.append(f"{len(options) - MOST} more below.")
+    notes += _reasons(found, {advice.arm for _, advice in options}, names)
+    return NextSteps(tuple(ranked), " ".join(notes))
+
+
+def change_text(one: Advice, names: ArmNames) -> str:
+    """``2 loader workers``, ``pretokenizing``: the change as a person says it."""
+    key, _, value = one.change.partition("=")
+    match one.cost:
+        case "processes":
+            return f"{value} loader workers"
+        case "memory":
+            return f"{key} {value}"
+        case "pretokenized copy":
+            return "pretokenizing"
+        case "late check":
+            return "the sync on the gradient norm"
+        case "its data path":
+            return f"the data path of {names.short(one.change)}"
+
+
+def _line(one: Advice, arm: str, names: ArmNames) -> str:
+    """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
+    how = "Without" if one.cost == "late check" else "With"
+    faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
+    return f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+
+
+def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
+    """Why there is nothing to try for the other arms, one sentence for each reason."""
+    refused = [one.arm for one in found if one.refused is not None]
+    replayed = [one for one in found if one.refused is None]
+    off = [one for one in replayed if not one.within_tolerance]
+    few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]
+    rest = [one.arm for one in replayed if one.within_tolerance and one.from_blocks and one.arm not in advised]
+    lines = []
+    if off:
+        worst = max((one.error for one in off), key=abs)
+        lines.append(
+            f"Nothing is recommended for {_named([one.arm for one in off], names)}: the unedited replay is "
+            f"{percent(worst)} off, more than {percent(TOLERANCE)}."
+        )
+    if few:
+        lines.append(f"Nothing is recommended for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
+    if refused:
+        lines.append(f"{_named(refused, names)} cannot be replayed.")
+    if rest:
+        lines.append(
+            f"For {_named(rest, names)} replay finds nothing untried that clears its interval and the noise floor."
+        )
+    return lines
+
+
+def _named(arms: Sequence[str], names: ArmNames) -> str:
+    return listing([names.short(arm) for arm in arms]) if len(arms) <= 3 else f"{len(arms)} arms"
+
+
+def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
+    """Every change that was replayed, with the arms that measured it; empty where nothing was."""
+    rows = [
+        [
+            names.short(advice.arm),
+            _cell(one, advice.arm, names),
+            ratio_cell(one.speedup),
+            ratio_cell(one.measured),
+            "yes" if one.worth else "no",
+        ]
+        for advice in found
+        for one in advice.options
+    ]
+    if not rows:
+        return ""
+    assumed = assumption_lines(dict.fromkeys(text for advice in found for text in advice.assumptions))
+    parts = ["## What was tried on paper", table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
+    parts.append(
+        "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
+        "it*: the interval lies above 1, the median clears the noise floor, and the unedited replay is within "
+        f"{percent(TOLERANCE)}; of several numbers of workers the smallest that is as good as the best. "
+        f"{NOT_MEASURED}: no arm of this study is so. Costs: "
+        + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())
+        + "."
+    )
+    if assumed:
+        parts.append("The replay takes for granted:")
+        parts.append("\n".join(f"- {safe(line)}" for line in assumed))
+    return "\n\n".join(parts)
+
+
+def _cell(one: Advice, arm: str, names: ArmNames) -> str:
+    match one.cost:
+        case "its data path":
+            return f"data path: {names.apart(one.change, arm)}"
+        case "late check":
+            return "no sync on the norm"
+        case _:
+            return change_text(one, names)
+
+
+_KINDS: dict[str, AdviceCost] = {
+    "workers": "processes",
+    "prefetch": "memory",
+    "pretokenizing": "pretokenized copy",
+    "the sync": "late check",
+}

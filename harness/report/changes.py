@@ -1,0 +1,47 @@
+"""Says what a comparison changed in words a person would use: "Pretokenizing", "2 loader workers instead of 0"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.scenario.overrides import flatten
+from harness.study.records import StudyRecord
+
+_MISSING = object()
+_SOURCES = {("text", "tokens"): "pretokenizing", ("tokens", "text"): "tokenizing on the fly"}
+_PACKINGS = {("padded", "stream"): "packing", ("stream", "padded"): "padding"}
+_NOTHING = (None, 0, False, "", _MISSING)
+
+
+def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
+    """The one thing that the candidate does otherwise; None where it is not one thing, or not known."""
+    configs = [_config(study, name) for name in (baseline, candidate)]
+    keys = [key for one in configs for key in one if key != "seed"]
+    differs = {key: tuple(one.get(key, _MISSING) for one in configs) for key in dict.fromkeys(keys)}
+    changed = {key: pair for key, pair in differs.items() if pair[0] != pair[1]}
+    if len(changed) != 1:
+        return None
+    ((key, (before, after)),) = changed.items()
+    if key == "data.path":
+        return _data_path(str(before), str(after))
+    if key == "data.workers" and _MISSING not in (before, after):
+        return f"{after} loader worker{'' if after == 1 else 's'} instead of {before}"
+    if isinstance(after, bool) or after is None or before in _NOTHING or after is _MISSING:
+        return None  # a bare "true" says less than the arm's name
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {after} instead of {before}"
+
+
+def _config(study: StudyRecord, name: str) -> Mapping[str, Any]:
+    arm = next((arm for arm in study.arms if arm.name == name), None)
+    return {} if arm is None else {**flatten(arm.config), **flatten(arm.declared)}
+
+
+def _data_path(before: str, after: str) -> str | None:
+    (source, _, packing), (other_source, _, other_packing) = before.partition("-"), after.partition("-")
+    words = []
+    if source != other_source:
+        words.append(_SOURCES.get((source, other_source), ""))
+    if packing != other_packing:
+        words.append(_PACKINGS.get((packing, other_packing), ""))
+    return " and ".join(words).capitalize() if all(words) else None

@@ -1,0 +1,89 @@
+"""Writes the last sections of summary.md: what probes cost, how to read the page and how to repeat the study."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from harness.analysis.probes.probe_cost import ProbeCost
+from harness.analysis.report_types import StudyReport
+from harness.analysis.statistics import RESAMPLES, Estimate
+from harness.report.tables import NOT_MEASURED, number_cell, safe, table
+from harness.report.words import probes_named
+
+
+def probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
+    """What the probes cost and what went wrong with them; empty where nothing was calibrated and nothing did."""
+    parts = []
+    if costs:
+        header = ["probe", "added to", "cost, share of the step", "ms per step", "blocks"]
+        rows = [
+            [*probes_named(cost), _share(cost.share), number_cell(cost.cost_ms), str(cost.share.n)] for cost in costs
+        ]
+        parts.append(table(header, rows))
+        parts.append(
+            "Median [95 % interval] of the step time with the probe / without it, minus 1; both alternated in this "
+            "study. A cost whose interval holds 0 cannot be told from none here, but may be as much as its upper end. "
+            "*torch_profiler* and *py_spy* run beside no measured step: each arm has one more run for them. Their cost "
+            "here is that of recording in the trainer's main process, without writing the profile; the profiled run "
+            "also marks phases and profiles the loader workers."
+        )
+    if problems:
+        parts.append("What the probes could not do:")
+        parts.append("\n".join(f"- {safe(problem)}" for problem in problems))
+    return "\n\n".join(["## Probes", *parts]) if parts else ""
+
+
+def _share(share: Estimate) -> str:
+    def signed(value: float) -> str:
+        return f"{100 * value:+.2f} %"
+
+    if share.ci_low is None or share.ci_high is None:
+        return f"{signed(share.median)} {NOT_MEASURED}"
+    return f"{signed(share.median)} [{signed(share.ci_low)}, {signed(share.ci_high)}]"
+
+
+HOW_TO_READ = f"""## How to read this
+
+- **exposed**: stage time that the step really waited for. **hidden**: stage time that ran while the step did
+  something else. **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue
+  delay).
+- **ceiling**: the largest gain that removing *all* waits for data could give, known before anyone tries. A change to
+  the input side cannot beat it, unless hidden work takes cores; the *ideal data* control checks that by measurement.
+- **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
+  **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
+  small a difference would have shown.
+- **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
+  flatter it.
+- Intervals: medians over blocks, paired within a block (total over its repetitions; each block sees the documents
+  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks.
+  Fewer than 3 blocks give none.
+- `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and device idle by cause, counters,
+  operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
+
+
+def reproduction(report: StudyReport) -> str:
+    """The command, the scenario, how arms were interleaved, and what it ran on."""
+    study = report.study
+    lines = ["## How to reproduce"]
+    if study.command:
+        lines.append(f"```\n{shlex.join(study.command)}\n```")
+    facts = [f"scenario file `{study.scenario_file}`"] if study.scenario_file else []
+    facts.append(f"{study.blocks} blocks, interleave: {study.interleave}")
+    if study.interleave_reason:
+        facts[-1] += f" ({study.interleave_reason})"
+    if study.created_utc:
+        facts.append(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else ""))
+    lines.append("\n".join(f"- {fact}" for fact in facts))
+    environment = {key: value for key, value in report.environment.items() if value is not None}
+    devices = dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.control != "data-only")
+    if devices:
+        environment = {"device": ", ".join(devices), **environment}
+    if environment:
+        lines.append("- " + ", ".join(f"{key} {value}" for key, value in environment.items()))
+    if study.notes:
+        lines.append("\n".join(f"- {note}" for note in study.notes))
+    lines.append(
+        "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`."
+    )
+    return "\n\n".join(lines)

@@ -1,0 +1,219 @@
+"""Makes what a user reads in ten seconds: what to beware of, a line for each comparison, a small table, what to try.
+
+Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure is made into text here, once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.analysis.comparisons import SAME, Measured, Waits
+from harness.analysis.report_types import Comparison, NotCompared, StudyReport
+from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.report.absent import missing_text, problem_lines
+from harness.report.advice import NextSteps, next_steps
+from harness.report.changes import change
+from harness.report.confounds import confound_lines
+from harness.report.names import ArmNames
+from harness.report.sentences import COARSE, NOTHING, disagreements, emulated_devices, predicted_ratio
+from harness.report.tables import NOT_MEASURED
+from harness.report.words import count, listing, number, percent, ratio
+
+MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
+HEADER = ("comparison", "in isolation", "could gain", "predicted", "measured", "verdict")
+Verdict = Literal["gain", "loss", "none", "undecided"]
+VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One comparison: ``finding`` is what a person would say first, ``evidence`` why it is so."""
+
+    subject: str
+    finding: str
+    evidence: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.subject}: {self.finding}." + (f" {self.evidence}" if self.evidence else "")
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """``beware``: what is missing, failed or differs undeclared; it comes first, and nothing of it is left out."""
+
+    question: str
+    emulated: str
+    beware: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    rows: tuple[tuple[str, ...], ...]
+    legend: tuple[tuple[str, str], ...]
+    next_steps: NextSteps
+
+
+def first_screen(report: StudyReport) -> FirstScreen:
+    names = ArmNames([arm.name for arm in report.arms if not arm.control])
+    told: set[str] = set()  # baselines whose cost of data was said already
+    lines = []
+    for c in report.comparisons:
+        lines.append(_headline(report, c, names, c.baseline not in told))
+        if isinstance(c, Comparison):
+            told.add(c.baseline)
+    return FirstScreen(
+        question=" ".join(report.study.question.split()),
+        emulated=_emulated(report),
+        beware=(*[f"{line}." for line in problem_lines(report.problems)], *_differences(report.comparisons, names)),
+        headlines=tuple(lines),
+        rows=tuple(_row(c, names) for c in report.comparisons),
+        legend=tuple(names.legend),
+        next_steps=next_steps(report.advice, names),
+    )
+
+
+def verdict_of(m: Measured) -> Verdict:
+    """The verdict; undecided where there is no interval, or none narrow enough to say that nothing changed."""
+    if m.ratio.ci_low is None or m.resolution is None:
+        return "undecided"
+    return "undecided" if m.verdict == "none" and m.resolution > COARSE else m.verdict
+
+
+def could_gain(m: Measured) -> Estimate | None:
+    """How many times as fast the baseline could be without data work."""
+    return m.ceiling
+
+
+def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool) -> Headline:
+    changed = change(report.study, c.baseline, c.candidate)
+    candidate, baseline = names.short(c.candidate), names.short(c.baseline)
+    subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
+    if isinstance(c, NotCompared):
+        return Headline(subject, f"not measured ({missing_text(c.missing)})", "")
+    devices = emulated_devices(c)
+    if devices:
+        subject += f" on an {devices}"
+    evidence = [_data(c, baseline)] if with_data else []
+    if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
+        evidence.append("Something else differed as well, see above.")
+    if disagreements(c):
+        evidence.append("Witnesses disagree, see below.")
+    return Headline(subject, finding(c.measured), " ".join(evidence))
+
+
+def finding(m: Measured) -> str:
+    """``14 % faster (6.2 to 17 %)``."""
+    estimate, verdict = m.ratio, verdict_of(m)
+    if estimate.ci_low is None or verdict == "undecided":
+        return f"undecided, {_change(estimate)}: {_why_undecided(m)}"
+    if verdict == "none":
+        limit = percent(m.resolution or 0).removeprefix("under ")
+        what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
+        return f"no {what} (under {limit})"
+    more = m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME
+    if more:  # padding or batch size changed: that is no change of speed
+        times = "" if m.trained_per_step is None else f", training {ratio(m.trained_per_step)} as many in each step"
+        word = "more" if verdict == "gain" else "fewer"
+        return f"{_change(estimate, word + ' ' + m.measure)}{times}"
+    return _change(estimate, "faster" if verdict == "gain" else "slower")
+
+
+def _why_undecided(m: Measured) -> str:
+    if m.ratio.ci_low is None:
+        return f"an interval needs {MIN_BLOCKS} blocks, and it has {m.ratio.n}"
+    if m.noise_floor is None:
+        return "without a noise floor nothing can be decided"
+    if _off_one(m.ratio) and abs(m.ratio.median - 1) <= m.noise_floor:
+        return f"it does not clear the noise floor of {percent(m.noise_floor)}"
+    return f"a change under {percent(m.resolution or 0)} would not show"
+
+
+def _off_one(estimate: Estimate) -> bool:
+    """Whether the interval excludes "no change"."""
+    return (estimate.ci_low or 1.0) > 1 or (estimate.ci_high or 1.0) < 1
+
+
+def _change(estimate: Estimate, word: str = "") -> str:
+    """``14 % faster (6.2 to 17 %)``; of large ones ``4.20x (3.90x to 4.40x)``."""
+    low, high = estimate.ci_low, estimate.ci_high
+    if estimate.median >= 2 or low is None or high is None or not word:
+        interval = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
+        measure = word.removeprefix("more ").removeprefix("fewer ")
+        unit = {"faster": " as fast", "slower": " as fast", "": ""}.get(word, f" the {measure}")
+        return f"{ratio(estimate.median)}{unit}{interval}"
+    ends = sorted((abs(low - 1), abs(high - 1)))
+    return f"{percent(estimate.median - 1)} {word} ({percent(ends[0]).removesuffix(' %')} to {percent(ends[1])})"
+
+
+def _data(c: Comparison, baseline: str) -> str:
+    """What the baseline's data work costs, and whether anything waits for it."""
+    waits = c.measured.baseline_waits
+    step = f"{number(waits.step_ms)} ms a step"
+    if not waits.exposed_ms and not waits.hidden_ms:
+        if waits.waited_ms is None:
+            return f"How long {baseline} waits for data was not measured."
+        return f"{baseline} waits {number(waits.waited_ms)} of {step} for data."
+    work = waits.work_ms
+    if work < NOTHING * waits.step_ms:
+        return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
+    return f"Data costs {number(work)} of {step} and {_where(c, waits, work)}."
+
+
+def _where(c: Comparison, waits: Waits, work: float) -> str:
+    waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
+    if waited is None:
+        return "how much of it is waited for was not measured"
+    behind = [name for name, value in c.explained.hidden_behind_ms.items() if value >= 0.2 * hidden]
+    where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
+    if waited < max(NOTHING * waits.step_ms, 0.05 * work):
+        return f"is hidden {where}"
+    if hidden < 0.05 * work:
+        return "is waited for"
+    return f"{number(waited)} of them are waited for, the rest is hidden {where}"
+
+
+_BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
+
+
+def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
+    label = names.pair(c.candidate, c.baseline)
+    if isinstance(c, NotCompared):
+        return (label, *([NOT_MEASURED] * (len(HEADER) - 2)), "not measured")
+    m = c.measured
+    known = (m.isolated, could_gain(m), predicted_ratio(c), m.ratio)
+    figures = [NOT_MEASURED if one is None else ratio(one.median) for one in known]
+    return (label, *figures, VERDICTS[verdict_of(m)])
+
+
+def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:
+    """What no arm declared, a line each; many of them are counted by kind."""
+    lines = difference_lines(comparisons)
+    if len(lines) <= MOST_DIFFERENCES:
+        return [f"Undeclared difference: {names.within(line)}" for line in lines]
+    found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
+    kinds = Counter(one.kind for one in found)
+    return [
+        f"Undeclared difference ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: listed below"
+        for kind, times in kinds.items()
+    ]
+
+
+_KINDS = {"host load": "host load by other processes", "fact": "facts of the run", "throttled": "throttling"}
+
+
+def difference_lines(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
+    """Every undeclared difference with the comparisons that have it."""
+    found: dict[str, list[str]] = {}
+    for c in comparisons:
+        for line in confound_lines(c.confounds) if isinstance(c, Comparison) else ():
+            found.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
+    return [f"{what} ({'; '.join(pairs)})" for what, pairs in found.items()]
+
+
+def _emulated(report: StudyReport) -> str:
+    if not report.emulated:
+        return ""
+    devices = [arm.speed.device for arm in report.arms if arm.speed.device and arm.speed.emulation]
+    named = f" ({listing(list(dict.fromkeys(devices)))})" if devices else ""
+    return f"the device{named} exists on paper: its kernels take time and compute nothing; the data path is real."

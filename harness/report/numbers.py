@@ -1,0 +1,139 @@
+"""Writes the tables of figures of summary.md: comparisons, arms and controls, each narrow enough for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.comparisons import SAME
+from harness.analysis.report_types import ArmReport, Comparison
+from harness.report.absent import mfu_reason
+from harness.report.first_screen import could_gain
+from harness.report.names import ArmNames
+from harness.report.sentences import predicted_ratio
+from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, stages_cell, table
+from harness.report.words import number, percent
+from harness.study.contract import STAGES
+
+
+def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
+    """What could have been gained, and what was; empty where nothing was compared."""
+    if not compared:
+        return ""
+    could = [
+        [
+            names.pair(c.candidate, c.baseline),
+            *map(ratio_cell, (c.measured.isolated, could_gain(c.measured), c.measured.ideal)),
+        ]
+        for c in compared
+    ]
+    # Where steps train as many tokens, their time says the same as the throughput.
+    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME for c in compared)
+    was = [
+        [
+            names.pair(c.candidate, c.baseline),
+            *map(ratio_cell, (predicted_ratio(c), c.measured.ratio, *([c.measured.step_time] if timed else []))),
+            NOT_MEASURED if c.measured.noise_floor is None else percent(c.measured.noise_floor),
+        ]
+        for c in compared
+    ]
+    header = ["candidate / baseline", "predicted", "measured", *(["step time"] if timed else []), "noise floor"]
+    measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
+    return "\n\n".join(
+        [
+            "## Comparisons in numbers",
+            table(["candidate / baseline", "isolated", "ceiling", "ideal data"], could),
+            table(header, was),
+            f"How many times as fast, median [95 % interval]. *measured* counts {measures}; "
+            f"{'*step time*, ' if timed else ''}*ceiling* and *ideal data* concern the time of a step; *isolated* is "
+            "the data path alone; *predicted* is what replaying the baseline's steps with the candidate's data path "
+            "gives for *measured*.",
+        ]
+    )
+
+
+def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    """Speed, data work and model of every arm."""
+    blocks = " or ".join(map(str, sorted({arm.blocks for arm in shown})))
+    reasons = dict.fromkeys(why for arm in shown if (why := mfu_reason(arm.speed.no_mfu)))
+    peaks = dict.fromkeys(arm.speed.mfu_of for arm in shown if arm.speed.mfu is not None)
+    note = (
+        f"Medians over {blocks} blocks [95 % interval]; milliseconds are means per step; the loss is that of the last "
+        f"measured steps; {NOT_MEASURED} is not measured."
+    )
+    if peaks:
+        note += f" MFU is the share of: {'; '.join(peaks)}."
+    if reasons:
+        note += f" MFU is not given: {'; '.join(reasons)}."
+    return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])
+
+
+def _speed(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    rows = [
+        [
+            names.short(arm.name),
+            estimate_cell(arm.totals.tokens_per_s),
+            estimate_cell(arm.totals.trained_tokens_per_s),
+            _p50_p95(arm),
+        ]
+        for arm in shown
+    ]
+    return table(["arm", "tokens/s", "trained tokens/s", "step p50, p95 (ms)"], rows)
+
+
+def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    header = [
+        "arm",
+        f"exposed ms: {' / '.join(STAGES)}",
+        f"hidden ms: {' / '.join(STAGES[:3])}",
+        "waiting for a core ms",
+    ]
+    rows = [
+        [
+            names.short(arm.name),
+            stages_cell(arm.totals.exposed_ms, STAGES),
+            stages_cell(arm.totals.hidden_ms, STAGES[:3]),
+            number_cell(arm.totals.contended_ms),
+        ]
+        for arm in shown
+    ]
+    return table(header, rows)
+
+
+def _model(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    rows = [
+        [
+            names.short(arm.name),
+            NOT_MEASURED if arm.speed.flops_per_s is None else number(arm.speed.flops_per_s / 1e9),
+            NOT_MEASURED if arm.speed.mfu is None else percent(arm.speed.mfu),
+            NOT_MEASURED if arm.totals.loss is None else f"{arm.totals.loss:.3f}",
+        ]
+        for arm in shown
+    ]
+    return table(["arm", "model GFLOP/s", "MFU", "loss"], rows)
+
+
+def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    """The controls, each with its arm; empty where there is none."""
+    if not shown:
+        return ""
+    header = ["of", "control", "step p50, p95 (ms)", "tokens/s", "times as fast as its arm", "waiting for a core ms"]
+    rows = [
+        [
+            names.short(arm.of or ""),
+            arm.control or "",
+            _p50_p95(arm),
+            number_cell(None if arm.totals.tokens_per_s is None else arm.totals.tokens_per_s.median),
+            ratio_cell(arm.against_arm),
+            number_cell(arm.totals.contended_ms),
+        ]
+        for arm in shown
+    ]
+    note = (
+        "*a-a*: the arm against itself, so how far its interval reaches from 1 is the noise floor. *ideal-data*: no "
+        "data cost. *data-only*: no compute."
+    )
+    return f"## Controls\n\n{table(header, rows)}\n\n{note}"
+
+
+def _p50_p95(arm: ArmReport) -> str:
+    return ", ".join(number_cell(value) for value in (arm.totals.p50_ms, arm.totals.p95_ms))

@@ -1,0 +1,91 @@
+"""What to try next: only what clears its interval and the noise floor, and only where the replay is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.report_types import Advice, ArmAdvice
+from harness.analysis.study import analyse
+from harness.report.advice import next_steps
+from harness.report.names import ArmNames
+from tests.harness.synthetic import Arm, build
+
+QUIET = {"day": 0.002, "block": 0.001}
+
+
+def advice(*arms: Arm, compared: bool = True, **how: object) -> ArmAdvice:
+    everything = [one for arm in arms for one in (arm, *arm.controls("a-a", "data-only"))]
+    pairs = [(arms[0].name, arm.name) for arm in arms[1:]] if compared else []
+    study, runs = build(everything, pairs, noise=QUIET, **how)
+    return analyse(study, runs).advice[0]
+
+
+def text(**changes: object) -> Arm:
+    return Arm("text", declared={"data.path": "text-padded"}, **changes)
+
+
+def by_change(found: ArmAdvice) -> dict[str, Advice]:
+    return {one.change: one for one in found.options}
+
+
+def test_workers_hide_inline_tokenizing_and_two_do() -> None:
+    """10 ms of tokenizing in front of 29.7 ms of compute: one worker's time hides behind the step."""
+    found = by_change(advice(text(tokenize=10.0), compared=False))
+    assert found["workers=2"].worth
+    assert found["workers=2"].speedup.median > 1.2
+    assert found["workers=4"].speedup.median == pytest.approx(found["workers=2"].speedup.median, rel=0.02)
+    assert not found["workers=4"].worth  # two are as good
+    assert found["tokenize=0"].speedup.median == pytest.approx(40.02 / 30.02, rel=0.02)
+
+
+def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
+    tokens = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
+    found = advice(text(tokenize=10.0), tokens)
+    options = by_change(found)
+    assert options["tokens"].cost == "its data path"
+    for change in ("tokens", "tokenize=0"):
+        measured = options[change].measured
+        assert measured is not None
+        assert measured.median == pytest.approx(options[change].speedup.median, rel=0.02)
+    ranked = next_steps([found], ArmNames(["text", "tokens"])).ranked
+    assert len(ranked) == 1
+    assert ranked[0].startswith("With 2 loader workers text would be")
+
+
+def test_what_costs_nothing_is_not_recommended() -> None:
+    found = advice(text(tokenize=0.01, read=0.01, pack=0.01), compared=False)
+    assert found.options
+    assert not any(one.worth for one in found.options)
+    steps = next_steps([found], ArmNames(["text"]))
+    assert steps.ranked == ()
+    assert "nothing untried that clears its interval and the noise floor" in steps.note
+
+
+def test_what_does_not_clear_the_noise_floor_is_not_recommended() -> None:
+    """Tokenizing costs 2 % of a step, and runs of one arm differ by more than that."""
+    arms = [text(tokenize=0.7), *text(tokenize=0.7).controls("a-a")]
+    study, runs = build([*arms, Arm("other")], [("text", "other")], noise={"block": 0.05})
+    found = analyse(study, runs).advice[0]
+    assert found.noise_floor is not None
+    assert found.noise_floor > 0.03
+    assert by_change(found)["tokenize=0"].speedup.ci_low > 1
+    assert not any(one.worth for one in found.options)
+
+
+def test_two_blocks_recommend_nothing_and_say_so() -> None:
+    found = advice(text(tokenize=10.0), compared=False, blocks=2)
+    assert not any(one.worth for one in found.options)
+    assert "an interval needs 3 blocks" in next_steps([found], ArmNames(["text"])).note
+
+
+def test_a_replay_outside_tolerance_says_so() -> None:
+    found = replace(advice(text(tokenize=10.0), compared=False), error=0.08, within_tolerance=False)
+    found = replace(found, options=tuple(replace(one, worth=False) for one in found.options))
+    assert "the unedited replay is 8.0 % off, more than 5.0 %" in next_steps([found], ArmNames(["text"])).note
+
+
+def test_what_cannot_be_replayed_says_so() -> None:
+    steps = next_steps([ArmAdvice("text", refused="no spans")], ArmNames(["text"]))
+    assert (steps.ranked, steps.note) == ((), "text cannot be replayed.")
