@@ -104,7 +104,20 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
             ("blocking", _among(role, roles, "sync")),
         ):
             kinds[kind].append(spans.where(chosen & first_rank))
-    return RunSpans(tuple(names), **{kind: _joined(kinds[kind]) for kind in kinds})
+    found = RunSpans(tuple(names), **{kind: _joined(kinds[kind]) for kind in kinds})
+    _begin_when_launched(found.kernels, found.launches)
+    return found
+
+
+def _begin_when_launched(kernels: Spans, launches: Spans) -> None:
+    """Move the start of each piece of work to its first launch where it lies before: nothing of it can have run yet.
+
+    An event that a stream reaches before it is recorded (some report it as reached when the work before was done) would
+    otherwise make the time that the device waited for the host look like work.
+    """
+    pieces = min(len(kernels), len(launches))
+    starts = kernels.starts[:pieces]
+    np.copyto(starts, np.minimum(np.maximum(starts, launches.starts[:pieces]), kernels.ends[:pieces]))
 
 
 def _joined(parts: list[Spans]) -> Spans:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness import timeline
 from harness.analysis.ledger import derived_steps
+from harness.analysis.probes.device_busy import with_profiled_busy
 from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
@@ -34,9 +35,9 @@ def build_report(folder: Path) -> list[str]:
         work_out(run)
         keep_derived(study, run)
         release(run)
-    report = analyse(record, runs)
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
+    report = with_profiled_busy(analyse(record, runs), found.profiles)
     pictures = draw(report, study, found.profiles)
     shown = timeline.timeline(record, runs, files.sources)
     for name in (timeline.CHROME_NAME, timeline.PROTOBUF_NAME):

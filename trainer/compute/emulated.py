@@ -2,8 +2,8 @@
 
 It synchronizes as CUDA does. Queueing returns at once; the host blocks where it needs a value, where the queue is full,
 and at a copy from pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous completion)
-+ duration. Only launching (``launch_us``) and blocking calls really take time, so a laptop can rehearse the input side of
-any device.
++ duration. Only launching (``launch_us``) and blocking calls really take time, so a laptop can rehearse the input side
+of any device.
 
 A phase of several kernels is reported as CUDA events report it: one bracket around all of them, which also holds the
 time that the device waited for the next launch. How long it worked is not reported.
@@ -86,16 +86,13 @@ class DeviceQueue:
 
 
 def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kernels: int) -> int:
-    """When the last of ``kernels`` is done that were launched evenly over ``launching`` on a device free at ``free_ns``.
+    """When the last of ``kernels`` is done, launched evenly over ``launching`` on a device that is free at ``free_ns``.
 
     Kernel i of n starts at max(its launch, end of kernel i - 1) and takes duration / n, so the last one ends after the
     longest of these chains: all kernels from when the device was free, all from the first launch, one from the last.
     """
     first, last = launching
-    between_ns, each_ns = (last - first) // kernels, duration_ns // kernels
-    return max(
-        free_ns + duration_ns, first + between_ns + duration_ns, last + (each_ns if kernels > 1 else duration_ns)
-    )
+    return max(free_ns + duration_ns, first + (last - first) // kernels + duration_ns, last + duration_ns // kernels)
 
 
 class EmulatedCompute:

@@ -266,7 +266,7 @@ def test_kernels_start_when_launched_and_the_device_is_free(
 
 
 def test_a_phase_of_short_kernels_is_one_bracket_that_ends_with_its_launches(log: Log) -> None:
-    """As CUDA events tell it: 20 kernels of 0.01 ms, launched over 2 ms, and one long one behind which nothing waits."""
+    """As CUDA events tell it: 20 kernels of 0.01 ms, launched over 2 ms; then two of 2.5 ms."""
     device = {
         "emulated": "gh200",
         "kernels": {"forward_ms": 0.2, "backward_ms": 5},
