@@ -26,7 +26,12 @@ def section(report: StudyReport, pictures: Sequence[str]) -> str:
         parts += [_chain(c) for c in compared]
     device = [arm for arm in report.arms if arm.totals.starved_ms and not arm.control]
     if device:
-        parts += ["### The device's ledger", _device_table(device), *_listed(launch_bound_lines(device)), _device_note()]
+        parts += [
+            "### The device's ledger",
+            _device_table(device),
+            *_listed(launch_bound_lines(device)),
+            _device_note(),
+        ]
     audited = [arm for arm in report.arms if arm.explained.syncs and not arm.control]
     if audited:
         parts += ["### Blocking calls", _sync_table(audited), SYNC_NOTE]
@@ -124,7 +129,9 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
     """One line for each arm whose device waited for launches."""
     lines = []
     for arm in arms:
-        phases = [f"{name} ({percent(share)} of steps)" for name, share in arm.totals.launch_bound.items() if share >= 0.05]
+        phases = [
+            f"{name} ({percent(share)} of steps)" for name, share in arm.totals.launch_bound.items() if share >= 0.05
+        ]
         if phases and (arm.totals.device_launch_bound_ms or 0) > 0:
             lines.append(
                 f"{safe(arm.name)}: launch-bound in {listing(phases)}: the device ends them as the host ends launching "

@@ -1,10 +1,10 @@
 """Five declared pipelines on the emulated device, one for each thing that can limit a step.
 
-    device     30 ms of kernels, the optimizer's 10 ms behind the norm that the host reads: 9 ms of room beside 1 ms of data
-    balanced   the same, with data work that fills that room
-    data       12 ms of data work, of which 3 ms hide behind the optimizer
-    host       12 ms of the host's own work, of which 3 ms do
-    launch     636 kernels of 7.9 us, launched every 25 us, and 6 ms of data work: the device is done with each launch
+device     30 ms of kernels, the optimizer's 10 ms behind the norm that the host reads: 9 ms of room beside 1 ms of data
+balanced   the same, with data work that fills that room
+data       12 ms of data work, of which 3 ms hide behind the optimizer
+host       12 ms of the host's own work, of which 3 ms do
+launch     636 kernels of 7.9 us, launched every 25 us, and 6 ms of data work: the device is done with each launch
 """
 
 from __future__ import annotations

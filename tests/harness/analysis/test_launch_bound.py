@@ -65,7 +65,8 @@ def test_nothing_runs_before_it_is_launched() -> None:
 
 
 def test_what_is_open_within_steps_and_how_often() -> None:
-    spans = drawn(("forward", 0, 5, 0, 5), ("backward", 5, 8, 5, 12), ("forward", 20, 25, 20, 28), ("norm", 29, 30, 29, 30))
+    first = [("forward", 0, 5, 0, 5), ("backward", 5, 8, 5, 12)]
+    spans = drawn(*first, ("forward", 20, 25, 20, 28), ("norm", 29, 30, 29, 30))
     steps = Stretches(*(pa.array(column).to_numpy() * MS for column in ([0, 4, 20], [4, 20, 30])))
     work = device_work(spans)
     assert (open_per_step(steps, work) / MS).tolist() == [4, 1, 1]
@@ -94,10 +95,10 @@ def test_busy_is_unknown_idle_known_in_part_and_the_bound_is_launching(launch_bo
     assert found.device_busy_ms is None
     assert found.device_starved_ms == pytest.approx(6, abs=0.3)
     assert found.starved_ms["tokenize"] == pytest.approx(6, abs=0.1)
-    assert found.device_launch_bound_ms == pytest.approx(15.9, abs=0.3)
+    assert found.device_launch_bound_ms == pytest.approx(16, abs=0.3)
     low = found.mean_step_ms - found.device_starved_ms - found.device_launch_bound_ms
     assert low <= launch_bound.busy_ms <= found.mean_step_ms - found.device_starved_ms
-    assert found.launch_bound == {name: 1.0 for name in ("forward", "backward", "norm", "optimizer")}
+    assert found.launch_bound == dict.fromkeys(("forward", "backward", "norm", "optimizer"), 1.0)
     assert found.bound == "launch"
     assert found.evidence is not None
     assert found.evidence.data == pytest.approx(6 / 22, abs=0.01)
@@ -107,7 +108,7 @@ def test_busy_is_unknown_idle_known_in_part_and_the_bound_is_launching(launch_bo
 
 
 def test_replay_moves_the_launches_forward(launch_bound: Recorded) -> None:
-    """Against the same stream, really run without its data work: 22.04 / 16.04 ms."""
+    """Against the same stream, really run without its data work: 22.05 / 16.05 ms."""
     without = predict([launch_bound.run], parse_edits(NO_DATA))
     assert abs(unedited_error(launch_bound.run)) < 0.005
     assert without.speedup.median == pytest.approx(1.374, abs=0.005)
@@ -126,9 +127,10 @@ def test_another_device_speed_is_said_to_be_known_in_part(launch_bound: Recorded
 
 
 def test_the_same_launches_before_longer_kernels_are_no_launch_bound_work() -> None:
-    """30 us of work for each 25 us of launching: the device falls behind, its brackets are work, nothing is assumed."""
+    """60 us of work for each 25 us of launching: the device falls behind, its brackets are work, nothing is assumed."""
     kernels = {name: (count, 25.0, 60.0) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}
-    recorded = record(Declared(kernels, data_ms=6, check_finite=False))
+    kernels["optimizer"] = (50, 25.0, 300.0)  # the host fetches meanwhile
+    recorded = record(Declared(kernels, data_ms=6))
     found = ledger_of(recorded)
     assert found.device_busy_ms == pytest.approx(recorded.busy_ms, rel=0.01)
     assert found.launch_bound == {}
