@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,7 +80,7 @@ class RunSpans:
 
 def spans_of(run: RunData) -> RunSpans:
     """The spans of ``run``, read once; see ``whole_run.release`` for long runs."""
-    return run.once("spans", lambda: read_spans(run.span_batches(COLUMNS)))
+    return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
@@ -104,20 +104,19 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
             ("blocking", _among(role, roles, "sync")),
         ):
             kinds[kind].append(spans.where(chosen & first_rank))
-    found = RunSpans(tuple(names), **{kind: _joined(kinds[kind]) for kind in kinds})
-    _begin_when_launched(found.kernels, found.launches)
-    return found
+    return RunSpans(tuple(names), **{kind: _joined(kinds[kind]) for kind in kinds})
 
 
-def _begin_when_launched(kernels: Spans, launches: Spans) -> None:
-    """Move the start of each piece of work to its first launch where it lies before: nothing of it can have run yet.
+def begun_when_launched(spans: RunSpans) -> RunSpans:
+    """All spans of a run, each piece of the device's work from its first launch on: nothing of it can run before.
 
-    An event that a stream reaches before it is recorded (some report it as reached when the work before was done) would
+    An event that counts as reached when the work before it was done, even if that was before it was recorded, would
     otherwise make the time that the device waited for the host look like work.
     """
-    pieces = min(len(kernels), len(launches))
-    starts = kernels.starts[:pieces]
-    np.copyto(starts, np.minimum(np.maximum(starts, launches.starts[:pieces]), kernels.ends[:pieces]))
+    kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
+    starts = kernels.starts.copy()
+    starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
+    return replace(spans, kernels=replace(kernels, starts=starts))
 
 
 def _joined(parts: list[Spans]) -> Spans:

@@ -13,7 +13,7 @@ from harness.analysis.launches import device_work, launch_bound_shares, open_per
 from harness.analysis.ledger import RunLedger, derived_steps, measure
 from harness.analysis.replay import parse_edits, predict
 from harness.analysis.replay.predict import unedited_error
-from harness.analysis.spans import COLUMNS, RunSpans, read_spans
+from harness.analysis.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
 from harness.report.assumptions import assumption_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
@@ -32,7 +32,7 @@ def drawn(*pieces: tuple[str, float, float, float, float], blocked: tuple[float,
     if blocked:
         rows.append(span("sync", "here", *(round(one * MS) for one in blocked)))
     table = pa.Table.from_pylist(rows, schema=arrow_schema(SPAN_COLUMNS))
-    return read_spans(table.select(COLUMNS).to_batches())
+    return begun_when_launched(read_spans(table.select(COLUMNS).to_batches()))
 
 
 @pytest.mark.parametrize(
