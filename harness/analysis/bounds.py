@@ -17,7 +17,7 @@ NOTICEABLE = 0.05  # share of a step: less idle time, or less room before it, de
 
 
 @dataclass(frozen=True)
-class BoundEvidence:
+class BoundShares:
     """Shares of a step, from 0 to 1; ``room`` may be negative."""
 
     data: float  # what data work costs it
@@ -35,9 +35,9 @@ class BoundEvidence:
         return "device" if self.room > NOTICEABLE else "balanced"
 
 
-def mean_evidence(found: list[BoundEvidence]) -> BoundEvidence | None:
+def mean_shares(found: list[BoundShares]) -> BoundShares | None:
     """The mean of each figure; None of none."""
     if not found:
         return None
     rows = [(one.data, one.host, one.launch, one.room) for one in found]
-    return BoundEvidence(*(sum(values) / len(found) for values in zip(*rows, strict=True)))
+    return BoundShares(*(sum(values) / len(found) for values in zip(*rows, strict=True)))

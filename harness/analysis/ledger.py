@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.bounds import Bound, BoundEvidence
+from harness.analysis.bounds import Bound, BoundShares
 from harness.analysis.derived import bounds, with_derived
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import device_work, launch_bound_shares
@@ -79,7 +79,7 @@ class RunLedger:
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
 
     @property
-    def evidence(self) -> BoundEvidence | None:
+    def bound_shares(self) -> BoundShares | None:
         """What says what limits the step; None without an asynchronous device."""
         idle, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
         if idle is None or slack is None:
@@ -88,7 +88,7 @@ class RunLedger:
         fetch = self.phase_ms.get("fetch", 0.0) / fetches  # the slack is that of the first
         for_data = sum(self.starved_ms.get(stage, 0.0) for stage in STAGES)
         waited = self.waited_ms
-        return BoundEvidence(
+        return BoundShares(
             data=(for_data if waited is None else waited) / wall,
             host=max(0.0, idle - for_data) / wall,
             launch=(self.device_launch_bound_ms or 0.0) / wall,
@@ -98,7 +98,7 @@ class RunLedger:
     @property
     def bound(self) -> Bound | None:
         """What limits the step; None without an asynchronous device."""
-        return None if (found := self.evidence) is None else found.bound
+        return None if (found := self.bound_shares) is None else found.bound
 
     @property
     def by_repetition(self) -> bool:

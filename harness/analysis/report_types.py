@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.bounds import Bound, BoundEvidence
+from harness.analysis.bounds import Bound, BoundShares
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.dose import Dose
@@ -46,7 +46,7 @@ class ArmTotals:
     slack_ms: float | None = None
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
-    evidence: BoundEvidence | None = None
+    bound_shares: BoundShares | None = None
     loss: float | None = None
 
 

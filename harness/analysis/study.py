@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.bounds import mean_evidence
+from harness.analysis.bounds import mean_shares
 from harness.analysis.comparisons import (
     Blocks,
     Controls,
@@ -174,7 +174,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         bound=commonest(run.bound for run in runs),
-        evidence=mean_evidence([run.evidence for run in runs if run.evidence is not None]),
+        bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=float(np.median(losses)) if losses else None,
     )
 

@@ -95,7 +95,7 @@ def _arm(arm: ArmReport) -> dict[str, Json]:
         "device_slack_ms": finite(totals.slack_ms),
         "starved_ms": dict(totals.starved_ms),
         "bound": totals.bound,
-        "bound_evidence": None if totals.evidence is None else asdict(totals.evidence),
+        "bound_shares": None if totals.bound_shares is None else asdict(totals.bound_shares),
         "blocking_calls": [asdict(call) for call in explained.syncs],
         "replay_error": finite(explained.replay_error),
         "replay_resampled_error": finite(explained.resampled_error),

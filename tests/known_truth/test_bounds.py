@@ -41,7 +41,7 @@ def off(report: StudyReport) -> float:
 @pytest.mark.parametrize("bound", ARMS)
 def test_each_bound_is_named(report: StudyReport, bound: str) -> None:
     totals = of(report, bound).totals
-    assert totals.bound == bound, totals.evidence
+    assert totals.bound == bound, totals.bound_shares
 
 
 def test_only_the_launch_bound_device_has_unknown_busy_time(report: StudyReport) -> None:

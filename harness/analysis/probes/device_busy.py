@@ -14,7 +14,7 @@ from harness.analysis.report_types import ArmReport, StudyReport
 
 
 def with_profiled_busy(report: StudyReport, profiles: Sequence[TorchProfile]) -> StudyReport:
-    """``report`` with the busy time, evidence and bound of arms whose busy time is open and whose kernels were seen."""
+    """``report`` with the busy time and the bound of arms whose busy time is open and whose kernels were seen."""
     kernel_ms = {
         one.arm: one.operators.device_ms / one.steps
         for one in profiles
@@ -29,15 +29,15 @@ def _known(arm: ArmReport, kernel_ms: float | None) -> ArmReport:
         return arm
     most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
     busy_ms = min(kernel_ms, most_ms)
-    evidence = totals.evidence
-    if evidence is not None:
+    bound_shares = totals.bound_shares
+    if bound_shares is not None:
         waiting_ms = min(totals.device_launch_bound_ms, most_ms - busy_ms)
-        evidence = replace(evidence, launch=waiting_ms / wall_ms)
+        bound_shares = replace(bound_shares, launch=waiting_ms / wall_ms)
     known = replace(
         totals,
         device_busy_ms=busy_ms,
         busy_from="profiled window",
-        evidence=evidence,
-        bound=totals.bound if evidence is None else evidence.bound,
+        bound_shares=bound_shares,
+        bound=totals.bound if bound_shares is None else bound_shares.bound,
     )
     return replace(arm, totals=known)

@@ -7,15 +7,21 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from harness.analysis.bounds import BoundEvidence
+from harness.analysis.bounds import BoundShares
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import device_work, launch_bound_shares, open_per_step
 from harness.analysis.ledger import RunLedger, derived_steps, measure
+from harness.analysis.probes.device_busy import with_profiled_busy
+from harness.analysis.probes.operators import ProfiledOperators
+from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.replay import parse_edits, predict
 from harness.analysis.replay.predict import unedited_error
 from harness.analysis.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
+from harness.analysis.study import analyse
 from harness.report.assumptions import assumption_lines
+from harness.report.why import _device_table, launch_bound_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
+from harness.study.records import ArmRecord, StudyRecord
 from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
 from tests.harness.analysis.by_hand import span
 
@@ -100,8 +106,8 @@ def test_busy_is_unknown_idle_known_in_part_and_the_bound_is_launching(launch_bo
     assert low <= launch_bound.busy_ms <= found.mean_step_ms - found.device_starved_ms
     assert found.launch_bound == dict.fromkeys(("forward", "backward", "norm", "optimizer"), 1.0)
     assert found.bound == "launch"
-    assert found.evidence is not None
-    assert found.evidence.data == pytest.approx(6 / 22, abs=0.01)
+    assert found.bound_shares is not None
+    assert found.bound_shares.data == pytest.approx(6 / 22, abs=0.01)
     steps = derived_steps(launch_bound.run).table
     assert steps is not None
     assert steps.column("device_busy_ns").null_count == len(steps)
@@ -151,4 +157,27 @@ def test_the_same_launches_before_longer_kernels_are_no_launch_bound_work() -> N
     ],
 )
 def test_the_largest_share_names_the_bound(shares: tuple[float, float, float, float], bound: str) -> None:
-    assert BoundEvidence(*shares).bound == bound
+    assert BoundShares(*shares).bound == bound
+
+
+def profiled(arm: str, kernel_ms: float, steps: int = 10) -> TorchProfile:
+    return TorchProfile(arm, ((0, 1, 1, steps),), ProfiledOperators((), (), kernel_ms * steps), (), {}, ())
+
+
+def test_the_kernels_of_the_profiled_run_tell_the_busy_time(launch_bound: Recorded) -> None:
+    report = analyse(StudyRecord(scenario="on-paper", arms=[ArmRecord("cuda")]), [launch_bound.run])
+    (arm,) = report.arms
+    assert arm.totals.device_busy_ms is None
+    (line,) = launch_bound_lines(report.arms)
+    assert "launch-bound in forward (100 % of steps)" in line
+    assert "| unknown (" in _device_table([arm])
+    assert "at least " in _device_table([arm])
+    (known,) = with_profiled_busy(report, [profiled("cuda", launch_bound.busy_ms)]).arms
+    assert known.totals.device_busy_ms == pytest.approx(launch_bound.busy_ms)
+    assert known.totals.bound_shares is not None
+    assert known.totals.bound_shares.launch == pytest.approx(11 / 22, abs=0.02)
+    assert known.totals.bound == "launch"
+    assert "(profiled window)" in _device_table([known])
+    (filled,) = with_profiled_busy(report, [profiled("cuda", 16.0)]).arms  # kernels fill the brackets after all
+    assert filled.totals.bound == "data"
+    assert with_profiled_busy(report, [profiled("other", 5.0)]) == report
