@@ -165,7 +165,9 @@ def profiled(arm: str, kernel_ms: float, steps: int = 10) -> TorchProfile:
 
 
 def test_the_kernels_of_the_profiled_run_tell_the_busy_time(launch_bound: Recorded) -> None:
-    report = analyse(StudyRecord(scenario="on-paper", arms=[ArmRecord("cuda")]), [launch_bound.run])
+    report = analyse(
+        StudyRecord(scenario="on-paper", question="?", status="done", arms=[ArmRecord("cuda")]), [launch_bound.run]
+    )
     (arm,) = report.arms
     assert arm.totals.device_busy_ms is None
     (line,) = launch_bound_lines(report.arms)
