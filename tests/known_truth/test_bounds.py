@@ -6,6 +6,7 @@ import pytest
 
 from harness.analysis.report_types import ArmReport, StudyReport
 from harness.analysis.study import analyse
+from harness.study.contract import STAGES
 from tests.known_truth.bounds import ARMS, LAUNCHED_BUSY_MS, LAUNCHED_DATA_MS, LAUNCHING_MS, scenario
 from tests.studies import run_study
 
@@ -55,7 +56,8 @@ def test_only_the_launch_bound_device_has_unknown_busy_time(report: StudyReport)
     assert totals.device_launch_bound_ms is not None
     most = totals.step_ms.median - totals.device_starved_ms
     assert most - totals.device_launch_bound_ms <= LAUNCHED_BUSY_MS <= most
-    assert totals.starved_ms["tokenize"] == pytest.approx(LAUNCHED_DATA_MS, abs=0.4)
+    assert totals.starved_ms["tokenize"] >= LAUNCHED_DATA_MS
+    assert sum(totals.starved_ms[stage] for stage in STAGES) == pytest.approx(totals.phase_ms["fetch"], abs=0.2)
 
 
 def test_replay_and_ideal_data_agree_on_the_launch_bound_one(report: StudyReport) -> None:
@@ -65,4 +67,4 @@ def test_replay_and_ideal_data_agree_on_the_launch_bound_one(report: StudyReport
     assert abs(off(report)) <= 0.03
     assert explained.ideal_predicted is not None
     declared = (LAUNCHING_MS + LAUNCHED_DATA_MS) / LAUNCHING_MS
-    assert explained.ideal_predicted.median == pytest.approx(declared, rel=0.04)
+    assert explained.ideal_predicted.median == pytest.approx(declared, rel=0.06)
