@@ -6,12 +6,13 @@ Only time within measured steps counts. All results are mean milliseconds per me
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis.derived import bounds
 from harness.analysis.intervals import Int, Pieces, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.launches import device_work
 from harness.analysis.ledger import derived_steps
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.study.run_data import RunData
@@ -26,7 +27,7 @@ class SyncCall:
     site: str
     calls_per_step: float
     blocked_ms: float | None
-    hid_ms: float  # host work between it and the next blocking call that ran while the device was busy
+    hid_ms: float  # host work between it and the next blocking call that ran while the device was busy for sure
     hid_behind: dict[str, float]  # the kernels it ran behind, ms
     idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
 
@@ -85,13 +86,18 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     # What follows a call, until the next one, counts in the step that it falls into, be it the first measured one.
     after = clip(calls.ends, np.append(calls.starts[1:], steps.ends[-1]), steps)
     blocked = _per_call(inside, inside.ends - inside.starts, len(calls))
-    busy = _per_call(
-        after, covered(after.starts, after.ends, union(spans.kernels.starts, spans.kernels.ends)), len(calls)
-    )
+    kernels, work = spans.kernels, device_work(spans)
+    surely = kernels.starts.copy()
+    surely[: len(work.starts)] = work.known_from
+    kernels = replace(kernels, starts=surely)
+    busy = _per_call(after, covered(after.starts, after.ends, union(kernels.starts, kernels.ends)), len(calls))
     whole = _per_call(after, after.ends - after.starts, len(calls))
+    not_known = _per_call(
+        after, covered(after.starts, after.ends, difference(work.open, union(surely, kernels.ends))), len(calls)
+    )
     behind = {
         name: _per_call(after, covered(after.starts, after.ends, stretches), len(calls))
-        for name, stretches in _by_name(spans, spans.kernels)
+        for name, stretches in _by_name(spans, kernels)
     }
     counted = np.zeros(len(calls), dtype=np.bool_)
     counted[inside.owner] = True
@@ -109,7 +115,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
                 hid_behind={
                     name: shared / 1e6 / count for name, one in behind.items() if (shared := int(one[own].sum()))
                 },
-                idle_ms=int((whole - busy)[own].sum()) / 1e6 / count,
+                idle_ms=int((whole - busy - not_known)[own].sum()) / 1e6 / count,
             )
         )
     return found

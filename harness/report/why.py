@@ -177,7 +177,8 @@ def _hid(call: SyncCall) -> str:
 
 SYNC_NOTE = (
     "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
-    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise."
+    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise. "
+    "Launching of launch-bound phases is in neither column: it is not known which of the two it was."
 )
 
 

@@ -11,6 +11,7 @@ from harness.analysis.bounds import BoundShares
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import device_work, launch_bound_shares, open_per_step
 from harness.analysis.ledger import RunLedger, derived_steps, measure
+from harness.analysis.overlap import sync_audit
 from harness.analysis.probes.device_busy import with_profiled_busy
 from harness.analysis.probes.operators import ProfiledOperators
 from harness.analysis.probes.torch_profile import TorchProfile
@@ -111,6 +112,15 @@ def test_busy_is_unknown_idle_known_in_part_and_the_bound_is_launching(launch_bo
     steps = derived_steps(launch_bound.run).table
     assert steps is not None
     assert steps.column("device_busy_ns").null_count == len(steps)
+
+
+def test_launching_counts_neither_as_hidden_nor_as_idle(launch_bound: Recorded) -> None:
+    """After a blocking call the host launches for 16 ms and fetches for 6; only the 6 ms are known to be idle."""
+    calls = sync_audit(launch_bound.run)
+    assert calls
+    assert sum(call.hid_ms for call in calls) < 0.1
+    idle_ms = [call.idle_ms for call in calls if call.site.endswith("value of the gradient norm")]
+    assert idle_ms == ([pytest.approx(6, abs=0.4)] if launch_bound.run.record.config["compute"]["check_finite"] else [])
 
 
 def test_replay_moves_the_launches_forward(launch_bound: Recorded) -> None:
