@@ -161,6 +161,18 @@ class KernelDurations(Config):
     optimizer_ms: Milliseconds | None = None
 
 
+class KernelCounts(Config):
+    """How many kernels the host launches on an emulated device, one after the other; each phase has at least one."""
+
+    h2d: int = Field(1, ge=1, le=100_000)
+    """Per micro-batch, as are forward and backward."""
+    forward: int = Field(1, ge=1, le=100_000)
+    backward: int = Field(1, ge=1, le=100_000)
+    norm: int = Field(1, ge=1, le=100_000)
+    """Gradient norm and clipping, per step."""
+    optimizer: int = Field(1, ge=1, le=100_000)
+
+
 class EmulatedDevice(Config):
     """An emulated in-order asynchronous device: its kernels take time and compute nothing."""
 
@@ -175,10 +187,26 @@ class EmulatedDevice(Config):
     jitter: float = Field(0, ge=0, lt=1)
     """Each kernel's time is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
     queue_depth: int = Field(1024, ge=1, le=1_000_000)
-    """Kernels that may wait in the queue (one per phase and micro-batch); the host blocks while it is full."""
+    """Phases (of a micro-batch) that may wait in the queue; the host blocks while it is full."""
     kernels: KernelDurations = KernelDurations()
+    launches: KernelCounts = KernelCounts()
+    """Kernels that each phase's time is divided into equally; with launch_us 0 their number makes no difference."""
+    launch_us: float = Field(0, ge=0, le=100_000)
+    """Host time per kernel in microseconds. The device may end a kernel, and be idle, before the next is launched."""
+    launch_how: How = "busy"
+    """How the host spends launch_us: busy spends CPU time of the main thread; sleep waits without using a core."""
     recorded: str | None = None
     """A JSON file {"forward_ms": [...], ...} of recorded kernel durations per step, replayed in order and repeated."""
+
+    @model_validator(mode="after")
+    def _launching_ends(self) -> EmulatedDevice:
+        for name, count in self.launches.model_dump().items():
+            if (whole_ms := count * self.launch_us / 1e3) > 60_000:
+                raise ValueError(
+                    f"launching {name} takes {count} x {self.launch_us:g} us = {whole_ms / 1e3:g} s; "
+                    "allowed: at most 60 s a phase"
+                )
+        return self
 
 
 def _device_tag(value: Any) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.ledger import Bound, RepetitionTotals, RunLedger, mean_over
+from harness.analysis.bounds import Bound
+from harness.analysis.ledger import RepetitionTotals, RunLedger, mean_over
 from harness.analysis.problems import RunFailure
 from harness.analysis.statistics import Estimate, from_blocks, paired_ratio
 

@@ -4,7 +4,8 @@ A run records only what happened: steps with their phases, spans of stages, kern
 are computed whenever a study is read, so a corrected rule also applies to old studies.
 
     synchronous device    exposed and hidden: each wait for a batch split by the batch's own stages (``exposure``)
-    asynchronous device   idle (starved) by cause, slack, busy; exposed is the idle time by stage (``device``)
+    asynchronous device   idle (starved) by cause, slack, busy; exposed is the idle time by stage (``device``). Of a
+                          launch-bound phase nobody knows how much was work: busy is null, idle what is known of it
 
 A batch whose builder recorded nothing makes the stages of its step null: not measured, never zero. A builder that did
 nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the
@@ -29,6 +30,7 @@ from harness.analysis.exposure import (
     without_overlaps,
 )
 from harness.analysis.intervals import Int, Stretches
+from harness.analysis.launches import NEGLIGIBLE, device_work, open_per_step
 from harness.analysis.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 STAGE_COLUMNS = tuple(f"{kind}_{stage}_ns" for kind in ("exposed", "hidden") for stage in STAGES)
 DEVICE_COLUMNS = (
     "device_busy_ns",
+    "device_launch_bound_ns",
     "device_starved_ns",
     "device_slack_ns",
     *(f"starved_{cause}_ns" for cause in CAUSES),
@@ -128,7 +131,10 @@ def _columns(steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: 
         pieces = min(len(spans.kernels), len(spans.launches))
         slack, fetched = device.slack(waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], rows)
         idle_ns = idle.sum(axis=1)
-        found["device_busy_ns"] = pa.array(step_bounds.ends - step_bounds.starts - idle_ns)
+        wall = step_bounds.ends - step_bounds.starts
+        may_wait = open_per_step(step_bounds, device_work(spans))
+        found["device_busy_ns"] = pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
+        found["device_launch_bound_ns"] = pa.array(may_wait)
         found["device_starved_ns"] = pa.array(idle_ns)
         found["device_slack_ns"] = pa.array(slack, mask=~fetched)
         found |= {f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)}

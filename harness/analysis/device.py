@@ -1,5 +1,9 @@
 """Computes the ledger of an asynchronous device: per step its busy time, its idle time by cause, and the slack.
 
+The record holds one bracket for the kernels of a phase. Where the device ends it as the host ends launching
+(``launches``), it was waiting for launches within it: the phase is launch-bound, and how long the device worked there
+is not known from the brackets.
+
     host:    |fetch: read|tokenize|pack|launch ...........|====== blocked: gradient norm ======|launch|fetch ...
     device:  ====optimizer====|         |h2d|=== forward ===|======= backward =======|norm|...|==optimizer==...
                               ^ idle    ^ by what the host did at that moment: the rest of tokenize, pack, launching

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.derived import with_derived
+from harness.analysis.bounds import Bound, BoundShares
+from harness.analysis.derived import bounds, with_derived
+from harness.analysis.intervals import Stretches
+from harness.analysis.launches import device_work, launch_bound_shares
 from harness.analysis.spans import spans_of
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[np.float64]
-NOTICEABLE = 0.05  # share of a step: less idle time, or less room before it, decides nothing
-Bound = Literal["host", "device", "balanced"]
 DERIVED = "derived steps"
 LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
 
@@ -52,7 +53,9 @@ class RunLedger:
     exposed_ms: dict[str, float]  # stages that were measured
     hidden_ms: dict[str, float]
     contended_ms: float | None
-    device_busy_ms: float | None
+    device_busy_ms: float | None  # None also where launch-bound phases leave it open
+    device_launch_bound_ms: float | None  # within launch-bound phases: working or waiting for launches
+    launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
@@ -76,20 +79,26 @@ class RunLedger:
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
 
     @property
-    def bound(self) -> Bound | None:
-        """What limits the step; None without an asynchronous device.
-
-        host: the device is idle for a noticeable share of the step. device: it is not, and the host begins to fetch
-        well before the queue runs dry. balanced: the device is hardly idle, but there is no room either.
-        """
+    def bound_shares(self) -> BoundShares | None:
+        """What says what limits the step; None without an asynchronous device."""
         idle, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
         if idle is None or slack is None:
             return None
-        if idle > NOTICEABLE * wall:
-            return "host"
         fetches = lookup_number(self.record.config, "optimizer.accumulation", 1) or 1
         fetch = self.phase_ms.get("fetch", 0.0) / fetches  # the slack is that of the first
-        return "device" if slack - fetch > NOTICEABLE * wall else "balanced"
+        for_data = sum(self.starved_ms.get(stage, 0.0) for stage in STAGES)
+        waited = self.waited_ms
+        return BoundShares(
+            data=(for_data if waited is None else waited) / wall,
+            host=max(0.0, idle - for_data) / wall,
+            launch=(self.device_launch_bound_ms or 0.0) / wall,
+            room=(slack - fetch) / wall,
+        )
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the step; None without an asynchronous device."""
+        return None if (found := self.bound_shares) is None else found.bound
 
     @property
     def by_repetition(self) -> bool:
@@ -144,7 +153,9 @@ def _measure(run: RunData) -> RunLedger | None:
         exposed_ms=_means(values, STAGES, "exposed_{}_ns"),
         hidden_ms=_means(values, STAGES, "hidden_{}_ns"),
         contended_ms=_mean_ms(values("contended_ns")),
-        device_busy_ms=_mean_ms(values("device_busy_ns")),
+        device_busy_ms=_busy_ms(values("device_busy_ns")),
+        device_launch_bound_ms=_mean_ms(values("device_launch_bound_ns")),
+        launch_bound=_launch_bound(run, steps, measured),
         device_starved_ms=_mean_ms(values("device_starved_ns")),
         device_slack_ms=_mean_ms(values("device_slack_ns")),
         starved_ms=_means(values, CAUSES, "starved_{}_ns"),
@@ -153,6 +164,15 @@ def _measure(run: RunData) -> RunLedger | None:
         loss=float(losses.mean()) if losses.size else None,
         other_cpu_cores=_other_load(run.samples),
     )
+
+
+def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:
+    """See ``RunLedger.launch_bound``; read from the spans only where the steps say that there is some."""
+    if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
+        return {}
+    spans = spans_of(run)
+    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
+    return launch_bound_shares(inside, device_work(spans), spans.names)
 
 
 def _repetitions(
@@ -185,6 +205,11 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
 def _mean_ms(nanoseconds: Array) -> float | None:
     known = nanoseconds[~np.isnan(nanoseconds)]
     return float(known.mean()) / 1e6 if known.size else None
+
+
+def _busy_ms(nanoseconds: Array) -> float | None:
+    """None where it is not known of every step: the steps that leave it open are not like the others."""
+    return None if np.isnan(nanoseconds).any() else _mean_ms(nanoseconds)
 
 
 def _means(values: Callable[[str], Array], names: Sequence[str], pattern: str) -> dict[str, float]:

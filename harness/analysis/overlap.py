@@ -6,7 +6,7 @@ Only time within measured steps counts. All results are mean milliseconds per me
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from harness.analysis.derived import bounds
 from harness.analysis.exposure import per_row
 from harness.analysis.in_parts import in_parts
 from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.launches import device_work
 from harness.analysis.ledger import derived_steps
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.study.run_data import RunData
@@ -26,7 +27,7 @@ class SyncCall:
     site: str
     calls_per_step: float
     blocked_ms: float | None
-    hid_ms: float  # host work between it and the next blocking call that ran while the device was busy
+    hid_ms: float  # host work between it and the next blocking call that ran while the device was busy for sure
     hid_behind: dict[str, float]  # the kernels it ran behind, ms
     idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
 
@@ -90,16 +91,19 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     reached = np.maximum(ends, following)
     sites = len(spans.names)
     counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
+    surely, unsure = _surely_busy(spans)
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """By site: how long calls blocked, what followed them, and what of that the device worked; by kernel too."""
+        """By site: how long calls blocked, what followed them, what of that the device worked for sure or perhaps; and
+        by kernel what it worked for sure.
+        """
         some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[some].astype(np.int64)
         inside = clip(calls.starts[some], ends[some], part)
         after = clip(calls.ends[some], following[some], part)
         counted[some[inside.owner]] = True
         shown[some[after.owner]] = True
-        kernels = _near(spans, part).kernels
+        kernels = _near(surely, part).kernels
 
         def after_and(during: Stretches) -> Int:
             return per_row(names[after.owner], covered(after.starts, after.ends, during), sites)
@@ -107,17 +111,18 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
         blocked = per_row(names[inside.owner], inside.ends - inside.starts, sites)
         whole = per_row(names[after.owner], after.ends - after.starts, sites)
         busy = after_and(union(kernels.starts, kernels.ends))
-        return np.stack([blocked, whole, busy]), {
+        perhaps = after_and(_within(unsure, part))
+        return np.stack([blocked, whole, busy, perhaps]), {
             name: after_and(stretches) for name, stretches in _by_name(spans, kernels)
         }
 
-    total_times = np.zeros((3, sites), dtype=np.int64)
+    total_times = np.zeros((4, sites), dtype=np.int64)
     behind: dict[str, Int] = {}
     for times, by_kernel in in_parts(steps, times_in):
         total_times += times
         for name, time in by_kernel.items():
             behind[name] = behind.get(name, 0) + time
-    blocked, whole, busy = total_times
+    blocked, whole, busy, perhaps = total_times
     behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
     shown |= counted
     found = []
@@ -132,7 +137,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
                 hid_behind={
                     name: one / 1e6 / count for name, found_by in behind.items() if (one := int(found_by[code]))
                 },
-                idle_ms=int(whole[code] - busy[code]) / 1e6 / count,
+                idle_ms=int(whole[code] - busy[code] - perhaps[code]) / 1e6 / count,
             )
         )
     return found
@@ -140,6 +145,24 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
 
 def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
     return spans.between(int(steps.starts[0]), int(steps.ends[-1]))
+
+
+def _surely_busy(spans: RunSpans) -> tuple[RunSpans, Stretches]:
+    """The spans with each kernel from when it surely worked, and when the device may besides have worked or waited."""
+    work = device_work(spans)
+    if not work.launch_bound.any():
+        return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    starts = spans.kernels.starts.copy()
+    starts[: len(work.starts)] = work.known_from
+    unsure = difference(work.open, union(starts, spans.kernels.ends))
+    return replace(spans, kernels=replace(spans.kernels, starts=starts)), unsure
+
+
+def _within(stretches: Stretches, steps: Stretches) -> Stretches:
+    """Those of ``stretches`` (in order, apart) that overlap the time of ``steps``."""
+    low = np.searchsorted(stretches.ends, steps.starts[0], side="right")
+    high = np.searchsorted(stretches.starts, steps.ends[-1], side="left")
+    return Stretches(stretches.starts[low:high], stretches.ends[low:high])
 
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.analysis.bounds import Bound, BoundShares
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.dose import Dose
-from harness.analysis.ledger import Bound
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
@@ -42,11 +42,15 @@ class ArmTotals:
     exposed_ms: Mapping[str, float] = field(default_factory=dict)
     hidden_ms: Mapping[str, float] = field(default_factory=dict)
     contended_ms: float | None = None
-    device_busy_ms: float | None = None
+    device_busy_ms: float | None = None  # None also where launch-bound phases leave it open
+    busy_from: Literal["ledger", "profiled window"] = "ledger"
+    device_launch_bound_ms: float | None = None  # within launch-bound phases: working or waiting for launches
+    launch_bound: Mapping[str, float] = field(default_factory=dict)  # share of steps, by piece of the device's work
     device_starved_ms: float | None = None
     slack_ms: float | None = None
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
+    bound_shares: BoundShares | None = None
     loss: float | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ class RunSpans:
 
 def spans_of(run: RunData) -> RunSpans:
     """The spans of ``run``, read once; see ``whole_run.release`` for long runs."""
-    return run.once("spans", lambda: read_spans(run.span_batches(COLUMNS)))
+    return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
@@ -124,6 +124,18 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
                 numbers["cpu_ns"][chosen],
             )
     return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()})
+
+
+def begun_when_launched(spans: RunSpans) -> RunSpans:
+    """All spans of a run, each piece of the device's work from its first launch on: nothing of it can run before.
+
+    An event that counts as reached when the work before it was done, even if that was before it was recorded, would
+    otherwise make the time that the device waited for the host look like work.
+    """
+    kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
+    starts = kernels.starts.copy()
+    starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
+    return replace(spans, kernels=replace(kernels, starts=starts))
 
 
 def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.advice import advise
+from harness.analysis.bounds import mean_shares
 from harness.analysis.comparisons import (
     Blocks,
     Controls,
@@ -175,6 +176,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
     tokens = [run.tokens for run in runs if run.tokens is not None]
     losses = [run.loss for run in runs if run.loss is not None]
     phase_ms = stage_means(runs, "phase_ms")
+    open_busy = any(run.device_busy_ms is None for run in runs)
     return ArmTotals(
         steps=len(steps),
         tokens_per_s=_over_repetitions(runs, tokens_per_s),
@@ -189,13 +191,23 @@ def _totals(blocks: Blocks) -> ArmTotals:
         exposed_ms=stage_means(runs, "exposed_ms"),
         hidden_ms=stage_means(runs, "hidden_ms"),
         contended_ms=mean_over(runs, lambda run: run.contended_ms),
-        device_busy_ms=mean_over(runs, lambda run: run.device_busy_ms),
+        device_busy_ms=None if open_busy else mean_over(runs, lambda run: run.device_busy_ms),
+        device_launch_bound_ms=mean_over(runs, lambda run: run.device_launch_bound_ms),
+        launch_bound=_launch_bound(runs),
         device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         bound=commonest(run.bound for run in runs),
+        bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=float(np.median(losses)) if losses else None,
     )
+
+
+def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
+    """Share of the measured steps of all runs in which a piece of the device's work was launch-bound, by its name."""
+    names = dict.fromkeys(name for run in runs for name in run.launch_bound)
+    steps = sum(len(run.step_ms) for run in runs)
+    return {name: sum(run.launch_bound.get(name, 0.0) * len(run.step_ms) for run in runs) / steps for name in names}
 
 
 def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:

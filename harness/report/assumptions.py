@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.analysis.replay.assumptions import Assumption
+from harness.report.words import listing
 
 
 def assumption_lines(found: Iterable[Assumption]) -> list[str]:
@@ -25,6 +26,12 @@ def _text(one: Assumption) -> str:
                 "what the device did was not recorded: time on the host stands for it, and a wait of the host counts "
                 "as one"
             )
+        case "busy not known":
+            text = (
+                f"in {listing(list(one.names))} the device waited for launches: launching is taken to last as long as "
+                "it did, and how long the device works there is not known"
+            )
+            return f"{text}, so the step may last longer than this where that work gets longer" if one.scaled else text
         case "hand-over":
             return (
                 "the recording has no workers: handing a batch over to the main thread is taken to cost "

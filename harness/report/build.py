@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness import timeline
 from harness.analysis.ledger import derived_steps
+from harness.analysis.probes.device_busy import with_profiled_busy
 from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
@@ -38,6 +39,7 @@ def build_report(folder: Path) -> FirstScreen:
     report = analyse(record, runs, partial(keep_derived, study))
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
+    report = with_profiled_busy(report, found.profiles)
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
     pictures = draw(report, study, found.profiles, names)
     shown = timeline.timeline(record, runs, files.sources)

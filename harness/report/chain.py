@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from harness.analysis.bounds import Bound
 from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
@@ -18,9 +19,11 @@ from harness.report.dose import dose_line
 from harness.report.words import interval, listing, ms, percent, ratio
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
-BOUNDS = {
+BOUNDS: dict[Bound, str] = {
+    "data": "bound by data work (no other cause costs them more)",
+    "host": "host-bound (the device runs dry while the host does other work than data and launching)",
+    "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
     "device": "device-bound (the device never runs dry)",
-    "host": "host-bound (the device runs dry)",
     "balanced": "balanced (the device hardly runs dry, with no room before it would)",
 }
 

@@ -204,6 +204,7 @@ def _label(arm: ArmReport, names: ArmNames) -> str:
     return f"{names.short(arm.of or '')} + {arm.control}" if arm.control else names.short(arm.name)
 
 
+OPEN = "device busy or waiting for launches"
 _CAUSE_COLOURS = {"python": "other", "checkpoint": "optimizer"}
 
 
@@ -211,7 +212,9 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
     """(colour key, milliseconds, legend label) from left to right; of the device where it runs by itself."""
     if arm.totals.starved_ms:
         idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
-        busy = ("backward", arm.totals.device_busy_ms or 0.0, "device busy")
+        most = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))
+        known = arm.totals.device_busy_ms
+        busy = ("backward", most, OPEN) if known is None else ("backward", known, "device busy")
         return [busy, *((colour, value, f"idle: {cause}") for colour, value, cause in idle if value > 0)]
     fetch = [(stage, arm.totals.exposed_ms.get(stage, 0.0), f"wait: {stage}") for stage in STAGES]
     if not arm.totals.exposed_ms:
@@ -222,7 +225,7 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
 
 def _order_legend(figure: Figure, axes: Axes) -> None:
     """Legend entries in the order of the stack, whatever arm showed them first."""
-    order = ["device busy", *(f"idle: {cause}" for cause in CAUSES), *(f"wait: {stage}" for stage in STAGES)]
+    order = ["device busy", OPEN, *(f"idle: {cause}" for cause in CAUSES), *(f"wait: {stage}" for stage in STAGES)]
     order += ["wait for data", *PHASES]
     pairs = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: order.index(pair[1]))
     handles: list[Any] = [handle for handle, _ in pairs]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.overlap import SyncCall
-from harness.analysis.report_types import ArmReport, Comparison, StudyReport
+from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, StudyReport
 from harness.report.chain import ChainLink, chain
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
-from harness.report.words import number, ratio
+from harness.report.words import listing, number, percent, ratio
 from harness.study.contract import CAUSES
 
 PICTURE = "why.png"
@@ -27,7 +27,12 @@ def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> st
         parts += [_chain(c, names) for c in compared]
     device = [arm for arm in report.arms if arm.totals.starved_ms and not arm.control]
     if device:
-        parts += ["### The device's ledger", _device_table(device, names), _device_note()]
+        parts += [
+            "### The device's ledger",
+            _device_table(device, names),
+            *_listed(launch_bound_lines(device)),
+            _device_note(),
+        ]
     audited = [arm for arm in report.arms if arm.explained.syncs and not arm.control]
     if audited:
         parts += ["### Blocking calls", _sync_table(audited, names), SYNC_NOTE]
@@ -38,6 +43,10 @@ def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> st
     if replayed:
         parts += ["### Replay against measurement", _replay_table(replayed, names), REPLAY_NOTE]
     return "\n\n".join(parts)
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 
 def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
@@ -89,8 +98,8 @@ def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     rows = [
         [
             names.short(arm.name),
-            _ms(arm.totals.device_busy_ms),
-            _ms(arm.totals.device_starved_ms),
+            _busy(arm.totals),
+            _idle(arm.totals),
             stages_cell(arm.totals.starved_ms, shown),
             _ms(arm.totals.slack_ms),
             arm.totals.bound or NOT_MEASURED,
@@ -100,12 +109,46 @@ def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     return table(header, rows)
 
 
+def _busy(totals: ArmTotals) -> str:
+    """Busy time; where launch-bound phases leave it open, its least and most."""
+    if totals.device_busy_ms is not None:
+        source = " (profiled window)" if totals.busy_from == "profiled window" else ""
+        return f"{number(totals.device_busy_ms)}{source}"
+    if totals.step_ms is None or totals.device_starved_ms is None or totals.device_launch_bound_ms is None:
+        return NOT_MEASURED
+    most = max(0.0, sum(totals.phase_ms.values()) - totals.device_starved_ms)
+    return f"unknown ({number(max(0.0, most - totals.device_launch_bound_ms))} to {number(most)})"
+
+
+def _idle(totals: ArmTotals) -> str:
+    """Idle time; what lies within launch-bound phases comes on top."""
+    at_least = "at least " if totals.device_busy_ms is None and totals.device_launch_bound_ms else ""
+    return f"{at_least}{_ms(totals.device_starved_ms)}"
+
+
+def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
+    """One line for each arm whose device waited for launches."""
+    lines = []
+    for arm in arms:
+        phases = [
+            f"{name} ({percent(share)} of steps)" for name, share in arm.totals.launch_bound.items() if share >= 0.05
+        ]
+        if phases and (arm.totals.device_launch_bound_ms or 0) > 0:
+            lines.append(
+                f"{safe(arm.name)}: launch-bound in {listing(phases)}: the device ends them as the host ends launching "
+                f"them. In {_ms(arm.totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; how "
+                "much of each, its events do not tell."
+            )
+    return lines
+
+
 def _device_note() -> str:
     return (
         "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
-        "work still queued when the host began to fetch; data time up to that costs nothing. *bound*: host where the "
-        "device is idle for more than 5 % of the step, device where it does not and the slack exceeds the fetch by "
-        "more than 5 % of the step, else balanced."
+        "work still queued when the host began to fetch; data time up to that costs nothing. *bound*: the largest "
+        "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
+        "in phases that the device ends with their launches (launch), where that is more than 5 % of the step. "
+        "Otherwise device where the slack exceeds the fetch by more than 5 % of the step, else balanced."
     )
 
 
@@ -135,7 +178,8 @@ def _hid(call: SyncCall) -> str:
 
 SYNC_NOTE = (
     "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
-    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise."
+    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise. "
+    "Launching of launch-bound phases is in neither column: it is not known which of the two it was."
 )
 
 

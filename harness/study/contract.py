@@ -26,6 +26,9 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     *((f"{phase}_ns", "int64") for phase in PHASES),  # these sum to wall_ns exactly
     ("device_busy_ns", "int64"),
     ("device_starved_ns", "int64"),
+    # In launch-bound phases: the device worked or waited for launches, it is not known how much of each. Where that is
+    # more than 1 % of the step, busy is null: it lies between wall - starved - launch_bound and wall - starved.
+    ("device_launch_bound_ns", "int64"),
     ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
     *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
     ("contended_ns", "int64"),
@@ -50,7 +53,7 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
 )
 # Columns that came later: a table without them is read as not having measured them.
-ADDED_COLUMNS = {"device_slack_ns", "cpu_ns", *(f"starved_{cause}_ns" for cause in CAUSES)}
+ADDED_COLUMNS = {"device_slack_ns", "device_launch_bound_ns", "cpu_ns", *(f"starved_{cause}_ns" for cause in CAUSES)}
 SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("t_ns", "int64"),
     ("source", "string"),

@@ -1,7 +1,8 @@
 """Records when a CUDA stream worked on each phase, on the host's clock, from events at the phase boundaries.
 
 It adds no sync of its own: events are read after a synchronize that the trainer does anyway. The kernels of a phase
-count as one piece of work, so gaps between them (a launch-bound phase) count as busy. torch.profiler shows those gaps.
+are one piece of work, from its first launch to its last kernel, and gaps between them do not show. A piece that ends
+with its launches (``launch_end_ns``) has such gaps: analysis calls it launch-bound, and its busy time unknown.
 """
 
 from __future__ import annotations

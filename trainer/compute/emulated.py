@@ -2,7 +2,15 @@
 
 It synchronizes as CUDA does. Queueing returns at once; the host blocks where it needs a value, where the queue is full,
 and at a copy from pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous completion)
-+ duration. Only a blocking call really sleeps, so a laptop can rehearse the input side of any device.
++ duration. Only launching (``launch_us``) and blocking calls really take time, so a laptop can rehearse the input side
+of any device.
+
+A phase of several kernels is reported as CUDA events report it: one bracket around all of them, which also holds the
+time that the device waited for the next launch. How long it worked is not reported.
+
+    host     |launch|launch|launch|launch|
+    kernels         |k|    |k|    |k|    |k|
+    bracket  |-----------------------------|
 """
 
 from __future__ import annotations
@@ -15,13 +23,13 @@ from typing import Any
 
 from trainer import telemetry
 from trainer.compute.base import call_site
-from trainer.config import KernelDurations, TrainerConfig
+from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
 from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
 from trainer.files import read_json
-from trainer.inject import wait_until
+from trainer.inject import spend, wait_until
 from trainer.model import Shape
 from trainer.telemetry import Blocked, Kernel
 
@@ -35,23 +43,27 @@ _SHOWN_FROM_MS = 0.01  # a copy of a few kilobytes takes nanoseconds over such a
 class DeviceQueue:
     """Does queued work in order, one piece at a time. Reports work and blocking calls to ``telemetry``."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, launch_us: float = 0.0, how: How = "busy") -> None:
         self._depth = depth
+        self._launch_ms, self._how = launch_us / 1e3, how
         self._ends_ns: deque[int] = deque()  # ends of the work that was unfinished at the last look
         self._free_ns = 0
 
-    def submit(self, name: str, duration_ns: int) -> None:
-        """Queue ``duration_ns`` of work; blocks only while the queue is full."""
+    def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
+        """Launch ``kernels`` that together work for ``duration_ns``; blocks only while the queue is full."""
         now = monotonic_ns()
         while self._ends_ns and self._ends_ns[0] <= now:
             self._ends_ns.popleft()
         if len(self._ends_ns) >= self._depth:
             self._wait(self._ends_ns.popleft(), "full queue")
             now = monotonic_ns()
-        start = max(now, self._free_ns)
-        self._free_ns = start + duration_ns
+        start, launched = max(now, self._free_ns), now
+        if self._launch_ms:
+            spend(kernels * self._launch_ms, self._how)
+            launched = monotonic_ns()
+        self._free_ns = last_end_ns(self._free_ns, (now, launched), duration_ns, kernels)
         self._ends_ns.append(self._free_ns)
-        telemetry.device(Kernel(name, now, now, start, self._free_ns))
+        telemetry.device(Kernel(name, now, launched, start, self._free_ns))
 
     def drain(self, what: str) -> None:
         """Block until everything queued so far is done."""
@@ -73,6 +85,16 @@ class DeviceQueue:
         telemetry.blocked(Blocked(site, start, monotonic_ns()))
 
 
+def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kernels: int) -> int:
+    """When the last of ``kernels`` is done, launched evenly over ``launching`` on a device that is free at ``free_ns``.
+
+    Kernel i of n starts at max(its launch, end of kernel i - 1) and takes duration / n, so the last one ends after the
+    longest of these chains: all kernels from when the device was free, all from the first launch, one from the last.
+    """
+    first, last = launching
+    return max(free_ns + duration_ns, first + (last - first) // kernels + duration_ns, last + duration_ns // kernels)
+
+
 class EmulatedCompute:
     """Implements ``compute.base.Compute`` by arithmetic. It has no losses: read_losses blocks and gives None."""
 
@@ -88,7 +110,8 @@ class EmulatedCompute:
         self._recorded_ms = _recorded(device.recorded) if device.recorded is not None else {}
         self._speed, self._jitter = device.speed, device.jitter
         self._random = random.Random(config.seed)
-        self._queue = DeviceQueue(device.queue_depth)
+        self._queue = DeviceQueue(device.queue_depth, device.launch_us, device.launch_how)
+        self._kernels: dict[str, int] = device.launches.model_dump()
         self._extra_forwards = config.compute.extra_forwards
         self._blocking_copies = not config.data.pin_memory and tensor_bytes(config) > PAGEABLE_ASYNC_BYTES
         self._step, self._before_ns = 0, 0
@@ -136,7 +159,7 @@ class EmulatedCompute:
             milliseconds = recorded[self._step % len(recorded)] / self._speed
         if self._jitter:
             milliseconds *= self._random.uniform(1 - self._jitter, 1 + self._jitter)
-        self._queue.submit(name, round(milliseconds * 1e6))
+        self._queue.submit(name, round(milliseconds * 1e6), self._kernels[name])
 
 
 def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
@@ -167,6 +190,10 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
     extras = [f"speed {device.speed:g}x"] if device.speed != 1 else []
     extras += [f"jitter {device.jitter:.0%}"] if device.jitter else []
     launches = "launching kernels costs the host what compute.inject says"
+    if device.launch_us:
+        counts = device.launches.model_dump()
+        each = ", ".join(f"{name} {count}" for name, count in counts.items())
+        launches = f"launching costs the host {device.launch_us:g} us a kernel ({each})"
     return f"{profile.name}: {', '.join(kinds + extras)}; {rates}; {launches}"
 
 

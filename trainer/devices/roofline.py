@@ -1,8 +1,8 @@
 """Computes an emulated device's kernel times from its profile, and checks that the model fits its memory.
 
 Forward and backward follow the compute roofline, gradient norm and optimizer the memory roofline (Williams et al. 2009,
-"Roofline"), and copies the link bandwidth. The host's time for launching kernels is left out; ``compute.inject``
-declares it.
+"Roofline"), and copies the link bandwidth. The host's time for launching kernels is left out; ``launch_us`` or
+``compute.inject`` declares it.
 """
 
 from __future__ import annotations

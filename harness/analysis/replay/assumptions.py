@@ -18,6 +18,7 @@ AssumptionKind = Literal[
     "receive not observed",
     "hand-over not observed",
     "device not recorded",
+    "busy not known",
     "hand-over",
     "stages inline",
     "prefetch without workers",
@@ -40,6 +41,8 @@ class Assumption:
     tensor_ms: float = 0.0
     asynchronous: bool = False  # "device speed": whether the recorded device was
     ranks: int = 0
+    names: tuple[str, ...] = ()  # "busy not known": the device's work of which it is not known
+    scaled: bool = False  # "busy not known": whether the edits make that work longer or shorter
     cores: float = 0  # "shared cores": shared by these threads and workers
     threads: int = 0
     workers: int = 0
@@ -58,6 +61,9 @@ def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
     cores = edits.cores or recording.cores
     if recording.device_not_recorded:
         yield Assumption("device not recorded")
+    if recording.busy_not_known:
+        scaled = edits.device is not None or edits.batch_size not in (None, recording.batch_size)
+        yield Assumption("busy not known", names=recording.busy_not_known, scaled=scaled)
     if workers and not recording.workers:
         yield Assumption("hand-over", tensors=recording.tensors, tensor_ms=DEFAULT_TENSOR_MS)
     if recording.workers and not workers:

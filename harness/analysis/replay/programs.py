@@ -7,6 +7,9 @@
 
 Steps with the same sequence (a plain one, one that logs, the last of a repetition, ...) form a class and differ only in
 durations. A synchronous device has no launches: its work is time on the host.
+
+Launching is time on the host. Work that is launch-bound (``harness.analysis.launches``) takes the device next to no
+time beyond it, so it moves with the host: what removes host time before it makes it end that much earlier.
 """
 
 from __future__ import annotations
@@ -36,13 +39,18 @@ class Phase(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Work queued by the host in [start_ns, end_ns], that kept the device busy for ``busy_ns`` until ``done_ns``."""
+    """Work queued by the host in [start_ns, end_ns], that kept the device busy for ``busy_ns`` until ``done_ns``.
+
+    ``launch_bound``: the device waited for its launches (``harness.analysis.launches``), and ``busy_ns`` is only what
+    it worked after the last of them.
+    """
 
     name: str
     start_ns: int
     end_ns: int
     busy_ns: int
     done_ns: int
+    launch_bound: bool = False
 
 
 class Sync(NamedTuple):
@@ -63,7 +71,7 @@ class Event:
     back: int
     duration: Array  # on the host, on the device, or of a sync beyond the end of what it waits for
     cpu: Array  # host: CPU time of the main thread in it
-    queueing: Array  # launch: how long the host took to queue it
+    queueing: Array  # launch: how long after the host began to queue it the device is done at the earliest
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,9 @@ def _program(
         phase = open_phases[-1][0]
         if isinstance(row, Launch):
             blocked = sum(s.end_ns - s.start_ns for s in syncs if row.start_ns <= s.start_ns and s.end_ns <= row.end_ns)
-            queueing = max(0, row.end_ns - row.start_ns - blocked)
+            # What waited for launches ends no earlier than they do, with what the device did after the last one.
+            until = row.done_ns if row.launch_bound else row.end_ns
+            queueing = max(0, until - row.start_ns - blocked)
             moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns, queueing=queueing))
         elif isinstance(row, Sync):
             if not row.full:

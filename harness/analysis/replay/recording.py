@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.derived import bounds
+from harness.analysis.launches import device_work
 from harness.analysis.ledger import derived_steps
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
@@ -27,6 +28,7 @@ Array = NDArray[np.float64]
 RAN_ON_NS = 20_000_000
 # Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
 MOST_RECORDED = 5_000
+SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
 
@@ -56,6 +58,7 @@ class Recording:
     threads: int  # that compute on the host side by side: 1 on an asynchronous device
     cores: int
     asynchronous: bool  # work was recorded on a device that the host runs ahead of
+    busy_not_known: tuple[str, ...]  # names of launch-bound work: how long the device works for it is not known
     device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
     emulated: bool
     queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
@@ -151,6 +154,7 @@ def _recorded(run: RunData) -> Recording:
         threads=1 if asynchronous else facts.threads or 1,
         cores=facts.cores or int(lookup_number(run.record.environment, "cores", 0)) or 1_000_000,
         asynchronous=asynchronous,
+        busy_not_known=_busy_not_known(launches),
         device_not_recorded=bool(facts.asynchronous) and not asynchronous,
         emulated=bool(facts.emulated),
         queue_depth=_queue_depth(config),
@@ -162,23 +166,18 @@ def _recorded(run: RunData) -> Recording:
 def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
     """Return phases, launches and syncs begun before ``until_ns``, sorted by start, and the stages of their batches."""
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
-    pieces = min(len(spans.launches), len(spans.kernels))
-    early = spans.launches.starts[:pieces] < until_ns
-    queued, done = spans.launches.where(slice(pieces)).where(early), spans.kernels.where(slice(pieces)).where(early)
-    launches = sorted(
-        (
-            Launch(spans.names[code], *times)
-            for code, *times in zip(
-                queued.names.tolist(),
-                queued.starts.tolist(),
-                queued.ends.tolist(),
-                (done.ends - done.starts).tolist(),
-                done.ends.tolist(),
-                strict=True,
-            )
-        ),
-        key=lambda launch: launch.start_ns,
+    work = device_work(spans)
+    columns = (
+        work.names,
+        work.launch_starts,
+        work.launch_ends,
+        work.ends - work.known_from,
+        work.ends,
+        work.launch_bound,
     )
+    early = (column[work.launch_starts < until_ns].tolist() for column in columns)
+    launches = [Launch(spans.names[code], *row) for code, *row in zip(*early, strict=True)]
+    launches.sort(key=lambda launch: launch.start_ns)
     syncs = [
         Sync(start, end, site.endswith(FULL_QUEUE))
         for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
@@ -191,6 +190,13 @@ def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], li
     for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
         stages.setdefault(batch, []).append(StageRow(*row))
     return phases, launches, syncs, stages
+
+
+def _busy_not_known(launches: Sequence[Launch]) -> tuple[str, ...]:
+    """Names of work that is launch-bound more often than once in a while."""
+    pieces = Counter(launch.name for launch in launches)
+    bound = Counter(launch.name for launch in launches if launch.launch_bound)
+    return tuple(name for name in pieces if bound[name] > SELDOM * pieces[name])
 
 
 def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:

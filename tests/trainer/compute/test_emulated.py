@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trainer import telemetry
 from trainer.compute.build import build_compute
-from trainer.compute.emulated import DeviceQueue, EmulatedCompute, assumptions
+from trainer.compute.emulated import DeviceQueue, EmulatedCompute, assumptions, last_end_ns
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.devices.flops import flops_per_token, parameters
@@ -249,3 +252,41 @@ def test_catching_up_leaves_one_step_on_the_device(log: Log) -> None:
     assert call.site.endswith("device one step behind")
     compute.synchronize()
     assert log.calls[-1].end_ns >= log.kernels[-1].end_ns
+
+
+@given(st.integers(0, 500), st.integers(0, 100), st.integers(0, 30), st.integers(1, 20), st.integers(0, 40))
+def test_kernels_start_when_launched_and_the_device_is_free(
+    free: int, since: int, between: int, count: int, each: int
+) -> None:
+    """The closed form against the recursion that it stands for."""
+    done = free
+    for kernel in range(count):
+        done = max(done, since + (kernel + 1) * between) + each
+    assert last_end_ns(free, (since, since + count * between), count * each, count) == done
+
+
+def test_a_phase_of_short_kernels_is_one_bracket_that_ends_with_its_launches(log: Log) -> None:
+    """As CUDA events tell it: 20 kernels of 0.01 ms, launched over 2 ms; then two of 2.5 ms."""
+    device = {
+        "emulated": "gh200",
+        "kernels": {"forward_ms": 0.2, "backward_ms": 5},
+        "launches": {"forward": 20, "backward": 2},
+        "launch_us": 100,
+    }
+    settings = config(device)
+    compute = build(settings)
+    compute.forward(batch())
+    compute.backward(None)
+    forward, backward = log.kernels
+    assert forward.launch_end_ns - forward.launch_start_ns >= 2 * MS
+    assert forward.start_ns == forward.launch_start_ns
+    assert forward.end_ns == forward.launch_end_ns + 0.01 * MS
+    launched = backward.launch_end_ns - backward.launch_start_ns
+    assert backward.end_ns == backward.launch_start_ns + launched // 2 + 5 * MS
+    said = assumptions(settings, resolve_shape(settings.model, 1000, settings.data.sequence_length))
+    assert "launching costs the host 100 us a kernel (h2d 1, forward 20, backward 2," in said
+
+
+def test_launching_for_minutes_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"launching norm takes 1000 x 100000 us = 100 s; allowed: at most 60 s"):
+        config({"emulated": "gh200", "launches": {"norm": 1000}, "launch_us": 100_000})

@@ -1,0 +1,43 @@
+"""Defines what can limit a step beside an asynchronous device, and the figures that say which of them does.
+
+data      the largest part of the step is what data work costs it: removing that would save most
+host      ... is device idle time while the host did other work than data and launching
+launch    ... lies in launch-bound phases, which the device ends with their launches (``launches``)
+device    none of these is noticeable, and the host begins to fetch well before the device's queue runs dry
+balanced  none of these is noticeable, and there is no such room either
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Bound = Literal["data", "host", "launch", "device", "balanced"]
+NOTICEABLE = 0.05  # share of a step: less idle time, or less room before it, decides nothing
+
+
+@dataclass(frozen=True)
+class BoundShares:
+    """Shares of a step, from 0 to 1; ``room`` may be negative."""
+
+    data: float  # what data work costs it
+    host: float  # device idle while the host neither worked on data nor launched
+    launch: float  # within launch-bound phases; an upper bound of the idle time in them unless that is known
+    room: float  # slack beyond the fetch: what the host could do more, before the device runs dry
+
+    @property
+    def bound(self) -> Bound:
+        """The name of the largest share, where it is noticeable; see the head of this file."""
+        shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
+        largest = max(shares, key=lambda name: shares[name])
+        if shares[largest] > NOTICEABLE:
+            return largest
+        return "device" if self.room > NOTICEABLE else "balanced"
+
+
+def mean_shares(found: list[BoundShares]) -> BoundShares | None:
+    """The mean of each figure; None of none."""
+    if not found:
+        return None
+    rows = [(one.data, one.host, one.launch, one.room) for one in found]
+    return BoundShares(*(sum(values) / len(found) for values in zip(*rows, strict=True)))

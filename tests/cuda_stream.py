@@ -1,0 +1,263 @@
+"""A CUDA stream on paper, on a clock of its own: what torch.cuda tells of it goes through the real ``CudaTimeline``.
+
+Launching a kernel takes the host as long as declared; a kernel begins when it is launched and the one before is done.
+The tables that come of it are a recording of a CUDA run, made up but in order, for machines without such a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import trainer.compute.cuda_timeline as cuda_timeline
+from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from harness.study.store import make_table
+from trainer import telemetry
+from trainer.compute.cuda_timeline import CudaTimeline
+from trainer.config import TrainerConfig
+from trainer.data.batch import Batch
+from trainer.loop import train
+from trainer.telemetry import BatchTrace, Blocked, Kernel
+
+US, MS = 1_000, 1_000_000
+START_NS = 10**12
+EVENT_NS = 2 * US  # host time to record one
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A run: ``kernels`` is (how many, host microseconds to launch one, device microseconds of one) by phase.
+
+    ``early``: an event counts as reached when the work before it is done, even if that was before it was recorded.
+    """
+
+    kernels: dict[str, tuple[int, float, float]]
+    data_ms: float
+    check_finite: bool = True
+    early: bool = False
+    drift: float = 0.0  # of the device's clock against the host's
+    warmup: int = 3
+    steps: int = 30
+
+
+# 641 kernels of 7.8 us, launched every 25 us: 5 ms of work, 16 ms of launching, and 6 ms of data in a step of 22 ms.
+LAUNCH_BOUND = Declared(
+    {
+        "h2d": (1, 25, 7.8),
+        "forward": (200, 25, 7.8),
+        "backward": (380, 25, 7.8),
+        "norm": (10, 25, 7.8),
+        "optimizer": (50, 25, 7.8),
+    },
+    data_ms=6,
+)
+
+
+@dataclass
+class _Stream:
+    """The host's clock and the device's queue; also what CudaTimeline uses of torch.cuda."""
+
+    declared: Declared
+    now_ns: float = START_NS
+    free_ns: float = START_NS
+    busy_ns: float = 0.0
+
+    def monotonic_ns(self) -> int:
+        return round(self.now_ns)
+
+    def launch(self, name: str) -> None:
+        count, host_us, device_us = self.declared.kernels[name]
+        for _ in range(count):
+            self.now_ns += host_us * US
+            self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
+            self.busy_ns += device_us * US
+
+    def synchronize(self, *_: Any) -> None:
+        self.now_ns = max(self.now_ns, self.free_ns)
+
+    def Event(self, enable_timing: bool = False) -> _Event:  # noqa: N802 (as torch names it)
+        return _Event(self)
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        pass
+
+
+@dataclass
+class _Event:
+    stream: _Stream
+    at_ns: float = 0.0
+
+    def record(self) -> None:
+        stream = self.stream
+        stream.now_ns += EVENT_NS
+        self.at_ns = stream.free_ns if stream.declared.early else max(stream.free_ns, stream.now_ns)
+
+    def synchronize(self) -> None:
+        self.stream.now_ns = max(self.stream.now_ns, self.at_ns)
+
+    def elapsed_time(self, end: _Event) -> float:
+        return (end.at_ns - self.at_ns) * (1 + self.stream.declared.drift) / MS
+
+
+class _Model:
+    """The compute that CudaTimeline wraps: launches kernels, and waits where torch does."""
+
+    device, asynchronous, emulated = "a CUDA stream on paper", True, False
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def begin_step(self, step: int) -> None: ...
+
+    def to_device(self, batch: Batch) -> Batch:
+        self._stream.launch("h2d")
+        return batch
+
+    def forward(self, batch: Batch) -> None:
+        self._stream.launch("forward")
+
+    def backward(self, loss: None) -> None:
+        self._stream.launch("backward")
+
+    def clip_gradients(self) -> None:
+        self._stream.launch("norm")
+
+    def check_finite(self, norm: None, step: int) -> None:
+        self._stream.synchronize()
+
+    def optimizer_step(self) -> None:
+        self._stream.launch("optimizer")
+
+    def read_losses(self, losses: list[list[None]]) -> list[None]:
+        self._stream.synchronize()
+        return [None] * len(losses)
+
+    def drain_to_one_step(self) -> None: ...
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+
+@dataclass
+class _Rows:
+    """A recorder that writes the contract's rows on the stream's clock."""
+
+    stream: _Stream
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    open: list[tuple[str, int]] = field(default_factory=list)
+    warmup: bool = True
+
+    def span(self, role: str, name: str, start: int, end: int) -> None:
+        row = {"pid": 1, "tid": 1, "role": role, "rank": 0, "name": name, "batch": -1}
+        self.spans.append(row | {"start_ns": start, "end_ns": end, "cpu_ns": None})
+
+    def enter(self, name: str) -> None:
+        self.open.append((name, self.stream.monotonic_ns()))
+
+    def exit(self, name: str) -> None:
+        _, start = self.open.pop()
+        self.span("main", name, start, self.stream.monotonic_ns())
+        if name in PHASES:
+            self.steps[-1][f"{name}_ns"] += self.stream.monotonic_ns() - start
+
+    def step(self, index: int) -> None:
+        self.pause()
+        phases = {f"{phase}_ns": 0 for phase in PHASES}
+        start = {"start_ns": self.stream.monotonic_ns(), "wall_ns": 0}
+        self.steps.append({"step": index, "turn": 0, "warmup": self.warmup, **start, **phases, "tokens": 128})
+
+    def pause(self) -> None:
+        if self.steps and not self.steps[-1]["wall_ns"]:
+            row = self.steps[-1]
+            row["wall_ns"] = self.stream.monotonic_ns() - row["start_ns"]
+            row["other_ns"] = row["wall_ns"] - sum(row[f"{phase}_ns"] for phase in PHASES)
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
+
+    def loss(self, step: int, value: float) -> None: ...
+
+    def take(self) -> None: ...
+
+    def device(self, kernel: Kernel) -> None:
+        self.span("launch", kernel.name, kernel.launch_start_ns, kernel.launch_end_ns)
+        self.span("device", kernel.name, kernel.start_ns, kernel.end_ns)
+
+    def blocked(self, call: Blocked) -> None:
+        self.span("sync", call.site, call.start_ns, call.end_ns)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The run, and what its record does not hold."""
+
+    run: RunData
+    busy_ms: float  # of the device, per measured step
+
+
+def record(declared: Declared) -> Recorded:
+    """Run ``declared`` through the trainer's loop and CudaTimeline."""
+    stream = _Stream(declared)
+    rows = _Rows(stream)
+    config = TrainerConfig.model_validate(
+        {"compute": {"check_finite": declared.check_finite}, "data": {"pin_memory": True}, "log_every": 1_000_000}
+    )
+    with _in_place_of_cuda(stream):
+        telemetry.attach(rows)
+        try:
+            compute = CudaTimeline(_Model(stream), pinned=True)
+            loop = train(config, compute, _batches(stream, rows))
+            for _ in range(declared.warmup):
+                next(loop)
+            compute.drain_to_one_step()
+            rows.warmup, worked_ns = False, stream.busy_ns
+            for _ in range(declared.steps):
+                next(loop)
+            compute.drain_to_one_step()
+            rows.pause()
+            worked_ns = stream.busy_ns - worked_ns
+            compute.synchronize()
+        finally:
+            telemetry.attach(None)
+    facts = RunFacts.from_json(
+        {"device": "on paper", "asynchronous": True, "emulated": False, "threads": 1, "cores": 8}
+    )
+    run = RunRecord(
+        arm="cuda", block=0, status="done", config=config.model_dump(mode="json"), facts=facts, interleave="slices"
+    )
+    tables = [
+        make_table(columns, {name: [row.get(name) for row in found] for name, _ in columns})
+        for columns, found in ((STEP_COLUMNS, rows.steps), (SPAN_COLUMNS, _numbered(rows.spans)))
+    ]
+    return Recorded(RunData(run, *tables, None), worked_ns / declared.steps / MS)
+
+
+def _batches(stream: _Stream, rows: _Rows) -> Iterator[Batch]:
+    ids = torch.zeros((1, 2), dtype=torch.int64)
+    while True:
+        start = stream.monotonic_ns()
+        stream.now_ns += stream.declared.data_ms * MS
+        rows.span("main", "tokenize", start, stream.monotonic_ns())
+        yield Batch(ids, ids, None, 2, 2, 1)
+
+
+def _numbered(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The spans with the numbers of their batches: that of the fetch which they are in or follow."""
+    starts = sorted(row["start_ns"] for row in spans if (row["role"], row["name"]) == ("main", "fetch"))
+    return [row | {"batch": sum(start <= row["start_ns"] for start in starts) - 1} for row in spans]
+
+
+@contextmanager
+def _in_place_of_cuda(stream: _Stream) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "cuda", stream)
+        patch.setattr(cuda_timeline, "monotonic_ns", stream.monotonic_ns)
+        yield

@@ -1,0 +1,195 @@
+"""Launch-bound work: the rule against brackets drawn by hand, and all figures of a CUDA run made up on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from harness.analysis.bounds import BoundShares
+from harness.analysis.intervals import Stretches
+from harness.analysis.launches import device_work, launch_bound_shares, open_per_step
+from harness.analysis.ledger import RunLedger, derived_steps, measure
+from harness.analysis.overlap import sync_audit
+from harness.analysis.probes.device_busy import with_profiled_busy
+from harness.analysis.probes.operators import ProfiledOperators
+from harness.analysis.probes.torch_profile import TorchProfile
+from harness.analysis.replay import parse_edits, predict
+from harness.analysis.replay.predict import unedited_error
+from harness.analysis.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
+from harness.analysis.study import analyse
+from harness.report.assumptions import assumption_lines
+from harness.report.why import _device_table, launch_bound_lines
+from harness.study.contract import SPAN_COLUMNS, arrow_schema
+from harness.study.records import ArmRecord, StudyRecord
+from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
+from tests.harness.analysis.by_hand import span
+
+MS = 1_000_000
+NO_DATA = [f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]
+
+
+def drawn(*pieces: tuple[str, float, float, float, float], blocked: tuple[float, float] | None = None) -> RunSpans:
+    """``pieces``: name, launching from and to, on the device from and to, in milliseconds."""
+    rows = []
+    for name, *times in pieces:
+        begun, launched, start, end = (round(one * MS) for one in times)
+        rows += [span("launch", name, begun, launched), span("device", name, start, end)]
+    if blocked:
+        rows.append(span("sync", "here", *(round(one * MS) for one in blocked)))
+    table = pa.Table.from_pylist(rows, schema=arrow_schema(SPAN_COLUMNS))
+    return begun_when_launched(read_spans(table.select(COLUMNS).to_batches()))
+
+
+@pytest.mark.parametrize(
+    ("piece", "bound", "known_from"),
+    [
+        (("forward", 0, 5, 0, 5.02), True, 5),  # ends with its launches
+        (("forward", 0, 5, 0, 6), False, 0),  # works on after them
+        (("forward", 0, 5, 4, 5.02), True, 5),  # behind at first, and done with the last launch
+        (("forward", 0, 0.05, 0, 0.06), False, 0),  # so short that it makes no difference
+        (("forward", 0, 0, 0, 3), False, 0),  # one kernel
+        (("forward", 0, 5, 0, 4.99), True, 4.99),  # the clocks are off by a little
+    ],
+)
+def test_a_bracket_that_ends_with_its_launches(
+    piece: tuple[str, float, float, float, float], bound: bool, known_from: float
+) -> None:
+    work = device_work(drawn(piece))
+    assert work.launch_bound.tolist() == [bound]
+    assert work.known_from.tolist() == [round(known_from * MS)]
+
+
+def test_work_whose_launching_blocks_on_the_device_did_not_wait_for_launches() -> None:
+    assert device_work(drawn(("h2d", 0, 5, 0, 5), blocked=(1, 5))).launch_bound.tolist() == [False]
+
+
+def test_nothing_runs_before_it_is_launched() -> None:
+    """An event that counts as reached when the work before it was done: 6 ms of fetching are no work."""
+    work = device_work(drawn(("optimizer", 0, 1, 0, 3), ("h2d", 9, 9.01, 3, 9.02)))
+    assert (work.starts / MS).tolist() == [0, 9]
+
+
+def test_what_is_open_within_steps_and_how_often() -> None:
+    first = [("forward", 0, 5, 0, 5), ("backward", 5, 8, 5, 12)]
+    spans = drawn(*first, ("forward", 20, 25, 20, 28), ("norm", 29, 30, 29, 30))
+    steps = Stretches(*(pa.array(column).to_numpy() * MS for column in ([0, 4, 20], [4, 20, 30])))
+    work = device_work(spans)
+    assert (open_per_step(steps, work) / MS).tolist() == [4, 1, 1]
+    whole = Stretches(*(pa.array(column).to_numpy() * MS for column in ([0, 20], [20, 30])))
+    assert launch_bound_shares(whole, work, spans.names) == {"norm": 1.0, "forward": 0.5}
+
+
+@pytest.fixture(scope="module", params=[{}, {"early": True}, {"check_finite": False}, {"drift": 40e-6}], ids=str)
+def launch_bound(request: pytest.FixtureRequest) -> Recorded:
+    return record(replace(LAUNCH_BOUND, **request.param))
+
+
+def ledger_of(recorded: Recorded) -> RunLedger:
+    found = measure(recorded.run)
+    assert found is not None
+    return found
+
+
+def test_the_made_up_run_is_what_it_is_meant_to_be(launch_bound: Recorded) -> None:
+    assert ledger_of(launch_bound).mean_step_ms == pytest.approx(22, abs=0.1)
+    assert launch_bound.busy_ms == pytest.approx(5, abs=0.1)
+
+
+def test_busy_is_unknown_idle_known_in_part_and_the_bound_is_launching(launch_bound: Recorded) -> None:
+    found = ledger_of(launch_bound)
+    assert found.device_busy_ms is None
+    assert found.device_starved_ms == pytest.approx(6, abs=0.3)
+    assert found.starved_ms["tokenize"] == pytest.approx(6, abs=0.1)
+    assert found.device_launch_bound_ms == pytest.approx(16, abs=0.3)
+    low = found.mean_step_ms - found.device_starved_ms - found.device_launch_bound_ms
+    assert low <= launch_bound.busy_ms <= found.mean_step_ms - found.device_starved_ms
+    assert found.launch_bound == dict.fromkeys(("forward", "backward", "norm", "optimizer"), 1.0)
+    assert found.bound == "launch"
+    assert found.bound_shares is not None
+    assert found.bound_shares.data == pytest.approx(6 / 22, abs=0.01)
+    steps = derived_steps(launch_bound.run).table
+    assert steps is not None
+    assert steps.column("device_busy_ns").null_count == len(steps)
+
+
+def test_launching_counts_neither_as_hidden_nor_as_idle(launch_bound: Recorded) -> None:
+    """After a blocking call the host launches for 16 ms and fetches for 6; only the 6 ms are known to be idle."""
+    calls = sync_audit(launch_bound.run)
+    assert calls
+    assert sum(call.hid_ms for call in calls) < 0.1
+    idle_ms = [call.idle_ms for call in calls if call.site.endswith("value of the gradient norm")]
+    assert idle_ms == ([pytest.approx(6, abs=0.4)] if launch_bound.run.record.config["compute"]["check_finite"] else [])
+
+
+def test_replay_moves_the_launches_forward(launch_bound: Recorded) -> None:
+    """Against the same stream, really run without its data work: 22.05 / 16.05 ms."""
+    without = predict([launch_bound.run], parse_edits(NO_DATA))
+    assert abs(unedited_error(launch_bound.run)) < 0.005
+    assert without.speedup.median == pytest.approx(1.374, abs=0.005)
+    truth = ledger_of(record(replace(LAUNCH_BOUND, data_ms=0))).mean_step_ms
+    assert without.step_ms.median == pytest.approx(truth, rel=0.005)
+    (line,) = (one for one in assumption_lines(without.assumptions) if "launch" in one)
+    assert line.startswith("in forward, backward, norm and optimizer the device waited for launches")
+    assert "longer" not in line
+
+
+def test_another_device_speed_is_said_to_be_known_in_part(launch_bound: Recorded) -> None:
+    """A faster device changes nothing, as it waits; of a slower one nobody knows."""
+    faster = predict([launch_bound.run], parse_edits(["device=4x"]))
+    assert faster.speedup.median == pytest.approx(1, abs=0.01)
+    assert any("may last longer than this" in one for one in assumption_lines(faster.assumptions))
+
+
+def test_the_same_launches_before_longer_kernels_are_no_launch_bound_work() -> None:
+    """60 us of work for each 25 us of launching: the device falls behind, its brackets are work, nothing is assumed."""
+    kernels = {name: (count, 25.0, 60.0) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}
+    kernels["optimizer"] = (50, 25.0, 300.0)  # the host fetches meanwhile
+    recorded = record(Declared(kernels, data_ms=6))
+    found = ledger_of(recorded)
+    assert found.device_busy_ms == pytest.approx(recorded.busy_ms, rel=0.01)
+    assert found.launch_bound == {}
+    assert found.bound == "device"
+    without = predict([recorded.run], parse_edits(NO_DATA))
+    assert without.speedup.median == pytest.approx(1, abs=0.01)
+    assert not [one for one in without.assumptions if one.kind == "busy not known"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "bound"),
+    [
+        ((0.3, 0.1, 0.2, -0.1), "data"),
+        ((0.1, 0.3, 0.2, 0.2), "host"),
+        ((0.1, 0.1, 0.7, 0.2), "launch"),
+        ((0.04, 0.04, 0.04, 0.2), "device"),
+        ((0.04, 0.0, 0.0, 0.04), "balanced"),
+    ],
+)
+def test_the_largest_share_names_the_bound(shares: tuple[float, float, float, float], bound: str) -> None:
+    assert BoundShares(*shares).bound == bound
+
+
+def profiled(arm: str, kernel_ms: float, steps: int = 10) -> TorchProfile:
+    return TorchProfile(arm, ((0, 1, 1, steps),), ProfiledOperators((), (), kernel_ms * steps), (), {}, ())
+
+
+def test_the_kernels_of_the_profiled_run_tell_the_busy_time(launch_bound: Recorded) -> None:
+    report = analyse(
+        StudyRecord(scenario="on-paper", question="?", status="done", arms=[ArmRecord("cuda")]), [launch_bound.run]
+    )
+    (arm,) = report.arms
+    assert arm.totals.device_busy_ms is None
+    (line,) = launch_bound_lines(report.arms)
+    assert "launch-bound in forward (100 % of steps)" in line
+    assert "| unknown (" in _device_table([arm])
+    assert "at least " in _device_table([arm])
+    (known,) = with_profiled_busy(report, [profiled("cuda", launch_bound.busy_ms)]).arms
+    assert known.totals.device_busy_ms == pytest.approx(launch_bound.busy_ms)
+    assert known.totals.bound_shares is not None
+    assert known.totals.bound_shares.launch == pytest.approx(11 / 22, abs=0.02)
+    assert known.totals.bound == "launch"
+    assert "(profiled window)" in _device_table([known])
+    (filled,) = with_profiled_busy(report, [profiled("cuda", 16.0)]).arms  # kernels fill the brackets after all
+    assert filled.totals.bound == "data"
+    assert with_profiled_busy(report, [profiled("other", 5.0)]) == report
