@@ -44,6 +44,7 @@ class ArmTotals:
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
     loss: float | None = None
+    diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
 
 
 @dataclass(frozen=True)

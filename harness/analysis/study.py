@@ -96,7 +96,14 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData]) -> _Arms:
 
 def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
     by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
-    measured = compare(*names, by_name, arms.controls)
+    declared = study.scenario_text.get("noise_floor")
+    measured = compare(
+        *names,
+        by_name,
+        arms.controls,
+        comparisons=len(study.comparisons),
+        allowance=declared if isinstance(declared, float) else None,
+    )
     if isinstance(measured, Missing):
         return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
     base, other = (by_name[name] for name in names)
@@ -105,7 +112,10 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
         *names,
         measured=measured,
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
-        confounds=(*confounds(base, other, arms.records, names, arms.blocks), *differences(cards, *names)),
+        confounds=(
+            *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
+            *differences(cards, *names),
+        ),
     )
 
 
@@ -171,6 +181,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         starved_ms=stage_means(runs, "starved_ms"),
         bound=commonest(run.bound for run in runs),
         loss=float(np.median(losses)) if losses else None,
+        diverged=sum(run.diverged for run in runs),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.analysis.probes.probe_cost import ProbeCost, is_probe_control
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
-from harness.analysis.report_types import ArmReport, Comparison, NotCompared, StudyReport
+from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, NotCompared, StudyReport
 from harness.analysis.statistics import RESAMPLES, Estimate
 from harness.report import machine, profile, stacks, why
 from harness.report.absent import mfu_reason, probe_problem_lines, problem_lines
@@ -107,6 +107,12 @@ def _comparison_table(comparisons: Sequence[Comparison]) -> str:
     return f"## Comparisons in numbers\n\n{table(header, rows)}\n\n{note}"
 
 
+def _loss(totals: ArmTotals) -> str:
+    if totals.diverged:
+        return "**diverged**"
+    return NOT_MEASURED if totals.loss is None else f"{totals.loss:.3f}"
+
+
 def _arm_table(arms: Sequence[ArmReport]) -> str:
     header = [
         "arm", "tokens/s", "trained tokens/s", "step p50, p95 (ms)", f"exposed ms: {' / '.join(STAGES)}",
@@ -123,7 +129,7 @@ def _arm_table(arms: Sequence[ArmReport]) -> str:
             number_cell(arm.totals.contended_ms),
             NOT_MEASURED if arm.speed.flops_per_s is None else number(arm.speed.flops_per_s / 1e9),
             NOT_MEASURED if arm.speed.mfu is None else percent(arm.speed.mfu),
-            NOT_MEASURED if arm.totals.loss is None else f"{arm.totals.loss:.3f}",
+            _loss(arm.totals),
         ]
         for arm in arms
     ]
@@ -207,12 +213,14 @@ HOW_TO_READ = f"""## How to read this
   the input side cannot beat it, unless hidden work takes cores; the *ideal data* control checks that by measurement.
 - **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
   **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
-  small a difference would have shown.
+  small a difference would have shown. Without a floor nothing is decided, nor a gain where losses diverged or differ.
+- A study of N comparisons calls a difference by intervals of 1 - 5 % / N, which hold **for all N together** with 95 %;
+  the interval after "95 % interval" is that of one comparison alone.
 - **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
   flatter it.
 - Intervals: medians over blocks, paired within a block (total over its repetitions; each block sees the documents
-  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks.
-  Fewer than 3 blocks give none.
+  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
+  neighbouring blocks are alike. Fewer than 3 blocks give none.
 - `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and device idle by cause, counters,
   operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
 

@@ -53,7 +53,7 @@ COLOURS = {
     "log": "#666666",
     "other": "#BBBBBB",
 }
-VERDICT_COLOURS = {"gain": "#009E73", "loss": "#D55E00", "none": "#555555"}
+VERDICT_COLOURS = {"gain": "#009E73", "loss": "#D55E00", "none": "#555555", "undecided": "#555555"}
 # The links that have a ratio, and what the axis says about them.
 STATIONS = {
     "isolated": "in isolation\n(data path alone)",
@@ -146,8 +146,7 @@ def forest(comparisons: Sequence[Comparison]) -> Figure:
             band_label = None
         colour = VERDICT_COLOURS[m.verdict]
         point(axes, m.ratio, row, colour, "o", None)
-        undecided = m.ratio.ci_low is None
-        verdict = "undecided" if undecided else {"none": "no detectable difference"}.get(m.verdict, m.verdict)
+        verdict = {"none": "no detectable difference"}.get(m.verdict, m.verdict)
         if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
             verdict += f", {ratio(m.trained_per_step)} tokens a step"
         text_right_of(axes, row, f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})", colour)
