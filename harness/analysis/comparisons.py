@@ -177,8 +177,8 @@ def compare(
     positions = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
     trained = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
     other_tokens = any(one is not None and abs(one - 1) > SAME for one in (positions, trained))
-    twin = controls.get("a-a", baseline)
-    losses = compare_losses((baseline, candidate), base, other, twin, other_tokens=other_tokens)
+    control = controls.get("a-a", baseline)
+    losses = compare_losses((baseline, candidate), base, other, control, other_tokens=other_tokens)
     together = speed(base, other, rate, confidence_of_each(comparisons))
     judged = judge(together or ratio, noise_floor, losses)
     return Measured(

@@ -37,9 +37,9 @@ class Losses:
 
 
 def compare_losses(
-    names: tuple[str, str], baseline: Blocks, candidate: Blocks, twin: Blocks, *, other_tokens: bool = False
+    names: tuple[str, str], baseline: Blocks, candidate: Blocks, control: Blocks, *, other_tokens: bool = False
 ) -> Losses:
-    """``twin``: the runs of the baseline's A/A control; empty without one."""
+    """``control``: the runs of the baseline's A/A control; empty without one."""
     diverged = tuple(
         name
         for name, runs in zip(names, (baseline, candidate), strict=True)
@@ -48,15 +48,15 @@ def compare_losses(
     ours, theirs = ([run.loss for run in runs.values() if run.loss is not None] for runs in (baseline, candidate))
     if not ours or not theirs:
         return Losses(median(ours) if ours else None, median(theirs) if theirs else None, diverged)
-    return Losses(median(ours), median(theirs), diverged, _differ(baseline, candidate, twin), other_tokens)
+    return Losses(median(ours), median(theirs), diverged, _differ(baseline, candidate, control), other_tokens)
 
 
-def _differ(baseline: Blocks, candidate: Blocks, twin: Blocks) -> bool:
+def _differ(baseline: Blocks, candidate: Blocks, control: Blocks) -> bool:
     """Paired by block, whose runs saw the same documents in the same order."""
     found = from_block_values(_differences(baseline, candidate), SURE)
     if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 0 <= found.ci_high:
         return False
-    unchanged = from_block_values(_differences(baseline, twin), SURE)
+    unchanged = from_block_values(_differences(baseline, control), SURE)
     reach = 0.0
     if unchanged is not None and unchanged.ci_low is not None and unchanged.ci_high is not None:
         reach = max(abs(unchanged.ci_low), abs(unchanged.ci_high))

@@ -41,6 +41,7 @@ INDEPENDENT = 0.7  # probability, before any block is seen, that blocks do not d
 # Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
 # than three independent values: no interval would help.
 CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
+_ROUNDING = 1e-12  # relative: values that differ by less are one value
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
 Values = Mapping[int, Mapping[int, tuple[float, float]]]
@@ -139,7 +140,7 @@ def widening(in_time: NDArray[np.float64]) -> float:
     n = len(in_time)
     off = in_time - in_time.mean()
     largest = np.abs(off).max(initial=0.0)
-    if n < MIN_BLOCKS or not largest > 0:
+    if n < MIN_BLOCKS or largest <= _ROUNDING * np.abs(in_time).max(initial=0.0):
         return 1.0
     off /= largest
     rho = np.array([0.0, *CORRELATIONS])
@@ -148,7 +149,9 @@ def widening(in_time: NDArray[np.float64]) -> float:
     mean = (off[0] + off[-1] + (1 - rho) * off[1:-1].sum()) / (1 + rho) / weight
     left = off[None, :] - mean[:, None]
     squares = left[:, 0] ** 2 + ((left[:, 1:] - rho[:, None] * left[:, :-1]) ** 2).sum(axis=1) / (1 - rho**2)
-    likelihood = -0.5 * ((n - 1) * np.log1p(-(rho**2)) + np.log(weight) + (n - 1) * np.log(squares))
+    likelihood = -0.5 * (
+        (n - 1) * np.log1p(-(rho**2)) + np.log(weight) + (n - 1) * np.log(np.maximum(squares, _ROUNDING))
+    )
     prior = np.array([INDEPENDENT, *[(1 - INDEPENDENT) / len(CORRELATIONS)] * len(CORRELATIONS)])
     posterior = prior * np.exp(likelihood - likelihood.max())
     return math.sqrt(float(posterior @ _variance_factors(n) / posterior.sum()))

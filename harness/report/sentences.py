@@ -57,7 +57,7 @@ def _finding(m: Measured, baseline: str) -> str:
     figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
     figures += f"{_together(m)}{_floor(m, baseline)}"
     if m.undecided is not None:
-        return f"undecided in {m.measure}: {undecided_because(m)} ({figures})"
+        return f"undecided in {m.measure}{_more_tokens(m)}: {undecided_because(m)} ({figures})"
     if m.verdict != "none":
         return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({figures})"
     found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {figures})"

@@ -76,8 +76,8 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, 
     if together is not None and together.ci_low is not None and together.ci_high is not None:
         floor = max(floor, (together.ci_high - together.ci_low) / 2)  # many pipelines are compared in one study
     verdict = comparison.measured.verdict
-    # Outside the noise floor, the width of the verdict's interval (and what the truth itself is known to) it must be called, by its right name; inside,
-    # never by the wrong one.
+    # Outside the noise floor and the verdict's interval (and what the truth itself is known to) it must be called, by
+    # its right name; inside, never by the wrong one.
     outside = abs(ratio - 1) > max(floor, WITHIN_SHARE)
     direction = "gain" if ratio > 1 else "loss"
     right = verdict == direction or (verdict == "none" and not outside)

@@ -80,7 +80,7 @@ def study(
     arms: dict[str, Blocks] = {BASE: runs(BASE, noise(generator, blocks))}
     for number in range(comparisons):
         arms[f"c{number}"] = runs(f"c{number}", noise(generator, blocks) - np.log1p(faster))
-    controls = Controls({("a-a", BASE): runs("twin", noise(generator, blocks))})
+    controls = Controls({("a-a", BASE): runs("control", noise(generator, blocks))})
     found = [compare(BASE, f"c{number}", arms, controls, comparisons=comparisons) for number in range(comparisons)]
     return [one for one in found if isinstance(one, Measured)]
 

@@ -13,7 +13,7 @@ def test_identical_arms_seldom_get_a_verdict_however_many_are_compared(compariso
 
 
 def test_seven_intervals_held_against_1_one_by_one_would_err_more_often() -> None:
-    found = false_verdicts(60, 7, 8)
+    found = false_verdicts(40, 7, 8)
     assert found.wrong <= 0.05 < found.alone
 
 
@@ -48,6 +48,6 @@ def test_days_that_go_on_into_one_another_are_not_called_slower_either() -> None
 
 
 def test_on_a_steady_machine_sessions_let_a_check_decide() -> None:
-    assert checks(60, 5, 8, 0.01).same >= 0.5
+    assert checks(60, 10, 8, 0.01).same >= 0.5
     assert checks(60, 5, 8, 0.01, slower=0.2).slower >= 0.95
     assert checks(60, 1, 8, 0.01, slower=0.2).slower == 0.0  # one session: what days differ by is not known
