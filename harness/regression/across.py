@@ -167,7 +167,7 @@ def _comparison(
 
     def part(name: str, confidence: float) -> Decision:
         noisy = baseline if name == STEP else None  # an A/A control is kept of the step only
-        sides = _Sides(name, baseline.part_ms[name], candidate.part_ms[name])
+        sides = _PartValues(name, baseline.part_ms[name], candidate.part_ms[name])
         return _decide(sides, limits.step, noisy, confidence, days)
 
     return StateComparison(
@@ -200,13 +200,13 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
             continue  # alone or beside others: not the same thing
         if within is not None and ours and theirs:
             timed = days if name == STARTUP else None  # memory is the same on any day
-            decision = _decide(_Sides(name, ours, theirs), within, None, CONFIDENCE, timed)
+            decision = _decide(_PartValues(name, ours, theirs), within, None, CONFIDENCE, timed)
             found.append(Gate(name, unit, median(ours), median(theirs), decision))
     return found
 
 
 @dataclass(frozen=True)
-class _Sides:
+class _PartValues:
     """Values of one part, one a block, of two studies."""
 
     part: str
@@ -214,7 +214,7 @@ class _Sides:
     candidate: Sequence[float]
 
 
-def _decide(sides: _Sides, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
+def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
     """Decides from values that did not alternate; ``noisy``: whose A/A control says what no change looks like.
 
     ``days``: None where one day is as another.
