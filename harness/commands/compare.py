@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BASELINES = "results/baselines"
 WARNING = (
     "These were measured at different times: what the machine did in between looks like a change of the code. The "
-    "intervals allow for what days differ by. harness regress alternates two states and needs no such allowance."
+    "intervals allow for what days differ by. harness regress alternates two states and needs no such allowance"
 )
 
 
