@@ -13,10 +13,11 @@ from typing import Literal
 
 from harness.analysis.bounds import Bound
 from harness.analysis.ledger import RepetitionTotals, RunLedger, mean_over
+from harness.analysis.losses import Losses, compare_losses
 from harness.analysis.problems import RunFailure
-from harness.analysis.statistics import Estimate, from_blocks, paired_ratio
+from harness.analysis.statistics import CONFIDENCE, Estimate, from_blocks, paired_ratio
+from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
 
-Verdict = Literal["gain", "loss", "none"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 # What a repetition did, and the time or steps it took for that.
 Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
@@ -114,7 +115,7 @@ class Measured:
     ceiling: Estimate | None  # step time / step time without any wait for data, of the baseline
     ideal: Estimate | None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
     noise_floor: float | None  # fraction: how far from 1 an arm's ratio to its own A/A control reaches
-    noise_floor_of: str | None
+    noise_floor_of: str | None  # None where the scenario allows for it without an A/A control
     positions_per_step: float | None  # candidate / baseline
     trained_per_step: float | None  # candidate / baseline
     baseline_waits: Waits
@@ -122,6 +123,10 @@ class Measured:
     verdict: Verdict
     resolution: float | None  # a difference up to this fraction would have gone unnoticed
     absent: Mapping[Figure, Absent]
+    together: Estimate | None = None  # ``ratio`` with the interval of the verdict: 95 % for all comparisons together
+    comparisons: int = 1  # of the study
+    undecided: UndecidedKind | None = None
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,20 @@ class Controls:
         return self.by.get((kind, arm), {})
 
 
-def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls) -> Measured | Missing:
-    """All ratios and the verdict of one comparison, from ledgers alone."""
+def compare(
+    baseline: str,
+    candidate: str,
+    arms: Mapping[str, Blocks],
+    controls: Controls,
+    *,
+    comparisons: int = 1,
+    allowance: float | None = None,
+) -> Measured | Missing:
+    """All ratios and the verdict of one comparison, from ledgers alone.
+
+    ``comparisons``: of the study, whose verdicts together err at most once in twenty. ``allowance``: the noise floor
+    that the scenario declares, as a fraction, for where no A/A control shows it.
+    """
     base, other = arms.get(baseline, {}), arms.get(candidate, {})
     without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
     if without:
@@ -157,8 +174,14 @@ def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls:
         "ceiling": Absent("no finite ceiling") if limit is None else None,
         "noise_floor": floor if isinstance(floor, Absent) else None,
     }
-    noise_floor = None if isinstance(floor, Absent) else floor
-    verdict, resolution = _judge(ratio, noise_floor)
+    noise_floor = allowance if isinstance(floor, Absent) else floor
+    positions = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
+    trained = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
+    other_tokens = any(one is not None and abs(one - 1) > SAME for one in (positions, trained))
+    control = controls.get("a-a", baseline)
+    losses = compare_losses((baseline, candidate), base, other, control, other_tokens=other_tokens)
+    together = speed(base, other, rate, confidence_of_each(comparisons))
+    judged = judge(together or ratio, noise_floor, losses)
     return Measured(
         measure=measure,
         ratio=ratio,
@@ -169,23 +192,27 @@ def compare(baseline: str, candidate: str, arms: Mapping[str, Blocks], controls:
         ideal=ideal,
         noise_floor=noise_floor,
         noise_floor_of=floor_of,
-        positions_per_step=_quotient(_per_step(other, "tokens"), _per_step(base, "tokens")),
-        trained_per_step=_quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens")),
+        positions_per_step=positions,
+        trained_per_step=trained,
         baseline_waits=_waits(base),
         candidate_waits=_waits(other),
-        verdict=verdict,
-        resolution=resolution,
+        verdict=judged.verdict,
+        resolution=judged.resolution,
         absent={figure: why for figure, why in absent.items() if why is not None},
+        together=together,
+        comparisons=comparisons,
+        undecided=judged.undecided,
+        losses=losses,
     )
 
 
-def speed(baseline: Blocks, candidate: Blocks, rate: Rate) -> Estimate | None:
+def speed(baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE) -> Estimate | None:
     """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
     base, other = _rates(baseline, rate), _rates(candidate, rate)
     if base is None or other is None:
         return None
     by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
-    return paired_ratio(base, other, by_repetition)
+    return paired_ratio(base, other, by_repetition, confidence)
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
@@ -220,9 +247,10 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 def _noise_floor(
     baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[float | Absent, str | None]:
-    """What no change looks like, and the arm that shows it: the baseline, else another arm with an A/A control."""
+    """What no change looks like, and the arm that shows it: the baseline, else another arm on the same device."""
     why = Absent("no a-a control")
-    controlled = [arm for kind, arm in controls.by if kind == "a-a" and arm in arms]
+    device = _device(arms[baseline])
+    controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
     for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
         ratio = speed(arms[arm], controls.get("a-a", arm), rate)
         if ratio is not None and ratio.distance is not None:
@@ -232,18 +260,8 @@ def _noise_floor(
     return why, None
 
 
-def _judge(ratio: Estimate, noise_floor: float | None) -> tuple[Verdict, float | None]:
-    """The verdict and the resolution: gain or loss only where the interval excludes 1 and the median clears the floor.
-
-    None: too few blocks to resolve anything.
-    """
-    floor = noise_floor or 0.0
-    if ratio.ci_low is None or ratio.ci_high is None or ratio.distance is None:
-        return "none", None
-    resolution = max(ratio.distance, floor)
-    if abs(ratio.median - 1) <= floor:
-        return "none", resolution
-    return ("gain" if ratio.ci_low > 1 else "loss" if ratio.ci_high < 1 else "none"), resolution
+def _device(blocks: Blocks) -> str | None:
+    return next((run.record.facts.device or "" for run in blocks.values()), None)
 
 
 def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:

@@ -12,12 +12,15 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.analysis.comparisons import Blocks
+from harness.analysis.losses import Losses
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten
 from harness.study.records import RunRecord
 from trainer.json_types import JsonObject
 
 ConfoundKind = Literal[
+    "diverged",
+    "losses",
     "configuration",
     "fact",
     "environment",
@@ -57,7 +60,8 @@ class Confound:
     """One undeclared difference between two arms.
 
     ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
-    "SM clock" MHz, "block counts" finished blocks; "compared blocks" holds how many were compared and how many planned.
+    "SM clock" MHz, "losses" losses, "block counts" finished blocks; "compared blocks" holds how many were compared and
+    how many planned.
     """
 
     kind: ConfoundKind
@@ -66,13 +70,23 @@ class Confound:
     values: tuple[Any, Any] = (None, None)
     blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": where
     device: int | None = None  # CUDA's number
+    explained: bool = False  # "losses": each step of one arm trains on another number of tokens
 
 
 def confounds(
-    baseline: Blocks, candidate: Blocks, records: Mapping[str, Sequence[RunRecord]], names: tuple[str, str], blocks: int
+    baseline: Blocks,
+    candidate: Blocks,
+    records: Mapping[str, Sequence[RunRecord]],
+    names: tuple[str, str],
+    blocks: int,
+    losses: Losses | None = None,
 ) -> tuple[Confound, ...]:
-    """Each undeclared difference between two arms, once; ``records`` holds every run of each arm, failed ones too."""
+    """Each undeclared difference between two arms, once; ``records`` holds every run of each arm, failed ones too.
+
+    Losses that diverged or differ come first, declared or not: no difference of speed means much beside them.
+    """
     found = [
+        *_losses(losses, names),
         *_configuration(baseline, candidate),
         *_facts(baseline, candidate),
         *_environment(baseline, candidate),
@@ -82,6 +96,16 @@ def confounds(
         *_blocks(baseline, candidate, records, names, blocks),
     ]
     return tuple({repr(one): one for one in found}.values())  # values may be lists, which have no hash
+
+
+def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
+    if losses is None:
+        return []
+    found = [Confound("diverged", key=arm) for arm in losses.diverged]
+    if losses.differ:
+        values = losses.baseline, losses.candidate
+        found.append(Confound("losses", names, values=values, explained=losses.other_tokens))
+    return found
 
 
 def _pairs(baseline: Blocks, candidate: Blocks) -> Iterable[tuple[RunRecord, RunRecord]]:

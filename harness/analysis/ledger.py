@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 DERIVED = "derived steps"
 LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
+# A run has diverged where that mean is above so many times the mean of its first losses, and above them by so much
+# (nats): batches of one document differ by less, and a small loss may double by chance.
+DIVERGED_TIMES, DIVERGED_BY = 2.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
@@ -61,8 +64,9 @@ class RunLedger:
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
-    loss: float | None
+    loss: float | None  # of the last steps; None where it is not finite, or was not measured
     other_cpu_cores: float | None  # cores that others took from this host, mean over the run
+    diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
 
     @property
     def mean_step_ms(self) -> float:
@@ -143,8 +147,8 @@ def _measure(run: RunData) -> RunLedger | None:
 
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
-    losses = values("loss")
-    losses = losses[np.isfinite(losses)][-LAST_STEPS:]
+    losses = values("loss")[_known(steps, "loss")[measured]]  # null: not measured; NaN: diverged
+    diverged = _diverged(losses)
     return RunLedger(
         record=run.record,
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
@@ -161,8 +165,9 @@ def _measure(run: RunData) -> RunLedger | None:
         starved_ms=_means(values, CAUSES, "starved_{}_ns"),
         tokens=_sum(tokens),
         trained_tokens=_sum(trained),
-        loss=float(losses.mean()) if losses.size else None,
+        loss=float(losses[-LAST_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
         other_cpu_cores=_other_load(run.samples),
+        diverged=diverged,
     )
 
 
@@ -194,6 +199,23 @@ def column(table: pa.Table, name: str) -> Array:
         numbers = numbers.fill_null(math.nan)
     values: Array = numbers.to_numpy()
     return values
+
+
+def _known(table: pa.Table, name: str) -> NDArray[np.bool_]:
+    """Rows of a column that are not null; NaN is a value."""
+    known: NDArray[np.bool_] = table.column(name).is_valid().to_numpy()
+    return known
+
+
+def _diverged(losses: Array) -> bool:
+    """Whether ``losses``, of the measured steps in order, are not finite or end far above where they began."""
+    if not np.isfinite(losses).all():
+        return True
+    some = min(LAST_STEPS, len(losses) // 2)
+    if not some:
+        return False
+    first, last = float(losses[:some].mean()), float(losses[-some:].mean())
+    return last > DIVERGED_TIMES * first and last > first + DIVERGED_BY
 
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:

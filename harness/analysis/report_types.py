@@ -52,6 +52,7 @@ class ArmTotals:
     bound: Bound | None = None
     bound_shares: BoundShares | None = None
     loss: float | None = None
+    diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
 
 
 @dataclass(frozen=True)

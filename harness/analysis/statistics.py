@@ -14,8 +14,12 @@ truth 75 % of the time at 3 blocks, where it cannot leave the range of the data:
 - expanded from normal to Student quantiles, as Hesterberg's expanded percentile interval is. His adjusted level at
   3 blocks lies beyond what resamples can resolve (1e-5), so the distances from the median are stretched by t/z instead.
 
+Blocks follow one another in time, and a machine that drifts makes neighbours alike: n of them then say less than n
+independent ones. So the interval is widened by what the order of the values says (:func:`widening`).
+
 Rates and ratios are estimated on logarithms, so that a ratio and its inverse get inverse intervals; slopes and
-differences as they are. No scipy, no clock, one seed.
+differences as they are. No scipy, no clock, one seed. How often the intervals hold what they should:
+``results/reference/verdict-rates``.
 """
 
 from __future__ import annotations
@@ -33,6 +37,11 @@ CONFIDENCE = 0.95
 MIN_BLOCKS = 3  # below this there is no interval: two values say nothing about their own spread
 RESAMPLES = 2000  # pairs: each draw and its mirror image, so that swapped arms get exactly inverse intervals
 SEED = 20150401
+INDEPENDENT = 0.7  # probability, before any block is seen, that blocks do not depend on one another
+# Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
+# than three independent values: no interval would help.
+CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
+_ROUNDING = 1e-12  # relative: values that differ by less are one value
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
 Values = Mapping[int, Mapping[int, tuple[float, float]]]
@@ -57,10 +66,15 @@ class Estimate:
 
 def estimate(values: Values) -> Estimate | None:
     """Median over blocks of amount / per, with its interval; None where there is no value at all."""
-    return from_blocks([log for repetitions in values.values() if (log := _block_log(repetitions)) is not None])
+    return from_blocks([log for _, one in sorted(values.items()) if (log := _block_log(one)) is not None])
 
 
-def paired_ratio(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> Estimate | None:
+def paired_ratio(
+    baseline: Values,
+    candidate: Values,
+    alternated: Mapping[int, bool] | None = None,
+    confidence: float = CONFIDENCE,
+) -> Estimate | None:
     """The ratio candidate / baseline over the blocks that have both; None where there is no such block.
 
     Where ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
@@ -74,11 +88,11 @@ def paired_ratio(baseline: Values, candidate: Values, alternated: Mapping[int, b
         first, second = _block_log(ours), _block_log(theirs)
         if first is not None and second is not None:
             logs.append(second - first)
-    return from_blocks(logs)
+    return from_blocks(logs, confidence)
 
 
 def from_blocks(logs: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
-    """Median and interval of exp(value) over one log value per block; independent of their order."""
+    """Median and interval of exp(value) over one log value per block, in order of the blocks."""
     found = from_block_values(logs, confidence)
     if found is None:
         return None
@@ -89,12 +103,14 @@ def from_blocks(logs: Sequence[float], confidence: float = CONFIDENCE) -> Estima
 def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Median and interval over one value per block, as they are: for slopes and differences, which may be negative.
 
+    ``values``: in order of the blocks, as neighbours that are alike widen the interval.
     ``confidence``: of the interval. Another one than the usual stretches the usual interval from its normal quantile to
     Student's of the level asked for: resamples cannot resolve tails much thinner than the usual.
     """
     if not values:
         return None
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    in_time = np.asarray(values, dtype=np.float64)
+    ordered = np.sort(in_time)
     n = len(ordered)
     centre = float(np.median(ordered))
     if n < MIN_BLOCKS:
@@ -102,7 +118,7 @@ def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -
     medians = _medians(ordered)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
-    stretch = student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
+    stretch = widening(in_time) * student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
     # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
     return Estimate(
         centre,
@@ -112,27 +128,45 @@ def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -
     )
 
 
-def unpaired(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
-    """Median of ``second`` less that of ``first``, for values that were not measured side by side; n: of the fewer.
+def widening(in_time: NDArray[np.float64]) -> float:
+    """How many times as wide an interval of ``in_time`` must be as one of independent values; at least 1.
 
-    Both samples are resampled as in :func:`from_block_values`; the interval is stretched to Student's quantile with the
-    degrees of freedom of the smaller sample alone, which is never too many (Welch's lie between that and both).
+    By the likelihood of a first-order autoregression, its mean and scale integrated out: that has the small-sample bias
+    of the lag-1 correlation (-(1 + 4 rho) / n; Kendall 1954) built in. The prior shrinks: as few as 5 blocks hardly
+    tell correlation from chance, so blocks are independent unless their order says otherwise (:data:`INDEPENDENT`).
+    Each correlation widens the variance by its own exact factor, (1 + rho) / (1 - rho) for many blocks, and the
+    standard error is the root of the posterior's mean variance.
     """
-    if not first or not second:
-        return None
-    centre = float(np.median(second) - np.median(first))
-    n = min(len(first), len(second))
-    if n < MIN_BLOCKS:
-        return Estimate(centre, None, None, n)
-    one, other = _medians(np.sort(np.asarray(first))), _medians(np.sort(np.asarray(second)))
-    # The draws of two samples of one size are the same ones: shuffled, they become independent.
-    drawn = np.random.default_rng(SEED).permutation(other) - one
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    stretch = student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
-    return Estimate(
-        centre, centre - stretch * max(0.0, centre - float(low)), centre + stretch * max(0.0, float(high) - centre), n
+    n = len(in_time)
+    off = in_time - in_time.mean()
+    largest = np.abs(off).max(initial=0.0)
+    if n < MIN_BLOCKS or largest <= _ROUNDING * np.abs(in_time).max(initial=0.0):
+        return 1.0
+    off /= largest
+    rho = np.array([0.0, *CORRELATIONS])
+    # Precision of the sum, and generalised mean, of an autoregression (closed forms: its inverse is tridiagonal).
+    weight = (n - (n - 2) * rho) / (1 + rho)
+    mean = (off[0] + off[-1] + (1 - rho) * off[1:-1].sum()) / (1 + rho) / weight
+    left = off[None, :] - mean[:, None]
+    squares = left[:, 0] ** 2 + ((left[:, 1:] - rho[:, None] * left[:, :-1]) ** 2).sum(axis=1) / (1 - rho**2)
+    likelihood = -0.5 * (
+        (n - 1) * np.log1p(-(rho**2)) + np.log(weight) + (n - 1) * np.log(np.maximum(squares, _ROUNDING))
     )
+    prior = np.array([INDEPENDENT, *[(1 - INDEPENDENT) / len(CORRELATIONS)] * len(CORRELATIONS)])
+    posterior = prior * np.exp(likelihood - likelihood.max())
+    return math.sqrt(float(posterior @ _variance_factors(n) / posterior.sum()))
+
+
+@lru_cache(maxsize=256)
+def _variance_factors(n: int) -> NDArray[np.float64]:
+    """Variance of a mean of n values / what their scatter says of it, for no correlation and :data:`CORRELATIONS`.
+
+    Correlated values have a mean that varies more and, about that mean, scatter less.
+    """
+    lags = np.arange(1, n)
+    mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in (0.0, *CORRELATIONS)])
+    factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))
+    return factors
 
 
 @lru_cache(maxsize=1024)  # of few levels and numbers of blocks, asked for again and again

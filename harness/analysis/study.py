@@ -121,7 +121,14 @@ def _advice(comparisons: Sequence[Comparison | NotCompared], arms: _Arms) -> tup
 
 def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
     by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
-    measured = compare(*names, by_name, arms.controls)
+    declared = study.scenario_text.get("noise_floor")
+    measured = compare(
+        *names,
+        by_name,
+        arms.controls,
+        comparisons=len(study.comparisons),
+        allowance=declared if isinstance(declared, float) else None,
+    )
     if isinstance(measured, Missing):
         return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
     base, other = (by_name[name] for name in names)
@@ -130,7 +137,10 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
         *names,
         measured=measured,
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
-        confounds=(*confounds(base, other, arms.records, names, arms.blocks), *differences(cards, *names)),
+        confounds=(
+            *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
+            *differences(cards, *names),
+        ),
     )
 
 
@@ -200,6 +210,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         bound=commonest(run.bound for run in runs),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=float(np.median(losses)) if losses else None,
+        diverged=sum(run.diverged for run in runs),
     )
 
 

@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 
 from harness.commands.arguments import add_arm, add_comparing, add_study, limits_of
-from harness.commands.compare import read_series, select, show
+from harness.commands.compare import BASELINES, read_series, select, show
 from harness.commands.exit_codes import read_exit_code
 from trainer.errors import InputError
 
-BASELINES = "results/baselines"
 ACTIONS = {
-    "save": "keep a study's figures as the baseline of this environment",
+    "save": "keep a study's figures as the newest session of this environment's baseline",
     "check": "compare a study with the baseline of its environment",
     "list": "every baseline kept, by environment",
 }
@@ -26,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name != "list":
             add_study(action)
             add_arm(action)
+        if name == "save":
+            action.add_argument(
+                "--anew", action="store_true",
+                help="the code's speed has changed: judge by this study; earlier ones only say what days differ by",
+            )  # fmt: skip
         if name == "check":
             add_comparing(action)
         action.add_argument(
@@ -54,7 +58,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
                 f"a baseline takes {MIN_BLOCKS}"
             )
     for name in names:
-        print(baselines.save(folder, found[name]))
+        print(baselines.save(folder, found[name], anew=arguments.anew))
     return 0
 
 
@@ -76,7 +80,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
                 Across(name, nothing(name, "baseline", name, limits.step, WhyUndecided("no baseline", (str(error),))))
             )
         else:
-            across.append(compare_series(kept.series, found[name], limits, arguments.allow))
+            across.append(compare_series(kept.series, found[name], limits, arguments.allow, kept.days))
     if len(missing) == len(names):
         raise missing[0]
     return show(across, arguments.json, undecided)
@@ -86,6 +90,7 @@ def _list(folder: Path) -> int:
     from statistics import median
 
     from harness.regression import baselines
+    from harness.report.words import count
 
     listed = list(baselines.every(folder))
     if not listed:
@@ -100,6 +105,7 @@ def _list(folder: Path) -> int:
             commit = one.series.environment.get("git_commit")
             print(
                 f"  {one.series.scenario}, {one.series.arm}: {median(step_ms):.3f} ms per step, "
-                f"{len(step_ms)} blocks, commit {commit}, {one.series.created_utc}"
+                f"{len(step_ms)} blocks, commit {commit}, {one.series.created_utc}, "
+                f"{len(one.days.level)} of {count(len(one.sessions), 'session')} of this speed"
             )
     return 0

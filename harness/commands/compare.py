@@ -15,11 +15,13 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.regression.across import Across
+    from harness.regression.days import Days
     from harness.regression.series import BlockSeries
 
+BASELINES = "results/baselines"
 WARNING = (
-    "These were measured at different times: what the machine did in between looks like a change of the code, and no "
-    "interval here knows of it. harness regress alternates two states."
+    "These were measured at different times: what the machine did in between looks like a change of the code. The "
+    "intervals allow for what days differ by. harness regress alternates two states and needs no such allowance"
 )
 
 
@@ -29,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("candidate", metavar="STUDY_B", help="study folder: what is judged")
     add_arm(parser)
     add_comparing(parser)
+    parser.add_argument(
+        "--baselines", default=BASELINES, metavar="DIR",
+        help="kept baselines, whose sessions say what days differ by (default: %(default)s)",
+    )  # fmt: skip
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -43,8 +49,20 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
             f"compare: no arm is in both; {arguments.baseline}: {', '.join(ours)}; "
             f"{arguments.candidate}: {', '.join(theirs)}"
         )
-    found = [compare_series(ours[name], theirs[name], limits, arguments.allow) for name in names]
+    folder = Path(arguments.baselines)
+    found = [
+        compare_series(ours[name], theirs[name], limits, arguments.allow, _days(folder, theirs[name])) for name in names
+    ]
     return show(found, arguments.json, undecided)
+
+
+def _days(folder: Path, series: BlockSeries) -> Days:
+    """The sessions kept of this arm in its environment, if any."""
+    from harness.regression import baselines
+    from harness.regression.days import Days
+
+    path = baselines.path_of(folder, series)
+    return Days(baselines.read(path).sessions if path.is_file() else ())
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:

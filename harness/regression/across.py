@@ -1,7 +1,9 @@
 """Compares two studies of different times: finds the differences that forbid it or must be reported, and decides.
 
 The two did not alternate, so a change of the machine in between (clocks, neighbours, temperature) looks like a
-regression, and no interval over blocks shows it. The limits are therefore wider. `harness regress` has no such gap.
+regression, and no interval over blocks shows it. So the intervals allow for what days differ by, as the sessions kept
+of a baseline show it or, without enough of them, as is assumed (harness.regression.days). `harness regress` has no such
+gap.
 Numbers and kinds only; harness.regression.report makes the sentences.
 """
 
@@ -14,8 +16,9 @@ from statistics import median
 from typing import Any
 
 from harness.analysis.confounds import LOAD, USEFUL
-from harness.analysis.statistics import CONFIDENCE, from_block_values, unpaired
-from harness.regression.decision import Decision, judge
+from harness.analysis.statistics import CONFIDENCE, Estimate, from_block_values
+from harness.regression.days import STARTUP, BetweenDays, Days
+from harness.regression.decision import Decision, fractions, judge
 from harness.regression.gate import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
@@ -54,14 +57,21 @@ class Across:
 
 
 def compare_series(
-    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, allowed: Iterable[str] = ()
+    baseline: BlockSeries,
+    candidate: BlockSeries,
+    limits: Limits,
+    allowed: Iterable[str] = (),
+    days: Days | None = None,
 ) -> Across:
-    """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``."""
+    """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``.
+
+    ``days``: the sessions kept of this arm; without them what days differ by is assumed.
+    """
     found = differences(baseline, candidate)
     allowed = set(allowed)
     refused = [one for one in found if one.forbids and one.key not in allowed]
     warned = [one for one in found if one not in refused]
-    comparison = _comparison(baseline, candidate, limits, warned)
+    comparison = _comparison(baseline, candidate, limits, warned, days or Days())
     if refused:
         sides = comparison.name, comparison.baseline, comparison.candidate
         missing = WhyUndecided("differences")
@@ -123,7 +133,7 @@ def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
     changes = [
         change.median
         for one in comparisons
-        if (change := one.step.change) is not None
+        if (change := _moved(one.step)) is not None
         and change.ci_low is not None
         and change.ci_high is not None
         and (change.ci_low > 0 or change.ci_high < 0)
@@ -137,8 +147,13 @@ def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
     return None
 
 
+def _moved(step: Decision) -> Estimate | None:
+    """The change with the interval of the blocks alone: whether a day moved it is the question."""
+    return step.change if step.between is None else step.between.blocks_only
+
+
 def _comparison(
-    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, warned: Sequence[Difference]
+    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, warned: Sequence[Difference], days: Days
 ) -> StateComparison:
     step_ms = baseline.part_ms[STEP]
     parts = [
@@ -152,7 +167,8 @@ def _comparison(
 
     def part(name: str, confidence: float) -> Decision:
         noisy = baseline if name == STEP else None  # an A/A control is kept of the step only
-        return _decide(baseline.part_ms[name], candidate.part_ms[name], limits.step, noisy, confidence)
+        sides = _PartValues(name, baseline.part_ms[name], candidate.part_ms[name])
+        return _decide(sides, limits.step, noisy, confidence, days)
 
     return StateComparison(
         candidate.arm,
@@ -166,33 +182,71 @@ def _comparison(
             Part(name, PARTS[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
             for name in parts
         ],
-        gates=_gates(baseline, candidate, limits),
+        gates=_gates(baseline, candidate, limits, days),
         differences=list(warned),
         emulated=candidate.emulated,
     )
 
 
-def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits) -> list[Gate]:
+def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: Days) -> list[Gate]:
     found = []
     kinds: tuple[tuple[str, str, float | None, Callable[[BlockSeries], list[float]]], ...] = (
         ("peak memory", "MiB", limits.memory, lambda one: [value / 2**20 for value in one.peak_memory_bytes]),
-        ("startup", "ms", limits.startup, lambda one: one.startup_ms),
+        (STARTUP, "ms", limits.startup, lambda one: one.startup_ms),
     )
     for name, unit, within, values in kinds:
         ours, theirs = values(baseline), values(candidate)
-        if name == "startup" and baseline.started != candidate.started:
+        if name == STARTUP and baseline.started != candidate.started:
             continue  # alone or beside others: not the same thing
         if within is not None and ours and theirs:
-            decision = _decide(ours, theirs, within, None, CONFIDENCE)
+            timed = days if name == STARTUP else None  # memory is the same on any day
+            decision = _decide(_PartValues(name, ours, theirs), within, None, CONFIDENCE, timed)
             found.append(Gate(name, unit, median(ours), median(theirs), decision))
     return found
 
 
-def _decide(
-    ours: Sequence[float], theirs: Sequence[float], within: float, noisy: BlockSeries | None, level: float
-) -> Decision:
-    """Decides from values that did not alternate; ``noisy``: whose A/A control says what no change looks like."""
-    logs = [[math.log(value) for value in values if value > 0] for values in (ours, theirs)]
+@dataclass(frozen=True)
+class _PartValues:
+    """Values of one part, one a block, of two studies."""
+
+    part: str
+    baseline: Sequence[float]
+    candidate: Sequence[float]
+
+
+def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
+    """Decides from values that did not alternate; ``noisy``: whose A/A control says what no change looks like.
+
+    ``days``: None where one day is as another.
+    """
+    ours, theirs = (
+        from_block_values([math.log(value) for value in values if value > 0], level)
+        for values in (sides.baseline, sides.candidate)
+    )
     noise = None if noisy is None else from_block_values(noisy.twin_logs)
-    decision = judge(unpaired(logs[0], logs[1], level), within, noise, level)
+    alone = _difference(ours, theirs)
+    decision = judge(alone, within, noise, level)
+    if days is not None and alone is not None and ours is not None and theirs is not None:
+        centre = days.centre(sides.part)
+        allowance, known = days.between(sides.part, level)
+        # The centre of several sessions has their blocks' scatter in that of its days already.
+        known_ours = ours if centre is None else Estimate(centre, centre, centre, ours.n)
+        without = decision
+        decision = judge(_difference(known_ours, theirs, allowance), within, noise, level)
+        between = BetweenDays(math.expm1(allowance), len(days.level), known, fractions(alone))
+        decision = replace(decision, between=between)
+        if decision.outcome == "undecided" and without.outcome != "undecided":
+            decision = replace(decision, why="day to day")
     return replace(decision, more_blocks=None)  # more of one study would not narrow the other's share
+
+
+def _difference(first: Estimate | None, second: Estimate | None, allowance: float = 0.0) -> Estimate | None:
+    """``second`` less ``first``; independent errors add by their squares. n: of the fewer."""
+    if first is None or second is None:
+        return None
+    centre, n = second.median - first.median, min(first.n, second.n)
+    if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
+        return Estimate(centre, None, None, n)
+    below = math.hypot(second.median - second.ci_low, first.ci_high - first.median, allowance)
+    above = math.hypot(second.ci_high - second.median, first.median - first.ci_low, allowance)
+    return Estimate(centre, centre - below, centre + above, n)

@@ -2,7 +2,8 @@
 
 ``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores, CPU
 quota, governor and turbo, NVIDIA driver and memory, the device, Python's version and those of the packages that do the
-work; their fingerprint names the folder.
+work; their fingerprint names the folder. A file holds the newest study and the medians of earlier sessions, whose
+scatter is what days differ by.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
+from harness.regression.days import Days, Session, apart, session_of
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
+from harness.regression.thresholds import KEPT_SESSIONS
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
@@ -31,11 +34,33 @@ class NoBaselineError(InputError):
 
 @dataclass(frozen=True)
 class Baseline:
-    """One file: where it lies, the environment it holds for, and what was measured."""
+    """One file: where it lies, the environment it holds for, and what was measured.
+
+    ``series``: the newest session; ``earlier``: the others, oldest first; ``level``: of the newest.
+    """
 
     path: Path
     key: str
     series: BlockSeries
+    earlier: tuple[Session, ...] = ()
+    level: int = 0
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return (*self.earlier, session_of(self.series, self.level))
+
+    @property
+    def days(self) -> Days:
+        """What a study of another day is held against."""
+        return Days(self.sessions, centred=True)
+
+
+@dataclass(frozen=True)
+class _History:
+    """What a file holds besides the newest session."""
+
+    earlier: tuple[Session, ...] = field(default=())
+    level: int = 0
 
 
 def environment_of(series: BlockSeries) -> JsonObject:
@@ -53,14 +78,31 @@ def path_of(folder: Path, series: BlockSeries) -> Path:
     return folder / environment_key(series) / f"{series.scenario}--{series.arm}.json"
 
 
-def save(folder: Path, series: BlockSeries) -> Path:
-    """Write (over) the baseline of this arm in its environment; its path. Lists stay on a line: diffs are read."""
+def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
+    """Add ``series`` to the baseline of this arm in its environment as its newest session; the file's path.
+
+    ``anew``: it is of another state of the code, with another speed: the sessions before say only what days differ by.
+    A session of the same hours is replaced. Lists stay on a line: diffs are read.
+    """
     path = path_of(folder, series)
+    history = _after(path, series, anew)
     figures = {**asdict(series), "facts": series.facts.to_json()}
     content = {"schema": SCHEMA, "environment_key": environment_key(series), **figures}
+    content |= {"level": history.level, "earlier": [asdict(one) for one in history.earlier]}
     lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in content.items()]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
+
+
+def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
+    """What stays of the file at ``path`` once ``series`` is its newest session; nothing of a damaged one."""
+    try:
+        kept = read(path)
+    except InputError:
+        return _History()
+    level = kept.level + 1 if anew else kept.level
+    earlier = [one for one in kept.sessions if one.level != level or apart(one.created_utc, series.created_utc)]
+    return _History(tuple(earlier[-(KEPT_SESSIONS - 1) :]), level)
 
 
 def read(path: Path) -> Baseline:
@@ -78,13 +120,16 @@ def read(path: Path) -> Baseline:
     known = {one.name for one in fields(BlockSeries)}
     try:
         series = TypeAdapter(BlockSeries).validate_python({key: content[key] for key in content if key in known})
+        history = TypeAdapter(_History).validate_python(
+            {"earlier": content.get("earlier", ()), "level": content.get("level", 0)}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {again}") from error
     for name in dict.fromkeys([STEP, *series.part_ms]):
         if not series.part_ms.get(name):
             raise InputError(f"{path}: part_ms.{name}: no times; {again}")
-    return Baseline(path, str(content.get("environment_key")), series)
+    return Baseline(path, str(content.get("environment_key")), series, history.earlier, history.level)
 
 
 def every(folder: Path) -> Iterator[Baseline]:

@@ -15,16 +15,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.analysis.statistics import CONFIDENCE, Estimate, from_block_values, student_t
 from harness.regression.thresholds import FIRST_LOOK, GROWTH, MOST_BLOCKS_WORTH
+
+if TYPE_CHECKING:
+    from harness.regression.days import BetweenDays
 
 Outcome = Literal["slower", "faster", "same", "undecided"]
 # Why nothing is decided: fewer blocks than an interval takes; a change no larger than the noise floor; an interval that
 # holds both what is allowed and what is not; the same with a median so near the limit that hardly any number of blocks
 # would tell; nothing to compare at all.
-Undecided = Literal["too few blocks", "within the noise", "both possible", "at the limit", "not compared"]
+# Of studies of different days: a change that days alone may make.
+Undecided = Literal[
+    "too few blocks", "within the noise", "both possible", "at the limit", "not compared", "day to day"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Decision:
     floor: float | None = None  # fraction: how far from 0 the interval of the baseline's A/A control reaches
     more_blocks: int | None = None  # of an undecided one: about how many more would decide, if there is such a number
     why: Undecided | None = None  # it is undecided
+    between: BetweenDays | None = None  # of studies of different days: what is allowed for that
 
 
 def looks() -> Iterator[int]:
@@ -73,7 +80,7 @@ def decide(
 
 def judge(found: Estimate | None, within: float, noise: Estimate | None, level: float) -> Decision:
     """The same from estimates: ``found`` at ``level``, ``noise`` at the usual one; both of logarithms."""
-    change = None if found is None else _fractions(found)
+    change = None if found is None else fractions(found)
     floor = _reach(noise)
     shown = None if floor is None else math.expm1(floor)
     if found is None or found.ci_low is None or found.ci_high is None:
@@ -116,7 +123,8 @@ def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
     return None
 
 
-def _fractions(found: Estimate) -> Estimate:
+def fractions(found: Estimate) -> Estimate:
+    """An estimate of logarithms as fractions."""
     low, high = (None if bound is None else math.expm1(bound) for bound in (found.ci_low, found.ci_high))
     return Estimate(math.expm1(found.median), low, high, found.n)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import USEFUL, confounds
 from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.losses import compare_losses
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.regression.one_sided import one_sided_problems
 from harness.regression.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
@@ -24,7 +25,10 @@ from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
 # How confounds begin that make the two sides do different work.
-OTHER_WORK = ("useful tokens", "parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint")
+OTHER_WORK = (
+    "losses differ", "loss of", "useful tokens", "parameters", "flops_per_token", "corpus_fingerprint",
+    "tokenizer_fingerprint",
+)  # fmt: skip
 TOTAL = "all time together"  # the name of a comparison's total
 StepKind = Literal["phase", "stage"]
 PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
@@ -230,10 +234,13 @@ def _comparison(
     ours, theirs, aa = (
         {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     )
-    ledgers = [{block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate)]
-    differing = confound_lines(confounds(ledgers[0], ledgers[1], records, names, len(shared)))
+    ledgers = [
+        {block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
+    ]
+    losses = compare_losses(names, *ledgers)
+    differing = confound_lines(confounds(ledgers[0], ledgers[1], records, names, len(shared), losses))
     differing += [*second.other_defaults, *other_probes]
-    tokens = [_tokens_per_step(ledger) for ledger in ledgers]
+    tokens = [_tokens_per_step(ledger) for ledger in ledgers[:2]]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
         return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)

@@ -16,7 +16,7 @@ from harness.analysis.statistics import MIN_BLOCKS
 from harness.regression.across import CommonMove
 from harness.regression.decision import Decision, Outcome
 from harness.regression.gate import TOTAL, Difference, Gate, Part, StateComparison
-from harness.regression.thresholds import FIRST_LOOK
+from harness.regression.thresholds import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.report.tables import safe, table
 from harness.report.words import count, listing, ms, number, percent
 from harness.study.store import StudyFolder, write_json
@@ -31,7 +31,9 @@ MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 APART = (
     "Time per step of the typical round (above 0: longer), medians over blocks, not paired: 95 % intervals from the "
-    "scatter of blocks within each study. Noise floor: how far the baseline's A/A control reached from 0, in its study."
+    "scatter of blocks within each study, and of days: as the sessions kept of a baseline show it or, where these are "
+    f"fewer than {MIN_SESSIONS}, assumed to have a standard deviation of {percent(DAY_DEVIATION)}. Noise floor: how "
+    "far the baseline's A/A control reached from 0, in its study."
 )
 _WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
 _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
@@ -87,7 +89,21 @@ def reason(decision: Decision) -> str:
         "both possible": "the interval still holds both what is allowed and what is not",
         "at the limit": "the change is about as large as what is allowed: hardly any number of blocks would decide",
         "not compared": "nothing was compared",
+        "day to day": _days(decision),
     }[decision.why]
+
+
+def _days(decision: Decision) -> str:
+    between = decision.between
+    if between is None:
+        return ""
+    allowed = f"days alone may make {percent(between.allowance)}"
+    if between.known:
+        return f"{allowed}, by {count(between.sessions, 'session')} kept"
+    return (
+        f"{allowed}: assumed, as {count(between.sessions, 'session')} kept of this speed do not tell what days differ "
+        f"by; {MIN_SESSIONS} would (harness baseline save, on other days)"
+    )
 
 
 def missing(c: StateComparison) -> str:
@@ -302,7 +318,11 @@ def _outcome(decision: Decision) -> str:
 
 
 def _floor(decision: Decision) -> str:
-    return "no noise floor" if decision.floor is None else f"noise floor {percent(decision.floor)}"
+    text = "no noise floor" if decision.floor is None else f"noise floor {percent(decision.floor)}"
+    between = decision.between
+    if between is None:
+        return text
+    return f"{text}, day to day {percent(between.allowance)} {'' if between.known else 'assumed'}".rstrip()
 
 
 def _floor_cell(decision: Decision) -> str:

@@ -21,6 +21,14 @@ CHUNKS = 16  # rounds that a run without repetitions is cut into: enough for a m
 NOTICEABLE = 0.01  # fraction of the step: a phase or stage below it gets no line
 MS_DIGITS = 6  # decimals of milliseconds in a baseline, that is nanoseconds
 
+# Two studies of different times: what the machine does from one day to another.
+MIN_SESSIONS = 3  # kept: of two, Student's quantile is 12.7, and nothing short of a disaster would be seen
+SESSION_APART_H = 6.0  # hours between two sessions: studies of one afternoon share its luck, and count as one
+KEPT_SESSIONS = 30  # in a baseline file: more hardly narrow the quantile
+# Standard deviation of a day's logarithm, where too few sessions are kept to know it. Virtual machines of 2 cores were
+# seen to drift by 8 % between days; a machine of one's own drifts less, and its sessions soon say so.
+DAY_DEVIATION = 0.08
+
 # Two studies of different times: differences too small to matter.
 MEMORY_ALIKE = 0.05  # relative, of the machine's memory: a few pages more or less come with every kernel
 CLOCK_ALIKE = 0.01  # relative, of mean SM clocks

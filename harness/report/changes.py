@@ -1,4 +1,4 @@
-"""Says what a comparison changed in words a person would use: "Pretokenizing", "2 loader workers instead of 0"."""
+"""Says what a comparison changed in parts a person would use: "Pretokenizing", "2 loader workers instead of 0"."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _config(study: StudyRecord, name: str) -> Mapping[str, Any]:
 
 def _data_path(before: str, after: str) -> str | None:
     (source, _, packing), (other_source, _, other_packing) = before.partition("-"), after.partition("-")
-    words = []
+    parts = []
     if source != other_source:
-        words.append(_SOURCES.get((source, other_source), ""))
+        parts.append(_SOURCES.get((source, other_source), ""))
     if packing != other_packing:
-        words.append(_PACKINGS.get((packing, other_packing), ""))
-    return " and ".join(words).capitalize() if all(words) else None
+        parts.append(_PACKINGS.get((packing, other_packing), ""))
+    return " and ".join(parts).capitalize() if all(parts) else None

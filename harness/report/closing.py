@@ -52,12 +52,14 @@ HOW_TO_READ = f"""## How to read this
   the input side cannot beat it, unless hidden work takes cores; the *ideal data* control checks that by measurement.
 - **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
   **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
-  small a difference would have shown.
+  small a difference would have shown. Without a floor nothing is decided, nor a gain where losses diverged or differ.
+- A study of N comparisons calls a difference by intervals of 1 - 5 % / N, which hold **for all N together** with 95 %;
+  the interval after "95 % interval" is that of one comparison alone.
 - **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
   flatter it.
 - Intervals: medians over blocks, paired within a block (total over its repetitions; each block sees the documents
-  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks.
-  Fewer than 3 blocks give none.
+  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
+  neighbouring blocks are alike. Fewer than 3 blocks give none.
 - `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and device idle by cause, counters,
   operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
 

@@ -42,7 +42,17 @@ def _against(one: Confound) -> str:
     return f"{one.key} is {one.values[0]!r} against {one.values[1]!r}"
 
 
+def _losses(one: Confound) -> str:
+    ours, theirs = one.values
+    text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same step"
+    if one.explained:
+        return f"{text}, which trains on another number of tokens: which arm learns better is not compared here"
+    return f"{text} and on as many tokens: they do not train alike"
+
+
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
+    "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
+    "losses": _losses,
     "configuration": lambda one: f"undeclared configuration: {_against(one)}",
     "fact": _against,
     "environment": lambda one: f"environment: {_against(one)}",

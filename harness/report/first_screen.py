@@ -8,37 +8,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.analysis.verdicts import Verdict
 from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
 from harness.report.changes import change
 from harness.report.confounds import confound_lines
 from harness.report.names import ArmNames
-from harness.report.sentences import COARSE, NOTHING, disagreements, emulated_devices, predicted_ratio
+from harness.report.sentences import (
+    COARSE,
+    NOTHING,
+    disagreements,
+    emulated_devices,
+    predicted_ratio,
+    undecided_because,
+)
 from harness.report.tables import NOT_MEASURED
 from harness.report.words import count, listing, number, percent, ratio
 
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 HEADER = ("comparison", "in isolation", "could gain", "predicted", "measured", "verdict")
-Verdict = Literal["gain", "loss", "none", "undecided"]
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One comparison: ``finding`` is what a person would say first, ``evidence`` why it is so."""
+    """One comparison: ``finding`` is what a person would say first, ``support`` why it is so."""
 
     subject: str
     finding: str
-    evidence: str
+    support: str
 
     @property
     def text(self) -> str:
-        return f"{self.subject}: {self.finding}." + (f" {self.evidence}" if self.evidence else "")
+        return f"{self.subject}: {self.finding}." + (f" {self.support}" if self.support else "")
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,12 @@ class FirstScreen:
 
 def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
-    told: set[str] = set()  # baselines whose cost of data was said already
+    shown: set[str] = set()  # baselines whose cost of data was said already
     lines = []
     for c in report.comparisons:
-        lines.append(_headline(report, c, names, c.baseline not in told))
+        lines.append(_headline(report, c, names, c.baseline not in shown))
         if isinstance(c, Comparison):
-            told.add(c.baseline)
+            shown.add(c.baseline)
     return FirstScreen(
         question=" ".join(report.study.question.split()),
         emulated=_emulated(report),
@@ -75,7 +81,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 def verdict_of(m: Measured) -> Verdict:
     """The verdict; undecided where there is no interval, or none narrow enough to say that nothing changed."""
-    if m.ratio.ci_low is None or m.resolution is None:
+    if m.undecided is not None or m.resolution is None:
         return "undecided"
     return "undecided" if m.verdict == "none" and m.resolution > COARSE else m.verdict
 
@@ -94,12 +100,12 @@ def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames,
     devices = emulated_devices(c)
     if devices:
         subject += f" on an {devices}"
-    evidence = [_data(c, baseline)] if with_data else []
+    support = [_data(c, baseline)] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
-        evidence.append("Something else differed as well, see above.")
+        support.append("Something else differed as well, see above.")
     if disagreements(c):
-        evidence.append("Witnesses disagree, see below.")
-    return Headline(subject, finding(c.measured), " ".join(evidence))
+        support.append("Witnesses disagree, see below.")
+    return Headline(subject, finding(c.measured), " ".join(support))
 
 
 def finding(m: Measured) -> str:
@@ -122,9 +128,9 @@ def finding(m: Measured) -> str:
 def _why_undecided(m: Measured) -> str:
     if m.ratio.ci_low is None:
         return f"an interval needs {MIN_BLOCKS} blocks, and it has {m.ratio.n}"
-    if m.noise_floor is None:
-        return "without a noise floor nothing can be decided"
-    if _off_one(m.ratio) and abs(m.ratio.median - 1) <= m.noise_floor:
+    if (why := undecided_because(m)) is not None:
+        return why
+    if m.noise_floor is not None and _off_one(m.ratio) and abs(m.ratio.median - 1) <= m.noise_floor:
         return f"it does not clear the noise floor of {percent(m.noise_floor)}"
     return f"a change under {percent(m.resolution or 0)} would not show"
 

@@ -104,7 +104,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
     if screen.headlines:
         verdict = [
             "\n".join(
-                f"- **{safe(h.subject)}: {safe(h.finding)}.** {safe(h.evidence)}".rstrip() for h in screen.headlines
+                f"- **{safe(h.subject)}: {safe(h.finding)}.** {safe(h.support)}".rstrip() for h in screen.headlines
             )
         ]
         verdict.append(table(HEADER, screen.rows))
@@ -138,9 +138,9 @@ def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence
 
 
 def _bullet(c: Comparison | NotCompared, names: ArmNames) -> str:
-    """The sentence as a list item, with its finding (what comes before the evidence in parentheses) in bold."""
-    finding, parenthesis, evidence = safe(names.within(sentence(c))).partition(" (")
-    return f"- **{finding}**{parenthesis}{evidence}"
+    """The sentence as a list item, with its finding (what comes before the figures in parentheses) in bold."""
+    finding, parenthesis, figures = safe(names.within(sentence(c))).partition(" (")
+    return f"- **{finding}**{parenthesis}{figures}"
 
 
 def _sections(parts: Sequence[str]) -> list[Section]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.comparisons import SAME
-from harness.analysis.report_types import ArmReport, Comparison
+from harness.analysis.report_types import ArmReport, ArmTotals, Comparison
 from harness.report.absent import mfu_reason
 from harness.report.first_screen import could_gain
 from harness.report.names import ArmNames
@@ -105,7 +105,7 @@ def _model(shown: Sequence[ArmReport], names: ArmNames) -> str:
             names.short(arm.name),
             NOT_MEASURED if arm.speed.flops_per_s is None else number(arm.speed.flops_per_s / 1e9),
             NOT_MEASURED if arm.speed.mfu is None else percent(arm.speed.mfu),
-            NOT_MEASURED if arm.totals.loss is None else f"{arm.totals.loss:.3f}",
+            _loss(arm.totals),
         ]
         for arm in shown
     ]
@@ -137,3 +137,9 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 def _p50_p95(arm: ArmReport) -> str:
     return ", ".join(number_cell(value) for value in (arm.totals.p50_ms, arm.totals.p95_ms))
+
+
+def _loss(totals: ArmTotals) -> str:
+    if totals.diverged:
+        return "**diverged**"
+    return NOT_MEASURED if totals.loss is None else f"{totals.loss:.3f}"

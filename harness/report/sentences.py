@@ -48,22 +48,61 @@ def predicted_ratio(c: Comparison) -> Estimate | None:
 
 
 def _finding(m: Measured, baseline: str) -> str:
-    measured = m.ratio
+    measured, together = m.ratio, m.together or m.ratio
     if measured.ci_low is None:
         return (
             f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}, and fewer than "
             f"{MIN_BLOCKS} give no interval: repeat with --repeats {ASK_FOR})"
         )
     figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
-    figures += _floor(m, baseline)
+    figures += f"{_together(m)}{_floor(m, baseline)}"
+    if m.undecided is not None:
+        return f"undecided in {m.measure}{_more_tokens(m)}: {undecided_because(m)} ({figures})"
     if m.verdict != "none":
         return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({figures})"
     found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {figures})"
-    if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
+    if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
         return f"{found}, as the median does not clear the noise floor"
+    if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
+        return f"{found}, as the interval for all {m.comparisons} comparisons together holds 1"
     if (m.resolution or 0) > COARSE:
         found += f", too coarse to decide much: repeat with more than {count(measured.n, 'block')} or a quieter machine"
     return found
+
+
+def undecided_because(m: Measured) -> str | None:
+    """Why there is no verdict, and what to ask for; None where there is one."""
+    match m.undecided:
+        case None:
+            return None
+        case "too few blocks":
+            return f"fewer than {MIN_BLOCKS} blocks give no interval; repeat with --repeats {ASK_FOR}"
+        case "no noise floor":
+            few = _few_aa_blocks(m)
+            what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
+            how = f"repeat with --repeats {ASK_FOR}" if few else "add controls: [a-a]"
+            return f"{what}; {how}, or declare noise_floor"
+        case "diverged":
+            return f"the loss of {listing(list(m.losses.diverged))} diverged, and what does not train is no gain"
+        case "other loss":
+            assert m.losses.baseline is not None
+            assert m.losses.candidate is not None
+            return (
+                f"the losses differ ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
+                "and what trains otherwise is no gain"
+            )
+
+
+def _few_aa_blocks(m: Measured) -> bool:
+    absent = m.absent.get("noise_floor")
+    return absent is not None and absent.kind == "too few a-a blocks"
+
+
+def _together(m: Measured) -> str:
+    """The interval of the verdict, where the study has more comparisons than this one."""
+    if m.together is None or m.comparisons < 2:
+        return ""
+    return f"{interval(m.together)} for all {m.comparisons} comparisons together, "
 
 
 def _more_tokens(m: Measured) -> str:
@@ -75,6 +114,8 @@ def _more_tokens(m: Measured) -> str:
 def _floor(m: Measured, baseline: str) -> str:
     if m.noise_floor is None:
         return f"noise floor unknown: {absent_text(m, 'noise_floor')}"
+    if m.noise_floor_of is None:
+        return f"noise floor {percent(m.noise_floor)} as the scenario declares, not measured"
     other = "" if m.noise_floor_of == baseline else f" measured on {m.noise_floor_of}"
     return f"noise floor {percent(m.noise_floor)}{other}"
 

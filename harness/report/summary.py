@@ -16,7 +16,7 @@ from harness.report.confounds import confound_lines
 from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
 from harness.report.first_screen import first_screen
-from harness.report.sentences import emulated_devices, predicted_ratio, sentence
+from harness.report.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
 from harness.report.words import probes_named
 from harness.study.contract import SCHEMA
 from trainer.json_types import Json, JsonObject
@@ -126,6 +126,7 @@ def _arm(arm: ArmReport) -> Json:
         "ideal_predicted_ratio": estimate_json(explained.ideal_predicted),
         "emulation": speed.emulation,
         "loss": finite(totals.loss),
+        "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
     }
 
@@ -137,6 +138,7 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
             "baseline": c.baseline,
             "candidate": c.candidate,
             "sentence": sentence(c),
+            "undecided_because": missing_text(c.missing),
             "reasons": {"measured": missing_text(c.missing)},
         }
     m, explained = c.measured, c.explained
@@ -164,7 +166,11 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "noise_floor": finite(m.noise_floor),
         "noise_floor_of": m.noise_floor_of,
         "resolution": finite(m.resolution),
-        "verdict": m.verdict,
+        "ratio_together": estimate_json(m.together),
+        "comparisons_together": m.comparisons,
+        "verdict": "none" if m.undecided is not None else m.verdict,
+        "decided": m.undecided is None,
+        "undecided_because": undecided_because(m),
         "sentence": sentence(c),
         "confounds": confound_lines(c.confounds),
         "reasons": _reasons(c),
@@ -195,7 +201,11 @@ _NOTHING: JsonObject = {
     "noise_floor": None,
     "noise_floor_of": None,
     "resolution": None,
+    "ratio_together": None,
+    "comparisons_together": None,
     "verdict": "none",
+    "decided": False,
+    "undecided_because": None,
     "sentence": "",
     "confounds": [],
     "reasons": {},

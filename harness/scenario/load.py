@@ -15,7 +15,9 @@ from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_d
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
 
-SETTABLE = ("name", "question", "controls", "dose", "repeats", "interleave", "slice_steps", "seed", "probes")
+SETTABLE = (
+    "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "probes",
+)  # fmt: skip
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 

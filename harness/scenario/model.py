@@ -146,6 +146,8 @@ class Scenario(Config):
     """Edits of `harness whatif`, such as {ranks: 16}: the report predicts every comparison under each of them."""
     compare: list[Compare] | None = None
     """Default: the first arm is the baseline of every other."""
+    noise_floor: float | None = Field(None, gt=0, lt=1)
+    """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
     repeats: int = Field(5, ge=1, le=1000)
     """Number of blocks. Each block holds every arm once. Fewer than 5 seldom decide anything."""
     interleave: Literal["auto", "slices", "runs"] = "auto"

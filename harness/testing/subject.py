@@ -157,7 +157,8 @@ class Subject:
                 raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
             pytest.skip(f"kept as {baselines.save(folder, series)}")
         try:
-            comparison = compare_series(baselines.find(folder, series).series, series, limits).comparison
+            kept = baselines.find(folder, series)
+            comparison = compare_series(kept.series, series, limits, days=kept.days).comparison
         except baselines.NoBaselineError as error:
             comparison = nothing(name, BASELINE, name, limits.step, WhyUndecided("no baseline", (str(error),)))
         regression.write(study, [comparison], alternated=False)

@@ -47,6 +47,8 @@ class Arm:
     environment: dict[str, Any] = field(default_factory=dict)
     other_cpu_cores: float = 0.02
     failed_blocks: tuple[int, ...] = ()
+    loss: float = 3.0
+    nan_from: int | None = None  # the batch from which its loss is NaN
 
     def variant(self, control: str, **changes: Any) -> Arm:
         state = {**vars(self), "name": f"{self.name}+{control}", "control": control, "of": self.name, **changes}
@@ -206,7 +208,14 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
         row |= {f"{phase}_ns": phases.get(phase, 0) for phase in PHASES}
         row["other_ns"] = 20_000
         row |= {"contended_ns": round(arm.contended * MS)}
-        row |= {"tokens": arm.tokens, "trained_tokens": arm.trained, "samples": 8, "loss": 3 + math.exp(-batch / 50)}
+        row |= {
+            "tokens": arm.tokens,
+            "trained_tokens": arm.trained,
+            "samples": 8,
+            "loss": arm.loss + math.exp(-batch / 50),
+        }
+        if arm.nan_from is not None and batch >= arm.nan_from:
+            row["loss"] = math.nan
         for name, value in row.items():
             steps[name].append(value)
     for name, values in steps.items():

@@ -72,15 +72,19 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, 
     hidden = {stage: arm.totals.hidden_ms.get(stage, 0.0) - truth.hidden.get(stage, 0.0) for stage in STAGES[:3]}
     ratio = truth.step / edited_truth.step
     floor = comparison.measured.noise_floor or 0.0
+    together = comparison.measured.together
+    if together is not None and together.ci_low is not None and together.ci_high is not None:
+        floor = max(floor, (together.ci_high - together.ci_low) / 2)  # many pipelines are compared in one study
     verdict = comparison.measured.verdict
-    # Outside the noise floor (and what the truth itself is known to) it must be called, by its right name; inside,
-    # never by the wrong one.
+    # Outside the noise floor and the verdict's interval (and what the truth itself is known to) it must be called, by
+    # its right name; inside, never by the wrong one.
     outside = abs(ratio - 1) > max(floor, WITHIN_SHARE)
     direction = "gain" if ratio > 1 else "loss"
     right = verdict == direction or (verdict == "none" and not outside)
-    if verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1):
+    called = verdict in ("gain", "loss")
+    if called and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1):
         right = True  # next to nothing is declared: neither name is wrong, and it is listed by itself
-    false_call = verdict != "none" and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1)
+    false_call = called and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1)
     predicted = predict(own, parse_edits([edit]))
     return Row(
         seed=seed,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from harness.analysis.ledger import _diverged
 from harness.analysis.report_types import Comparison, NotCompared
 from harness.analysis.study import analyse
 from harness.report.confounds import confound_lines
+from harness.report.markdown import summary as page_of
 from harness.report.sentences import sentence
+from harness.report.summary import summary
 from tests.harness.synthetic import Arm, build
 
 QUIET = {"block": 0.003, "repetition": 0.004, "step": 0.01}
@@ -50,13 +54,14 @@ def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
 @pytest.mark.slow
 def test_no_change_is_called_none_in_at_least_95_percent_of_the_studies():
     verdicts = [
-        compared([BASE, slower(1.0)], ("text-padded", "slower"), seed=seed).measured.verdict for seed in range(100)
+        compared([BASE, slower(1.0), *BASE.controls("a-a")], ("text-padded", "slower"), seed=seed).measured.verdict
+        for seed in range(100)
     ]
     assert verdicts.count("none") >= 95
 
 
 def test_gains_and_losses_change_places_with_the_arms():
-    arms = [BASE, slower(1.2)]
+    arms = [BASE, slower(1.2), *BASE.controls("a-a")]
     forward, back = (compared(arms, pair) for pair in (("text-padded", "slower"), ("slower", "text-padded")))
     assert (forward.measured.verdict, back.measured.verdict) == ("loss", "gain")
     assert forward.measured.ratio.median == pytest.approx(1 / back.measured.ratio.median)
@@ -93,7 +98,7 @@ def test_an_exposed_cost_shows_in_ceiling_ideal_and_measured_alike():
 def test_padding_is_told_apart_from_speed():
     packed = Arm("stream", trained=2040)
     padded = Arm("padded", trained=850)
-    c = compared([padded, packed], ("padded", "stream"))
+    c = compared([padded, packed, *padded.controls("a-a")], ("padded", "stream"))
     assert c.measured.verdict == "gain"
     assert c.measured.ratio.median == pytest.approx(2.4, rel=0.03)
     assert c.measured.tokens_ratio.ci_low <= 1 <= c.measured.tokens_ratio.ci_high
@@ -106,7 +111,8 @@ def test_a_larger_batch_is_told_apart_from_speed():
     c = compared([BASE, Arm("batch-2", tokens=4096, trained=3800)], ("text-padded", "batch-2"))
     assert "with 2.00x as many of them per step" in sentence(c)
     assert "Steps take the same time" in sentence(c)
-    both = compared([BASE, Arm("both", tokens=4096, trained=1900)], ("text-padded", "both"))
+    arms = [BASE, Arm("both", tokens=4096, trained=1900), *BASE.controls("a-a")]
+    both = compared(arms, ("text-padded", "both"))
     assert both.measured.verdict == "none"
     assert "for 2.00x as many positions, padding included" in sentence(both)
 
@@ -133,9 +139,107 @@ def test_the_noise_floor_silences_a_difference_that_the_control_shows_too():
     assert c.measured.noise_floor > 0.03
     assert c.measured.verdict == "none"
     assert "does not clear the noise floor" in sentence(c)
-    without = compared(arms[:2], ("text-padded", "slower"), noise={"block": 0.0, "repetition": 0.0, "step": 0.001})
-    assert without.measured.verdict == "loss"
-    assert "noise floor unknown: no finished a-a control" in sentence(without)
+
+
+def with_floor(arms, floor):
+    study, runs = build(arms, [("text-padded", "slower")])
+    scenario = {**study.scenario_text, "noise_floor": floor}
+    (c,) = analyse(replace(study, scenario_text=scenario), runs).compared
+    return c
+
+
+def test_without_a_control_nothing_is_decided_and_the_sentence_says_what_to_ask_for():
+    c = compared([BASE, slower(1.5)], ("text-padded", "slower"))
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "no noise floor")
+    assert "undecided in trained tokens/s: no A/A control on this device; add controls: [a-a]" in sentence(c)
+    assert "noise floor unknown: no finished a-a control" in sentence(c)
+    few = BASE.variant("a-a", failed_blocks=(0, 1, 2))
+    c = compared([BASE, slower(1.5), few], ("text-padded", "slower"))
+    assert c.measured.verdict == "undecided"
+    assert "the a-a control needs 3 blocks and has 2; repeat with --repeats 5" in sentence(c)
+
+
+def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():
+    found = {floor: with_floor([BASE, slower(1.2)], floor) for floor in (0.02, 0.3)}
+    assert [c.measured.verdict for c in found.values()] == ["loss", "none"]
+    assert "noise floor 2.0 % as the scenario declares, not measured" in sentence(found[0.02])
+    measured = with_floor([BASE, slower(1.2), *BASE.controls("a-a")], 0.3)
+    assert measured.measured.noise_floor_of == "text-padded"
+    assert measured.measured.verdict == "loss"  # what was measured counts
+
+
+def test_a_control_on_another_device_is_no_floor():
+    other = Arm("other", facts={"device": "another"})
+    arms = [BASE, slower(1.5), other, *other.controls("a-a")]
+    assert compared(arms, ("text-padded", "slower")).measured.undecided == "no noise floor"
+
+
+def test_all_comparisons_of_a_study_share_one_chance_in_twenty():
+    arms = [BASE, *(replace(slower(1.0 + k / 100), name=f"c{k}") for k in range(7)), *BASE.controls("a-a")]
+    study, runs = build(arms, [("text-padded", f"c{k}") for k in range(7)], noise=QUIET)
+    found = analyse(study, runs).compared
+    assert [c.measured.comparisons for c in found] == [7] * 7
+    for c in found:
+        assert c.measured.together.ci_low < c.measured.ratio.ci_low
+        assert c.measured.together.ci_high > c.measured.ratio.ci_high
+        assert "for all 7 comparisons together" in sentence(c)
+    assert found[-1].measured.verdict == "loss"
+    undecided = [c for c in found if c.measured.ratio.ci_high < 1 <= c.measured.together.ci_high]
+    assert undecided
+    assert all(c.measured.verdict == "none" for c in undecided)
+
+
+FAST = {"compute": {"forward": 6.0}, "tokenize": 1.0}
+
+
+def test_a_loss_that_is_nan_in_the_second_half_bars_the_gain_and_comes_first():
+    """Its last finite losses are as they should be: their mean would look healthy."""
+    base, broken = Arm("base"), Arm("broken", nan_from=9, **FAST, config={"data.batch_size": 16})
+    study, runs = build([base, broken, *base.controls("a-a")], [("base", "broken")])
+    report = analyse(study, runs)
+    (c,) = report.compared
+    assert c.measured.ratio.ci_low > 1
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "diverged")
+    assert "undecided in trained tokens/s: the loss of broken diverged" in sentence(c)
+    assert confound_lines(c.confounds)[0].startswith("loss of broken diverged")
+    assert (report.arm("broken").totals.diverged, report.arm("broken").totals.loss) == (5, None)
+    assert (report.arm("base").totals.diverged, report.arm("base").totals.loss) == (0, pytest.approx(3.8, abs=0.2))
+    page = page_of(report, [])
+    assert "| **diverged** |" in page
+    assert page.index("- **loss of broken diverged") < page.index("## Comparisons in numbers")
+    one = summary(report)["comparisons"][0]
+    assert (one["verdict"], one["decided"]) == ("none", False)
+    assert one["undecided_because"].startswith("the loss of broken diverged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "lines"),
+    [
+        ({"loss": 3.5, **FAST}, "undecided", 1),
+        ({"loss": 2.5, **FAST}, "undecided", 1),  # learning more is no better a sign
+        ({"loss": 3.01, **FAST}, "gain", 0),  # other kernels round otherwise
+        ({"loss": 3.5, **FAST, "trained": 1000, "tokens": 1024}, "gain", 1),  # it trains on other tokens, as declared
+        ({"loss": 3.5, "compute": {"forward": 60.0}}, "loss", 1),
+    ],
+)
+def test_losses_that_differ_bar_a_gain(changes, verdict, lines):
+    candidate = Arm("other", **changes)
+    c = compared([BASE, candidate, *BASE.controls("a-a")], ("text-padded", "other"))
+    assert c.measured.verdict == verdict
+    assert sum("losses differ" in line for line in confound_lines(c.confounds)) == lines
+
+
+def test_a_loss_that_rises_far_above_its_start_has_diverged():
+    assert [
+        _diverged(np.array(losses)) for losses in ([3, 3, 8, 9], [3, 3, 2, 2], [0.1, 0.1, 0.4, 0.4], [3, 3, 4, 4])
+    ] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert _diverged(np.array([3.0, math.inf, 3.0]))
+    assert not _diverged(np.array([]))
 
 
 def test_another_arms_control_serves_as_floor_and_is_named():
@@ -146,7 +250,7 @@ def test_another_arms_control_serves_as_floor_and_is_named():
 
 def test_two_blocks_leave_it_undecided_and_say_what_to_do():
     c = compared([BASE, slower(1.5)], ("text-padded", "slower"), blocks=2)
-    assert c.measured.verdict == "none"
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "too few blocks")
     assert c.measured.ratio.ci_low is None
     assert "undecided" in sentence(c)
     assert "--repeats" in sentence(c)
@@ -166,13 +270,14 @@ def test_arms_that_share_no_block_are_not_compared():
 
 
 def test_runs_one_after_the_other_are_paired_by_block():
-    c = compared([BASE, slower(1.3)], ("text-padded", "slower"), interleave="runs", noise=QUIET)
+    arms = [BASE, slower(1.3), *BASE.controls("a-a")]
+    c = compared(arms, ("text-padded", "slower"), interleave="runs", noise=QUIET)
     assert c.measured.verdict == "loss"
     assert c.measured.ratio.median == pytest.approx(1 / 1.3, rel=0.02)
 
 
 def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
-    study, runs = build([BASE, slower(1.2)], [("text-padded", "slower")])
+    study, runs = build([BASE, slower(1.2), *BASE.controls("a-a")], [("text-padded", "slower")])
     for place, run in enumerate(runs):
         steps = run.steps
         for name in ("tokens", "trained_tokens", "exposed_read_ns", "hidden_read_ns", "contended_ns"):

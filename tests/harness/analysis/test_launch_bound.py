@@ -20,6 +20,7 @@ from harness.analysis.replay.predict import unedited_error
 from harness.analysis.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
 from harness.analysis.study import analyse
 from harness.report.assumptions import assumption_lines
+from harness.report.names import ArmNames
 from harness.report.why import _device_table, launch_bound_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.study.records import ArmRecord, StudyRecord
@@ -182,14 +183,14 @@ def test_the_kernels_of_the_profiled_run_tell_the_busy_time(launch_bound: Record
     assert arm.totals.device_busy_ms is None
     (line,) = launch_bound_lines(report.arms)
     assert "launch-bound in forward (100 % of steps)" in line
-    assert "| unknown (" in _device_table([arm])
-    assert "at least " in _device_table([arm])
+    assert "| unknown (" in _device_table([arm], ArmNames(["cuda"]))
+    assert "at least " in _device_table([arm], ArmNames(["cuda"]))
     (known,) = with_profiled_busy(report, [profiled("cuda", launch_bound.busy_ms)]).arms
     assert known.totals.device_busy_ms == pytest.approx(launch_bound.busy_ms)
     assert known.totals.bound_shares is not None
     assert known.totals.bound_shares.launch == pytest.approx(11 / 22, abs=0.02)
     assert known.totals.bound == "launch"
-    assert "(profiled window)" in _device_table([known])
+    assert "(profiled window)" in _device_table([known], ArmNames(["cuda"]))
     (filled,) = with_profiled_busy(report, [profiled("cuda", 16.0)]).arms  # kernels fill the brackets after all
     assert filled.totals.bound == "data"
     assert with_profiled_busy(report, [profiled("other", 5.0)]) == report

@@ -10,7 +10,7 @@ from tests.harness.synthetic import MS, Arm, build
 
 
 def long_run(steps: int, slow: set[int]) -> RunData:
-    _, (run,) = build([Arm("text")], blocks=1, turns=1, steps=steps)
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=steps)
     wall = [(500 if at in slow else 30) * MS + 1000 * (at % 7) for at in range(steps + 1)]
     table = run.steps
     return RunData(
@@ -38,7 +38,7 @@ def test_of_too_many_outliers_the_slowest_are_shown_and_all_are_counted() -> Non
 
 def test_short_runs_are_shown_whole_and_warmup_and_controls_are_not() -> None:
     arm = Arm("text")
-    _, runs = build([arm, *arm.controls("a-a")], blocks=2, turns=3, steps=4)
+    _, runs = build([arm, *arm.controls("a-a")], blocks=2, repetitions=3, steps=4)
     found = step_times(runs)
     assert [(one.arm, one.block, one.steps, len(one.step)) for one in found] == [
         ("text", 0, 12, 12),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,25 @@ from tests.commands import harness
 from tests.harness.synthetic import Arm, build, write
 
 
-def made(folder: Path, factor: float = 1.0, seed: int = 0, **arm) -> str:
+def made(folder: Path, factor: float = 1.0, seed: int = 0, created_utc: str = "2025-01-01T00:00:00Z", **arm) -> str:
     """A study whose compute takes ``factor`` as long; returns its folder."""
     compute = {"h2d": 0.1, "forward": 9.0 * factor, "backward": 17.0 * factor, "optimizer": 3.0 * factor, "sync": 0.6}
     text = Arm("text", compute=compute, **arm)
-    study = build([text, *text.controls("a-a")], blocks=7, seed=seed, noise={"day": 0.002})
-    write(StudyFolder(folder), *study)
+    study, runs = build([text, *text.controls("a-a")], blocks=7, seed=seed, noise={"day": 0.002})
+    write(StudyFolder(folder), replace(study, created_utc=created_utc), runs)
     return str(folder)
 
 
 def test_compare_decides_and_exits_accordingly(tmp_path: Path) -> None:
     before = made(tmp_path / "a")
-    slow = harness("compare", before, made(tmp_path / "b", 1.2, seed=1))
+    slow = harness("compare", before, made(tmp_path / "b", 1.5, seed=1))
     assert slow.returncode == 3, slow.stderr
     assert "### Regression check: slower" in slow.stdout
     assert "different times" in slow.stdout
-    same = harness("compare", before, made(tmp_path / "c", 1.0, seed=2))
+    day = harness("compare", before, made(tmp_path / "c", 1.1, seed=2))
+    assert day.returncode == 4, day.stdout
+    assert "undecided**: days alone may make 25 %: assumed" in day.stdout
+    same = harness("compare", before, made(tmp_path / "d", 1.0, seed=2), "--within", "30%")
     assert same.returncode == 0, same.stdout
     found = json.loads(harness("compare", before, str(tmp_path / "b"), "--json").stdout)
     assert found["contests"][0]["verdict"] == "slower"
@@ -35,7 +39,7 @@ def test_compare_decides_and_exits_accordingly(tmp_path: Path) -> None:
 
 def test_compare_refuses_another_machine_and_says_how_to_insist(tmp_path: Path) -> None:
     before = made(tmp_path / "a")
-    other = made(tmp_path / "b", 1.2, seed=1, environment={"cpu": "Another"})
+    other = made(tmp_path / "b", 1.5, seed=1, environment={"cpu": "Another"})
     done = harness("compare", before, other)
     assert done.returncode == 4, done.stderr
     assert "not comparable: environment.cpu is Synthetic against Another" in done.stdout
@@ -66,8 +70,18 @@ def test_a_baseline_is_kept_listed_and_checked(tmp_path: Path) -> None:
     assert "synthetic, text:" in listed
     assert "7 blocks" in listed
     check = ("baseline", "check", "--baselines", kept)
-    assert harness(*check, made(tmp_path / "b", 1.2, seed=1)).returncode == 3
-    assert harness(*check, made(tmp_path / "c", 1.0, seed=2)).returncode == 0
+    assert harness(*check, made(tmp_path / "b", 1.5, seed=1)).returncode == 3
+    slower = made(tmp_path / "c", 1.2, seed=1)
+    assert harness(*check, slower).returncode == 4  # one session does not say what a day may do
+    for day, factor in enumerate((1.01, 0.99, 1.0)):
+        later = made(tmp_path / f"day-{day}", factor, seed=5 + day, created_utc=f"2025-02-0{day + 1}T00:00:00Z")
+        assert harness("baseline", "save", later, "--baselines", kept).returncode == 0
+    assert "4 of 4 sessions of this speed" in harness("baseline", "list", "--baselines", kept).stdout
+    assert harness(*check, slower).returncode == 3
+    assert harness(*check, made(tmp_path / "same", 1.0, seed=2), "--within", "10%").returncode == 0
+    assert harness("compare", before, slower, "--baselines", kept).returncode == 3
+    assert harness("baseline", "save", slower, "--anew", "--baselines", kept).returncode == 0
+    assert "1 of 5 sessions of this speed" in harness("baseline", "list", "--baselines", kept).stdout
     elsewhere = harness(*check, made(tmp_path / "d", 1.2, seed=3, environment={"cpu": "Another"}))
     assert elsewhere.returncode == 2
     assert "is of another environment (cpu 'Synthetic', here 'Another'): never compared" in elsewhere.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from harness.regression import report as regression
 from harness.regression.across import common_move, compare_series
+from harness.regression.days import Days, Session, session_of
 from harness.regression.gate import Limits
 from harness.regression.series import BlockSeries, series_of
 from harness.study.run_facts import RunFacts
@@ -43,10 +44,55 @@ def series(factor: float = 1.0, spread: float = 0.003, seed: int = 0, **changes:
     return BlockSeries(**{**SERIES, **settings, **changes})
 
 
+def days(*factors: float, level: int = 0, centred: bool = True) -> Days:
+    """Sessions of so many times the usual."""
+    parts = ("step", "forward", "tokenize", "startup")
+    kept = (Session("", level, dict(zip(parts, (10 * one, 9 * one, 1.0, 1000 * one), strict=True))) for one in factors)
+    return Days(tuple(kept), centred)
+
+
+STEADY = days(1.0, 1.01, 0.99, 1.005, 0.995)
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.1, "slower"), (0.9, "faster"), (1.05, "undecided")])
 def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -> None:
-    found = compare_series(series(), series(factor, seed=1), LIMITS)
+    found = compare_series(series(), series(factor, seed=1), LIMITS, days=STEADY)
     assert (found.comparison.verdict, found.refused) == (verdict, [])
+
+
+def test_what_days_differ_by_is_assumed_until_enough_sessions_are_kept() -> None:
+    found = [compare_series(series(), series(factor, seed=1), LIMITS).comparison for factor in (1.0, 1.1, 1.2, 1.5)]
+    assert [one.verdict for one in found] == ["undecided", "undecided", "undecided", "slower"]
+    assert found[2].step.why == "day to day"
+    assert "days alone may make 25 %: assumed, as 0 sessions kept" in regression.sentence(found[2])
+    assert "harness baseline save, on other days" in regression.reason(found[2].step)
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        (days(1.0, 1.08, 0.93, 1.05), "undecided"),  # such days make 1.2 by themselves
+        (days(1.2, 1.19, 1.21, 1.2), "same"),  # the newest of them was a quick one
+        (Days((*days(2.0, 2.02, 1.98).sessions, *days(1.0, level=1).sessions), True), "slower"),  # --anew
+        (days(1.2, 1.19, 1.21, 1.2, centred=False), "slower"),  # one study, not the sessions, is compared with
+    ],
+)
+def test_sessions_kept_say_what_a_day_may_do(kept: Days, verdict: str) -> None:
+    comparison = compare_series(series(), series(1.2, seed=1), LIMITS, days=kept).comparison
+    assert comparison.verdict == verdict
+    assert comparison.step.between is not None
+    assert comparison.step.between.known
+
+
+def test_days_in_a_row_that_are_alike_say_less_than_as_many_others() -> None:
+    drifting, shuffled = days(1, 1.01, 1.02, 1.03, 1.04, 1.05), days(1, 1.04, 1.01, 1.05, 1.02, 1.03)
+    assert drifting.between("step", 0.95)[0] > 1.2 * shuffled.between("step", 0.95)[0]
+
+
+def test_a_session_holds_medians() -> None:
+    one = session_of(series(startup_ms=[1.0, 5.0, 2.0]), 3)
+    assert (one.level, one.git_commit, one.ms["startup"]) == (3, "a", 2.0)
+    assert one.ms["step"] == pytest.approx(10, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +110,11 @@ def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -
 )
 def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
     other = series(1.2, seed=1, **changes)
-    found = compare_series(series(), other, LIMITS)
+    found = compare_series(series(), other, LIMITS, days=STEADY)
     assert [one.key for one in found.refused] == [key]
     assert found.comparison.verdict == "undecided"
     assert f"not comparable: {key} is " in regression.sentence(found.comparison)
-    allowed = compare_series(series(), other, LIMITS, [key])
+    allowed = compare_series(series(), other, LIMITS, [key], STEADY)
     assert allowed.comparison.verdict == "slower"
     assert [one.key for one in allowed.warned] == [key]
 
@@ -84,7 +130,7 @@ def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> None:
-    found = compare_series(series(), series(1.2, seed=1, **changes), LIMITS)
+    found = compare_series(series(), series(1.2, seed=1, **changes), LIMITS, days=STEADY)
     assert [one.key for one in found.warned] == [key]
     assert found.comparison.verdict == "slower"
     (line,) = regression.as_json([found.comparison])["contests"][0]["confounds"]
@@ -98,7 +144,8 @@ def test_another_commit_is_what_is_compared() -> None:
 
 def test_noise_of_the_baseline_hides_a_change_no_larger() -> None:
     noisy = replace(series(), twin_logs=[0.2, -0.1, 0.15, -0.2, 0.1, 0.05, -0.15])
-    assert compare_series(noisy, series(1.1, seed=1), LIMITS).comparison.verdict == "undecided"
+    found = compare_series(noisy, series(1.1, seed=1), LIMITS, days=STEADY).comparison
+    assert (found.verdict, found.step.why) == ("undecided", "within the noise")
 
 
 def test_all_arms_moving_alike_points_at_the_machine() -> None:
@@ -126,7 +173,7 @@ def test_the_series_of_a_study() -> None:
 
 def test_startup_alone_is_not_held_against_startup_beside_others() -> None:
     ours, theirs = series(startup_ms=[1000.0] * 7), series(seed=1, startup_ms=[2000.0] * 7)
-    (gate,) = compare_series(ours, theirs, LIMITS).comparison.gates
+    (gate,) = compare_series(ours, theirs, LIMITS, days=STEADY).comparison.gates
     assert (gate.name, gate.decision.outcome) == ("startup", "slower")
     assert compare_series(ours, replace(theirs, started="one by one"), LIMITS).comparison.gates == []
 

@@ -21,7 +21,35 @@ def test_a_baseline_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert [one.path for one in baselines.every(tmp_path)] == [path]
     assert path.stat().st_size < 4000
     assert baselines.save(tmp_path, series()) == path
-    assert path.read_text().count("\n") < 25  # a list to a line: a change of one figure is a change of one line
+    assert path.read_text().count("\n") < 27  # a list to a line: a change of one figure is a change of one line
+
+
+def test_sessions_of_other_days_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    def save(factor: float, day: int, hour: int = 0, *, anew: bool = False) -> baselines.Baseline:
+        one = series(factor, created_utc=f"2026-01-{day:02}T{hour:02}:00:00Z")
+        return baselines.read(baselines.save(tmp_path, one, anew=anew))
+
+    assert save(1.0, 1).earlier == ()
+    assert len(save(1.01, 2).sessions) == 2
+    again = save(1.02, 2, hour=3)  # of the same afternoon: the newer one counts
+    assert [round(one.ms["step"] / 10, 2) for one in again.sessions] == [1.0, 1.02]
+    assert again.series.created_utc == "2026-01-02T03:00:00Z"
+    new = save(2.0, 3, anew=True)
+    assert [one.level for one in new.sessions] == [0, 0, 1]
+    assert [one.ms["step"] for one in new.days.level] == [pytest.approx(20, rel=0.01)]
+    assert [one.level for one in save(2.01, 4).sessions] == [0, 0, 1, 1]
+    for day in range(5, 31):
+        kept = save(2.0, day)
+    assert len(kept.sessions) == 30
+    assert kept.sessions[0].created_utc.startswith("2026-01-01")
+
+
+def test_a_baseline_of_before_sessions_is_one_session(tmp_path: Path) -> None:
+    path = baselines.save(tmp_path, series())
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in content.items() if key not in ("earlier", "level")}))
+    found = baselines.read(path)
+    assert (found.series, len(found.sessions), found.level) == (series(), 1, 0)
 
 
 def test_a_baseline_of_another_environment_is_never_found(tmp_path: Path) -> None:
@@ -51,6 +79,8 @@ def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(
         ("blocks", None, "blocks: "),
         ("useful_fraction", "x", "useful_fraction: "),
         ("probes", [1], "probes: "),
+        ("earlier", [{"created_utc": 1}], r"earlier\.0\."),
+        ("level", "x", "level: "),
     ],
 )
 def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value: object, line: str) -> None:

@@ -156,7 +156,7 @@ def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(tmp_path
     report(tmp_path, arms())
     steps = StudyFolder(tmp_path).run("tokens", 2) / "steps.parquet"
     steps.unlink()
-    assert "gain" in build_report(tmp_path)[0]
+    assert "faster" in build_report(tmp_path).headlines[0].text
     page = (tmp_path / "summary.md").read_text()
     assert "Partial study: 29 of 30 runs finished" in page
     assert "tokens: failed (it was done, but its steps.parquet is gone), block 2" in page

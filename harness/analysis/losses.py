@@ -1,0 +1,69 @@
+"""Compares what the arms of a comparison learned: a faster run that trains something else, or nothing, is no gain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from harness.analysis.ledger import RunLedger
+from harness.analysis.statistics import from_block_values
+
+ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
+SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
+
+Blocks = Mapping[int, RunLedger]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a comparison's arms: means over the last measured steps, medians over blocks.
+
+    ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
+    ``differ``: by more than their blocks scatter, the A/A control differs and kernels round.
+    ``other_tokens``: each step of one trains on another number of tokens, so their losses at one step need not agree.
+    """
+
+    baseline: float | None = None
+    candidate: float | None = None
+    diverged: tuple[str, ...] = ()
+    differ: bool = False
+    other_tokens: bool = False
+
+    @property
+    def unlike(self) -> bool:
+        """Whether the arms, step by step on as many tokens, learned something else."""
+        return self.differ and not self.other_tokens
+
+
+def compare_losses(
+    names: tuple[str, str], baseline: Blocks, candidate: Blocks, control: Blocks, *, other_tokens: bool = False
+) -> Losses:
+    """``control``: the runs of the baseline's A/A control; empty without one."""
+    diverged = tuple(
+        name
+        for name, runs in zip(names, (baseline, candidate), strict=True)
+        if any(run.diverged for run in runs.values())
+    )
+    ours, theirs = ([run.loss for run in runs.values() if run.loss is not None] for runs in (baseline, candidate))
+    if not ours or not theirs:
+        return Losses(median(ours) if ours else None, median(theirs) if theirs else None, diverged)
+    return Losses(median(ours), median(theirs), diverged, _differ(baseline, candidate, control), other_tokens)
+
+
+def _differ(baseline: Blocks, candidate: Blocks, control: Blocks) -> bool:
+    """Paired by block, whose runs saw the same documents in the same order."""
+    found = from_block_values(_differences(baseline, candidate), SURE)
+    if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 0 <= found.ci_high:
+        return False
+    unchanged = from_block_values(_differences(baseline, control), SURE)
+    reach = 0.0
+    if unchanged is not None and unchanged.ci_low is not None and unchanged.ci_high is not None:
+        reach = max(abs(unchanged.ci_low), abs(unchanged.ci_high))
+    size = median(abs(run.loss) for run in baseline.values() if run.loss is not None)
+    return abs(found.median) > max(reach, ALIKE * size)
+
+
+def _differences(baseline: Blocks, other: Blocks) -> list[float]:
+    pairs = ((baseline[block].loss, other[block].loss) for block in sorted(set(baseline) & set(other)))
+    return [theirs - ours for ours, theirs in pairs if ours is not None and theirs is not None]

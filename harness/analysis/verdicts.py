@@ -1,0 +1,54 @@
+"""Decides what a comparison's figures allow to be said: a verdict needs an interval, a noise floor and like losses.
+
+All comparisons of a study together err at most once in twenty: each is judged by an interval of 1 - 5 % / N, so that
+by the union bound all N hold together with 95 %, whatever they share (the baseline's runs, its A/A control). The noise
+floor is one draw that all of them share, and may be small by luck: so no verdict rests on it. It only takes some away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.analysis.losses import Losses
+from harness.analysis.statistics import CONFIDENCE, Estimate
+
+Verdict = Literal["gain", "loss", "none", "undecided"]
+# fewer blocks than an interval takes; no A/A control and no allowance; a loss that is NaN or rose; losses that differ
+UndecidedKind = Literal["too few blocks", "no noise floor", "diverged", "other loss"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """``resolution``: a difference up to this fraction would have gone unnoticed; None: nothing can be resolved."""
+
+    verdict: Verdict
+    resolution: float | None = None
+    undecided: UndecidedKind | None = None
+
+
+def confidence_of_each(comparisons: int) -> float:
+    """The level of each interval that keeps ``comparisons`` of them together at 95 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
+
+
+def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = None) -> Judged:
+    """``ratio``: with the interval that holds for all comparisons of the study together.
+
+    Gain or loss: only where that interval excludes 1 and the median clears the floor. A gain also needs finite losses
+    that are alike: what does not train may well be fast.
+    """
+    if ratio.ci_low is None or ratio.ci_high is None or ratio.distance is None:
+        return Judged("undecided", None, "too few blocks")
+    if noise_floor is None:
+        return Judged("undecided", None, "no noise floor")
+    resolution = max(ratio.distance, noise_floor)
+    if abs(ratio.median - 1) <= noise_floor or ratio.ci_low <= 1 <= ratio.ci_high:
+        return Judged("none", resolution)
+    if ratio.median < 1:
+        return Judged("loss", resolution)
+    if losses is not None and losses.diverged:
+        return Judged("undecided", resolution, "diverged")
+    if losses is not None and losses.unlike:
+        return Judged("undecided", resolution, "other loss")
+    return Judged("gain", resolution)
