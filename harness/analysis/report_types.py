@@ -36,6 +36,10 @@ class ArmTotals:
     phase_ms: Mapping[str, float] = field(default_factory=dict)
     exposed_ms: Mapping[str, float] = field(default_factory=dict)
     hidden_ms: Mapping[str, float] = field(default_factory=dict)
+    work_ms: Mapping[str, float] = field(default_factory=dict)  # all time of the stages, wherever it ran
+    during_wait_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for that very batch
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while it waited for another batch
+    unsplit: str | None = None  # why exposed and hidden are empty, where a replay would be needed for them
     contended_ms: float | None = None
     device_busy_ms: float | None = None
     device_starved_ms: float | None = None

@@ -97,7 +97,7 @@ def build(
             tables = zip((STEP_COLUMNS, SPAN_COLUMNS, SAMPLE_COLUMNS), (stepped, spans, samples), strict=True)
             steps_table, *others = (_table(columns, rows) for columns, rows in tables)
             known = read_spans(others[0].select(COLUMNS).to_batches())
-            runs.append(RunData(record, with_derived(steps_table, known, asynchronous=False), *others))
+            runs.append(RunData(record, steps_table, *others))
     study = StudyRecord(
         scenario="synthetic",
         question="Does the truth come out?",

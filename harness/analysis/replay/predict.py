@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.replay.assumptions import Assumption, assumptions
+from harness.analysis.replay.consistent import consistent
 from harness.analysis.replay.contention import Stretch, stretch
-from harness.analysis.replay.pipeline import Pipeline, build, tokens_per_step
+from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
 from harness.analysis.replay.simulate import Simulated, simulate
@@ -31,8 +32,6 @@ Array = NDArray[np.float64]
 REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
 SEED = 20240229
 MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
-_ROUNDS = 12  # of step time against contention
-_CLOSE = 0.005
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Replays:
             if ahead > MOST_AHEAD:
                 raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
             offsets = _offsets(run.recording, self._replicates, edits.ranks or 1)
-            after = _consistent(partial(build, run.recording, edits, run.then), offsets, run.then)
+            after = consistent([partial(build, run.recording, edits, run.then)], offsets, run.then)[0]
             found.append(_Edited(run, after, tokens_per_step(run.recording, edits)))
         return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
 
@@ -95,7 +94,7 @@ class Replays:
             fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
             then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
             grown = feeder.batch_size / own.batch_size
-            after = _consistent(partial(build, fed, Edits(), then, grown=grown), run.offsets, then)
+            after = consistent([partial(build, fed, Edits(), then, grown=grown)], run.offsets, then)[0]
             tokens = None
             if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
                 tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
@@ -165,19 +164,6 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
     pipeline = build(recording, Edits())
     result = simulate(pipeline, offsets)
     return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
-
-
-def _consistent(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) -> Simulated:
-    """Iterate the replay until its step time and the contention agree, as each depends on the other."""
-    now = then
-    for _ in range(_ROUNDS):
-        pipeline = make(now)
-        result = simulate(pipeline, offsets)
-        following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
-        if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) < _CLOSE:
-            break
-        now = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
-    return result
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:

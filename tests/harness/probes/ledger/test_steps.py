@@ -36,7 +36,7 @@ def read_back(folder: Path) -> tuple[dict[str, list], dict[str, list]]:
     assert steps is not None
     assert spans is not None
     assert not list(folder.glob(".*")), "no temporary file stays"
-    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False)
+    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False).table
     return derived.to_pydict(), spans.to_pydict()
 
 
