@@ -292,9 +292,7 @@ def commonest(found: Iterable[Bound | None]) -> Bound | None:
     return known[0][0] if known else None
 
 
-StageFigure = Literal[
-    "exposed_ms", "hidden_ms", "work_ms", "during_wait_ms", "parallel_ms", "phase_ms", "starved_ms"
-]
+StageFigure = Literal["exposed_ms", "hidden_ms", "work_ms", "during_wait_ms", "parallel_ms", "phase_ms", "starved_ms"]
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:

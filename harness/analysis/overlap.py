@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.step_columns import bounds
 from harness.analysis.intervals import Int, Pieces, Stretches, clip, covered, difference, intersection, total, union
 from harness.analysis.ledger import derived_steps, measure
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
+from harness.analysis.step_columns import bounds
 from harness.study.run_data import RunData
 
 STRETCHES_AT_ONCE = 100_000  # bounds the memory of one sweep

@@ -74,7 +74,9 @@ def rounds(run: RunData) -> Rounds | None:
     for phase in PHASES:
         parts[phase] = per_step(column(steps, f"{phase}_ns")[measured])
     for stage in STAGES:
-        exposed, hidden, work = (column(steps, f"{kind}_{stage}_ns")[measured] for kind in ("exposed", "hidden", "work"))
+        exposed, hidden, work = (
+            column(steps, f"{kind}_{stage}_ns")[measured] for kind in ("exposed", "hidden", "work")
+        )
         if np.isnan(work).all():  # a table from before there was this column
             work = exposed + np.nan_to_num(hidden)
         parts[stage], parts[f"{EXPOSED}{stage}"] = per_step(work), per_step(exposed)

@@ -9,7 +9,7 @@ from harness.analysis.probes.probe_cost import ProbeCost, is_probe_control
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import ArmReport, Comparison, NotCompared, StudyReport
 from harness.analysis.statistics import RESAMPLES, Estimate
-from harness.report import machine, profile, stacks, why
+from harness.report import causes, machine, profile, stacks, why
 from harness.report.absent import mfu_reason, probe_problem_lines, problem_lines
 from harness.report.confounds import confound_lines
 from harness.report.recorded import NO_FILES, RecordedFiles
@@ -48,6 +48,7 @@ def summary(
     plain = [arm for arm in report.arms if not arm.control]
     parts.append(_arm_table(plain))
     parts.append(_picture("ledger.png", pictures))
+    parts.append(causes.section(plain))
     parts.append(_control_table([arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]))
     parts.append(machine.section(found.loads, found.devices))
     parts.append(profile.section(found.profiles, pictures))

@@ -94,6 +94,15 @@ def _arm(arm: ArmReport) -> Json:
         "blocking_calls": [asdict(call) for call in explained.syncs],
         "replay_error": finite(explained.replay_error),
         "replay_resampled_error": finite(explained.resampled_error),
+        "removals": [
+            {
+                "kind": one.kind,
+                "name": one.name,
+                "saved_ms": estimate_json(one.saved_ms),
+                "speedup": estimate_json(one.speedup),
+            }
+            for one in explained.removals
+        ],
         "ideal_predicted_ratio": estimate_json(explained.ideal_predicted),
         "emulation": speed.emulation,
         "loss": finite(totals.loss),

@@ -13,11 +13,19 @@ from harness.analysis.replay.simulate import Simulated, simulate
 
 Array = NDArray[np.float64]
 Make = Callable[[Stretch], Pipeline]
+SEED = 20240229
 _ROUNDS = 12  # of step time against contention
 _CLOSE = 0.005
 
 
-def consistent(makes: Sequence[Make], offsets: Array, then: Stretch) -> list[Simulated]:
+def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
+    """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
+    generator = np.random.default_rng([SEED, block])
+    cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
+    return generator.permuted(cells, axis=1).T
+
+
+def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
     """Replay what each of ``makes`` builds for a contention, which is ``then`` at first; all with the same offsets."""
     nows = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
@@ -25,7 +33,9 @@ def consistent(makes: Sequence[Make], offsets: Array, then: Stretch) -> list[Sim
     for _ in range(_ROUNDS):
         pipelines = [makes[number](nows[number]) for number in pending]
         unsettled = []
-        for number, pipeline, result in zip(pending, pipelines, simulate_all(pipelines, offsets), strict=True):
+        for number, pipeline, result in zip(
+            pending, pipelines, simulate_all(pipelines, offsets, account=account), strict=True
+        ):
             results[number], now = result, nows[number]
             following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
             if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) >= _CLOSE:

@@ -25,12 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Int
-from harness.analysis.replay.batches import BUILT
 from harness.analysis.replay.pipeline import build, together
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.replay.recording import MOST_RECORDED, Recording
+from harness.analysis.replay.removals import present_stages, without_stages
 from harness.analysis.replay.simulate import simulate
-from harness.scenario.edits import Edits, StageEdit
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
@@ -50,7 +49,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     """The split of a run with these waits by step; the reason where its replay says nothing about it."""
     if recording.device_not_recorded:
         return "device not recorded"
-    present = _present(recording)
+    present = present_stages(recording)
     sets = [chosen for size in range(len(present) + 1) for chosen in combinations(range(len(present)), size)]
     replayed = _replayed(recording, [[present[place] for place in chosen] for chosen in sets])
     steps = replayed.shape[1]
@@ -67,18 +66,9 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     return Split(_summing_to(waits_ns[:steps], shares, repetition * 2 + counted))
 
 
-def _present(recording: Recording) -> list[str]:
-    """The stages that cost anything."""
-    built = recording.batches
-    transfer = (built.receive, built.handover, built.after)
-    known = {**{name: [built.stage[name]] for name in BUILT}, "transfer": transfer}
-    return [stage for stage in STAGES if any(bool((values > 0).any()) for values in known[stage])]
-
-
 def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
     """Step times in the order recorded without each of these sets of stages, (sets, steps)."""
-    edits = [Edits(stages={stage: StageEdit(0.0) for stage in stages}) for stages in removed]
-    pipelines = [build(recording, one, exact=True, most_steps=MOST_RECORDED) for one in edits]
+    pipelines = [build(recording, without_stages(stages), exact=True, most_steps=MOST_RECORDED) for stages in removed]
     count = len(pipelines)
     return simulate(together(pipelines), np.zeros((count, 1)), np.arange(count), account=False).step_ns
 

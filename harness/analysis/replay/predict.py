@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.replay.assumptions import Assumption, assumptions
-from harness.analysis.replay.consistent import consistent
+from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
 from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
+from harness.analysis.replay.removals import Removal, removals
 from harness.analysis.replay.simulate import Simulated, simulate
 from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
 from harness.scenario.edits import Edits
@@ -30,7 +31,6 @@ from trainer.errors import InputError
 __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
 Array = NDArray[np.float64]
 REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
-SEED = 20240229
 MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
 
 
@@ -74,7 +74,7 @@ class Replays:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
             if ahead > MOST_AHEAD:
                 raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
-            offsets = _offsets(run.recording, self._replicates, edits.ranks or 1)
+            offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
             after = consistent([partial(build, run.recording, edits, run.then)], offsets, run.then)[0]
             found.append(_Edited(run, after, tokens_per_step(run.recording, edits)))
         return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
@@ -104,8 +104,12 @@ class Replays:
         fed_first = replace(found[0].run.recording, workers=feeders[found[0].run.recording.block].workers)
         return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
+    def removals(self) -> tuple[Removal, ...]:
+        """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
+        return removals([(run.recording, run.then) for run in self._runs])
+
     def _replay(self, recording: Recording) -> _Run:
-        offsets = _offsets(recording, self._replicates, 1)
+        offsets = spread_offsets(recording.block, self._replicates, 1)
         return _Run(recording, offsets, _error(recording), *_as_it_was(recording, offsets))
 
 
@@ -146,13 +150,6 @@ def _error(recording: Recording) -> float:
     alone = simulate(pipeline, np.zeros((1, 1)))
     covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
     return float(alone.step_ms[0]) * 1e6 / float(covered.mean()) - 1
-
-
-def _offsets(recording: Recording, replicates: int, ranks: int) -> Array:
-    """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
-    generator = np.random.default_rng([SEED, recording.block])
-    cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
-    return generator.permuted(cells, axis=1).T
 
 
 def _either(edited: int | None, recorded: int) -> int:

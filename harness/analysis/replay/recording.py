@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.step_columns import bounds
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
+from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup
 from harness.study.contract import PHASES
 from harness.study.run_data import RunData
