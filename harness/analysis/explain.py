@@ -47,6 +47,7 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         ideal_predicted=without.speedup,
         ideal_measured=speed(ledgers, controls.get("ideal-data", arm), steps_per_s),
         removals=replays.removals(),
+        critical_path_ms=replays.critical_path_ms(),
     )
 
 

@@ -66,7 +66,8 @@ def summary(rows: list[Row]) -> str:
         [
             f"- pipelines: {len(rows)}",
             "- starvation per cause, exposed and hidden per stage within 3 % of the step or 0.3 ms: "
-            f"{len(rows) - len(ledger)} of {len(rows)}{f' (not: {ledger})' if ledger else ''}; the worst uses {share:.0%} of what is allowed",
+            f"{len(rows) - len(ledger)} of {len(rows)}{f' (not: {ledger})' if ledger else ''}; "
+            f"the worst uses {share:.0%} of what is allowed",
             f"- verdict right wherever the true ratio lies outside the noise floor and 3 %: {len(rows) - len(wrong)} "
             f"of {len(rows)}{f' (not: {wrong})' if wrong else ''}; called although next to none is declared: "
             f"{false or 'none'}",

@@ -35,6 +35,7 @@ class Operation(NamedTuple):
     back: int
     first: int  # row of the class's matrix
     second: int
+    name: str = ""  # phase of the host, or kernel
 
 
 class Program(NamedTuple):
@@ -75,20 +76,23 @@ def build(
     exact: bool = False,
     grown: float = 1.0,
     most_steps: int = MOST_STEPS,
+    merged: bool = True,
 ) -> Pipeline:
     """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).
 
     ``grown``: how many times as large its batches already are as those that its steps were recorded with. ``exact``:
     every step and batch with its own durations, warmup included, in the order recorded (a replay at offset 0 is then
     the run itself); otherwise only those of measured steps serve, for steps and batches of any number. ``most_steps``:
-    that count; of a longer run its beginning.
+    that count; of a longer run its beginning. Not ``merged``: every phase of the host is an operation of its own.
     """
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), exact=exact)
     host = (then.main, now.main)
-    made = [_program(recording, one, edits, scale * grown, host, exact=exact) for one in recording.classes]
+    made = [
+        _program(recording, one, edits, scale * grown, host, exact=exact, merged=merged) for one in recording.classes
+    ]
     programs = tuple(program for program, _ in made)
     main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
@@ -162,7 +166,14 @@ def _drained(
 
 
 def _program(
-    recording: Recording, one: StepClass, edits: Edits, scale: float, stretch: tuple[float, float], *, exact: bool
+    recording: Recording,
+    one: StepClass,
+    edits: Edits,
+    scale: float,
+    stretch: tuple[float, float],
+    *,
+    exact: bool,
+    merged: bool,
 ) -> tuple[Program, float]:
     """The operations of a class under ``edits``, and the mean CPU time of the main thread in one of its steps."""
     members = np.arange(len(one.steps))
@@ -182,14 +193,14 @@ def _program(
             duration, cpu = _host_time(event, edits, scale, recording.asynchronous)
             cpu_ns += float(cpu.mean())
             duration = stretched(duration, cpu, stretch)
-            if operations and operations[-1].kind == "host":
+            if merged and operations and operations[-1].kind == "host":
                 rows[-1] = rows[-1] + duration
             else:
-                operations.append(Operation("host", 0, len(rows), 0))
+                operations.append(Operation("host", 0, len(rows), 0, event.phase))
                 rows.append(duration)
         else:
             factor = _device_factor(event, edits, scale) if event.kind == "launch" else 1.0
-            operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1))
+            operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1, event.name))
             rows += [event.duration * factor, event.queueing * (0.0 if LAUNCHING in edits.without else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
+from harness.analysis.replay.critical_path import Link, critical_path_ms
 from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
@@ -107,6 +108,13 @@ class Replays:
     def removals(self) -> tuple[Removal, ...]:
         """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
         return removals([(run.recording, run.then) for run in self._runs])
+
+    def critical_path_ms(self) -> dict[Link, float]:
+        """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
+        found = [critical_path_ms(run.recording) for run in self._runs]
+        links = dict.fromkeys(link for one in found for link in one)
+        means = {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
+        return dict(sorted(means.items(), key=lambda item: -item[1]))
 
     def _replay(self, recording: Recording) -> _Run:
         offsets = spread_offsets(recording.block, self._replicates, 1)

@@ -122,7 +122,7 @@ class _Loop:
 
     def _step(self, program: Program, members: NDArray[np.int64]) -> None:
         durations = program.durations[:, self.variant, members]
-        for kind, back, first, second in program.operations:
+        for kind, back, first, second, _ in program.operations:
             if kind == "host":
                 self.now = self.now + durations[first]
             elif kind == "fetch":
