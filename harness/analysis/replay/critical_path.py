@@ -30,7 +30,7 @@ MOST_STEPS = 500  # measured ones that are walked; more change little
 LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
 
 
-class Link(NamedTuple):
+class PathLink(NamedTuple):
     """What a piece of the path was: a stage of whoever built the batch (``transfer``: request, hand-over, receiving),
     a phase of the host, a kernel of the device, the launch of one, or the return of a blocking call."""
 
@@ -38,26 +38,26 @@ class Link(NamedTuple):
     name: str
 
 
-class _Moment(NamedTuple):
+class _Reached(NamedTuple):
     """A moment, what led to it, and the moment before that; the difference of both is how long that took."""
 
     time: float
-    link: Link
-    before: _Moment | None
+    link: PathLink
+    before: _Reached | None
 
 
-TRANSFER = Link("stage", "transfer")
-BUILDING = Link("stage", "between stages")
-PAUSED = Link("phase", "other")
-RETURN = Link("return", "blocking call")
+TRANSFER = PathLink("stage", "transfer")
+BUILDING = PathLink("stage", "between stages")
+PAUSED = PathLink("phase", "other")
+RETURN = PathLink("return", "blocking call")
 
 
-def critical_path_ms(recording: Recording) -> dict[Link, float]:
+def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
     """Milliseconds per measured step by link."""
     pipeline = build(recording, Edits(), exact=True, most_steps=MOST_STEPS, merged=False)
-    total: dict[Link, float] = {}
+    total: dict[PathLink, float] = {}
     for began, end in _Walk(pipeline).windows():
-        moment: _Moment | None = end
+        moment: _Reached | None = end
         while moment is not None and moment.time > began and moment.before is not None:
             spent = moment.time - max(began, moment.before.time)
             total[moment.link] = total.get(moment.link, 0.0) + spent
@@ -66,10 +66,26 @@ def critical_path_ms(recording: Recording) -> dict[Link, float]:
     return {link: spent / steps / 1e6 for link, spent in total.items() if spent}
 
 
+class _Cost(NamedTuple):
+    """Of one batch, in ns; the rows of ``costs.Costs``."""
+
+    read: float
+    tokenize: float
+    pack: float
+    work: float
+    after: float
+    wake: float
+    handover: float
+    receive: float
+
+
+assert _Cost._fields == Costs._fields
+
+
 class _Batch(NamedTuple):
-    costs: Costs
-    built: _Moment
-    delivered: _Moment
+    costs: _Cost
+    built: _Reached
+    delivered: _Reached
 
 
 class _Walk:
@@ -78,17 +94,17 @@ class _Walk:
     def __init__(self, pipeline: Pipeline) -> None:
         self.p = pipeline
         self.taken = [0] * len(pipeline.programs)
-        self.now = _Moment(0.0, PAUSED, None)
+        self.now = _Reached(0.0, PAUSED, None)
         self.device_free = self.now
         back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
-        self.completions: deque[_Moment] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
+        self.completions: deque[_Reached] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
         self.on_the_way: deque[_Batch] = deque()
         self.requested = 0
         self.worker_free = [self.now] * pipeline.workers
 
-    def windows(self) -> list[tuple[float, _Moment]]:
+    def windows(self) -> list[tuple[float, _Reached]]:
         """When each stretch of measured steps that follow one another began, and the moment of its end."""
-        found: list[tuple[float, _Moment]] = []
+        found: list[tuple[float, _Reached]] = []
         follows = False
         p = self.p
         for number, measured, resume, drained in zip(p.step_program, p.measured, p.resumes, p.drained, strict=True):
@@ -111,7 +127,7 @@ class _Walk:
         self.taken[number] += 1
         for kind, back, first, second, name in program.operations:
             if kind == "host":
-                self.now = _after(self.now, durations[first], Link("phase", name))
+                self.now = _after(self.now, durations[first], PathLink("phase", name))
             elif kind == "fetch":
                 self._fetch()
             elif kind == "launch":
@@ -125,8 +141,8 @@ class _Walk:
         depth = self.p.queue_depth
         if depth is not None and len(self.completions) >= depth:
             self.now = _later(self.now, self.completions[-depth])
-        done = _after(_later(self.now, self.device_free), duration, Link("kernel", name))
-        self.device_free = _later(done, _after(self.now, queueing, Link("launch", name)))
+        done = _after(_later(self.now, self.device_free), duration, PathLink("kernel", name))
+        self.device_free = _later(done, _after(self.now, queueing, PathLink("launch", name)))
         self.completions.append(self.device_free)
 
     def _fetch(self) -> None:
@@ -138,10 +154,10 @@ class _Walk:
             costs = self._next_costs()
             self.now = _after(_built(self.now, costs), costs.receive, TRANSFER)
 
-    def _next_costs(self) -> Costs:
+    def _next_costs(self) -> _Cost:
         place = self.requested % self.p.costs.shape[2]
         self.requested += 1
-        return Costs(*self.p.costs[:, 0, place].tolist())
+        return _Cost(*self.p.costs[:, 0, place].tolist())
 
     def _request(self) -> None:
         worker = self.requested % self.p.workers
@@ -156,7 +172,7 @@ class _Walk:
             self._request()
         if first or resume.repetition:
             for place, batch in enumerate(self.on_the_way):
-                built = _after(self.now, resume.ends_ns[place], BUILDING)
+                built = _after(self.now, float(resume.ends_ns[place]), BUILDING)
                 self.on_the_way[place] = _Batch(batch.costs, built, _after(built, batch.costs.handover, TRANSFER))
                 worker = (self.requested - len(self.on_the_way) + place) % self.p.workers
                 self.worker_free[worker] = _after(built, batch.costs.after, TRANSFER)
@@ -165,19 +181,19 @@ class _Walk:
         self.device_free = self.now
 
 
-def _built(begun: _Moment, costs: Costs) -> _Moment:
+def _built(begun: _Reached, costs: _Cost) -> _Reached:
     """The moment at which a batch begun then is built."""
     moment = begun
     for name in ("read", "tokenize", "pack"):
-        moment = _after(moment, getattr(costs, name), Link("stage", name))
+        moment = _after(moment, getattr(costs, name), PathLink("stage", name))
     # What lies between the stages comes last here; the path has the same length.
     return _after(moment, costs.work - (costs.read + costs.tokenize + costs.pack), BUILDING)
 
 
-def _after(moment: _Moment, duration: float, link: Link) -> _Moment:
-    return moment if duration == 0 else _Moment(moment.time + duration, link, moment)
+def _after(moment: _Reached, duration: float, link: PathLink) -> _Reached:
+    return moment if duration == 0 else _Reached(moment.time + duration, link, moment)
 
 
-def _later(first: _Moment, second: _Moment) -> _Moment:
+def _later(first: _Reached, second: _Reached) -> _Reached:
     """The later of both; of two at the same time the first."""
     return second if second.time > first.time else first

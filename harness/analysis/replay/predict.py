@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
-from harness.analysis.replay.critical_path import Link, critical_path_ms
+from harness.analysis.replay.critical_path import PathLink, critical_path_ms
 from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
@@ -109,7 +109,7 @@ class Replays:
         """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
         return removals([(run.recording, run.then) for run in self._runs])
 
-    def critical_path_ms(self) -> dict[Link, float]:
+    def critical_path_ms(self) -> dict[PathLink, float]:
         """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
         found = [critical_path_ms(run.recording) for run in self._runs]
         links = dict.fromkeys(link for one in found for link in one)

@@ -67,7 +67,7 @@ def test_a_fetch_that_delays_later_launches_is_exposed_though_the_device_never_w
     saved = oracle.step_ms(run) - oracle.step_ms(
         oracle.run(Truth(workers=0, host=host, device=device, steps=80, **(costs | {"tokenize": 0.0})))
     )
-    assert saved > 5
+    assert saved == pytest.approx(4, abs=0.1)  # 2 ms of it lie behind the rest of the optimizer
     assert found.exposed_ms["tokenize"] == pytest.approx(saved, abs=0.1)
     assert sum(found.hidden_ms.values()) == pytest.approx(6 - saved, abs=0.1)
 

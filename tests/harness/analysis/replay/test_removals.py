@@ -30,7 +30,7 @@ def without(truth: Truth, kind: str, name: str) -> Truth | None:
     return None
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(truth=pipelines(), data=st.data())
 def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Truth, data: st.DataObject) -> None:
     truth = truth.having(jitter=0.0, spread=0.0, steps=60)
