@@ -57,9 +57,9 @@ def test_where_one_stage_alone_matters_its_share_is_its_saving() -> None:
 
 def test_a_fetch_that_delays_later_launches_is_exposed_though_the_device_never_waits_in_it() -> None:
     """10 ms of launching and 6 ms of data beside 8 ms of optimizer: the host is the critical path."""
-    host = {"h2d": 0.0, "forward": 5.0, "backward": 5.0, "optimizer": 0.0, "sync": 0.0, "log": 0.0}
+    host = {"h2d": 0.1, "forward": 5.0, "backward": 5.0, "optimizer": 0.2, "sync": 0.05, "log": 0.1}
     device = {"h2d": 0.0, "forward": 2.0, "backward": 3.0, "norm": 0.1, "optimizer": 8.0}
-    costs = {"read": 0.0, "pack": 0.0, "tokenize": 6.0, "remainder": 0.0, "latency": 0.0} | QUIET
+    costs = {"read": 0.0, "pack": 0.0, "tokenize": 6.0, "remainder": 0.0} | QUIET | {"gap": 0.01}
     run = oracle.run(Truth(workers=0, host=host, device=device, steps=80, **costs))
     found = ledger(run)
     assert found.device_slack_ms is not None
@@ -67,7 +67,7 @@ def test_a_fetch_that_delays_later_launches_is_exposed_though_the_device_never_w
     saved = oracle.step_ms(run) - oracle.step_ms(
         oracle.run(Truth(workers=0, host=host, device=device, steps=80, **(costs | {"tokenize": 0.0})))
     )
-    assert saved == pytest.approx(4, abs=0.1)  # 2 ms of it lie behind the rest of the optimizer
+    assert 4 < saved < 6  # the rest lies behind the optimizer
     assert found.exposed_ms["tokenize"] == pytest.approx(saved, abs=0.1)
     assert sum(found.hidden_ms.values()) == pytest.approx(6 - saved, abs=0.1)
 
