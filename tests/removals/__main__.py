@@ -114,16 +114,26 @@ def _step_ms(run: RunData) -> tuple[float, float]:
 
 
 def summary(rows: list[Row]) -> str:
-    errors = np.abs([row.error for row in rows])
+    quiet = [row for row in rows if row.waited_for_cores <= SPOILED]
     misses = [row for row in rows if abs(row.error) > WITHIN]
     return "\n".join(
         [
             f"- removals: {len(rows)} of {len({row.seed for row in rows})} pipelines",
-            f"- predicted within {WITHIN:.0%} of the step: {np.mean(errors <= WITHIN):.1%} (asked: 95 %); "
-            f"median {np.median(errors):.2%}, p95 {np.quantile(errors, 0.95):.2%}, worst {errors.max():.2%}",
-            f"- had each been predicted to save nothing: {np.mean([_blind(row) <= WITHIN for row in rows]):.1%}",
-            f"- misses: {', '.join(f'{row.seed} {row.part} {row.error:+.1%}' for row in misses) or 'none'}",
+            f"- predicted {_within(rows)} (asked: 95 %)",
+            f"- of these {len(quiet)} whose runs waited for a core for at most {SPOILED:.0%} of their steps: "
+            f"{_within(quiet) if quiet else 'none'}",
+            f"- had each been predicted to save nothing: {np.mean([_blind(row) <= WITHIN for row in rows]):.1%} within",
+            "- misses (and the share of the step that a run waited for a core): "
+            + (", ".join(f"{m.seed} {m.part} {m.error:+.1%} ({m.waited_for_cores:.0%})" for m in misses) or "none"),
         ]
+    )
+
+
+def _within(rows: list[Row]) -> str:
+    errors = np.abs([row.error for row in rows])
+    return (
+        f"within {WITHIN:.0%} of the step: {np.mean(errors <= WITHIN):.1%}; "
+        f"median {np.median(errors):.2%}, p95 {np.quantile(errors, 0.95):.2%}, worst {errors.max():.2%}"
     )
 
 
@@ -135,7 +145,7 @@ def page(rows: list[Row]) -> str:
     header = (
         "| seed | device, workers x prefetch, read + tokenize + pack, transfer | without | step ms | predicted ms | "
     )
-    header += "measured ms | error | unedited replay |"
+    header += "measured ms | error | unedited replay | waited for a core |"
     head = [
         "# What removing a part saves: predicted and really run",
         "Random pipelines (tests/removals/pipelines.py) of declared costs, run for real (sleeping, on an emulated "
@@ -145,12 +155,12 @@ def page(rows: list[Row]) -> str:
         "was run "
         "again (the quietest study counts). `python -m tests.removals`.",
         summary(rows),
-        f"{header}\n|{' --- |' * 8}",
+        f"{header}\n|{' --- |' * 9}",
     ]
     body = [
         f"| {row.seed} | {row.pipeline} | {row.part} | {row.step_ms:.2f} | {row.predicted_ms:.2f} | "
         f"{row.measured_ms:.2f} | {row.error:+.2%}{' **out**' if abs(row.error) > WITHIN else ''} | "
-        f"{row.unedited:+.2%} |"
+        f"{row.unedited:+.2%} | {row.waited_for_cores:.0%} |"
         for row in rows
     ]
     return "\n\n".join(head) + "\n" + "\n".join(body) + "\n"
