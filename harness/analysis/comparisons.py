@@ -93,6 +93,8 @@ class Waits:
     exposed_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
     contended_ms: float | None
+    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
     slack_ms: float | None = None  # only with an asynchronous device, as are the next two
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
@@ -100,7 +102,7 @@ class Waits:
     @property
     def work_ms(self) -> float:
         """All data work, waited for or not; the host does it for every step."""
-        return sum(self.exposed_ms.values()) + sum(self.hidden_ms.values())
+        return sum(self.stage_work_ms.values())
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,8 @@ def _waits(blocks: Blocks) -> Waits:
         exposed_ms=stage_means(runs, "exposed_ms"),
         hidden_ms=stage_means(runs, "hidden_ms"),
         contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        stage_work_ms=stage_means(runs, "work_ms"),
+        parallel_ms=stage_means(runs, "parallel_ms"),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         bound=commonest(run.bound for run in runs),
@@ -307,9 +311,10 @@ def commonest(found: Iterable[Bound | None]) -> Bound | None:
     return known[0][0] if known else None
 
 
-def stage_means(
-    runs: Sequence[RunLedger], name: Literal["exposed_ms", "hidden_ms", "phase_ms", "starved_ms"]
-) -> dict[str, float]:
+StageFigure = Literal["exposed_ms", "hidden_ms", "work_ms", "during_wait_ms", "parallel_ms", "phase_ms", "starved_ms"]
+
+
+def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
     """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured."""
     means: dict[str, float] = {}
     for key in dict.fromkeys(key for run in runs for key in getattr(run, name)):

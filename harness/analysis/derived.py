@@ -1,11 +1,16 @@
-"""Computes the derived columns of the steps table: exposed, hidden, and what the device did.
+"""Computes the derived columns of the steps table: exposed, hidden, where stages ran, and what the device did.
 
 A run records only what happened: steps with their phases, spans of stages, kernels and blocking calls. These columns
 are computed whenever a study is read, so a corrected rule also applies to old studies.
 
-    synchronous device    exposed and hidden: each wait for a batch split by the batch's own stages (``exposure``)
-    asynchronous device   idle (starved) by cause, slack, busy; exposed is the idle time by stage (``device``). Of a
-                          launch-bound phase nobody knows how much was work: busy is null, idle what is known of it
+    exposed       what each stage cost the step, by replay of the recorded order without it (``replay.exposed``)
+    work, during_wait, parallel    where the time of the stages lies (``exposure``)
+    hidden        stage time that cost nothing: it ran outside of every wait, and is not exposed
+    device        beside an asynchronous device: idle (starved) by cause, slack, busy (``device``). Of a launch-bound
+                  phase nobody knows how much was work: busy is null, idle what is known of it
+
+Data work that runs inline on a synchronous device needs no replay: each stage costs what it takes. Where a replay is
+needed and impossible, or off by more than its tolerance, exposed and hidden are null: not derived, never zero.
 
 A batch whose builder recorded nothing makes the stages of its step null: not measured, never zero. A builder that did
 nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the
@@ -14,7 +19,7 @@ recorded column ``exposed_transfer_ns`` shows the difference.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +29,23 @@ from harness.analysis.exposure import (
     TRANSFER,
     BatchWaits,
     StageSpans,
-    exposed_and_hidden,
-    of_known_batches,
-    per_row_and_stage,
+    StageTimes,
+    per_row,
+    stage_times,
     without_overlaps,
 )
-from harness.analysis.intervals import Int, Stretches
+from harness.analysis.intervals import Int, Stretches, difference, union
 from harness.analysis.launches import NEGLIGIBLE, device_work, open_per_step
+from harness.analysis.replay.exposed import Split, Unsplit, split
+from harness.analysis.replay.recording import Recording
 from harness.analysis.spans import FETCH, RunSpans
-from harness.study.contract import CAUSES, STAGES
+from harness.analysis.step_columns import bounds, integers
+from harness.study.contract import CAUSES, PLACES, STAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STAGE_COLUMNS = tuple(f"{kind}_{stage}_ns" for kind in ("exposed", "hidden") for stage in STAGES)
+STAGE_COLUMNS = tuple(f"{kind}_{stage}_ns" for kind in ("exposed", "hidden", *PLACES) for stage in STAGES)
 DEVICE_COLUMNS = (
     "device_busy_ns",
     "device_launch_bound_ns",
@@ -47,20 +55,29 @@ DEVICE_COLUMNS = (
 )
 
 
-def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool) -> pa.Table:
+class Derived(NamedTuple):
+    """A steps table with its derived columns, and why its waits were not split by stage (None: they were)."""
+
+    table: pa.Table
+    unsplit: Unsplit | Literal["no times", "spans missing"] | None
+
+
+def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording: Recording | None = None) -> Derived:
     """Return ``steps`` with its derived columns computed by the present rules.
 
     Return it unchanged where the phases of steps were not recorded (a run measured bare), where steps have no times,
-    and where spans are missing: a step that fetched must have a span of it.
+    and where spans are missing: a step that fetched must have a span of it. ``recording``: of the same run; None where
+    it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
-        return steps
+        return Derived(steps, "no times")
     waits = waits_of(steps, spans)
     if waits is None or _incomplete(steps, waits):
-        return steps
-    for name, values in _columns(steps, spans, waits, asynchronous).items():
+        return Derived(steps, "spans missing")
+    columns, unsplit = _columns(steps, spans, waits, asynchronous, recording)
+    for name, values in columns.items():
         steps = steps.set_column(steps.column_names.index(name), name, values)
-    return steps
+    return Derived(steps, unsplit)
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
@@ -68,21 +85,6 @@ def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
     waited = np.zeros(len(steps), dtype=np.bool_)
     waited[waits.rows[waits.rows >= 0]] = True
     return bool(((integers(steps, "fetch_ns") > 0) & ~waited).any())
-
-
-def bounds(steps: pa.Table) -> Stretches:
-    """When each step began and ended."""
-    starts = integers(steps, "start_ns")
-    return Stretches(starts, starts + integers(steps, "wall_ns"))
-
-
-def integers(table: pa.Table, name: str, null: int = 0) -> Int:
-    """A column as int64, (rows,); ``null`` for what was not measured."""
-    column = table.column(name)
-    if column.null_count:
-        column = column.fill_null(null)
-    values: Int = column.to_numpy().astype(np.int64, copy=False)
-    return values
 
 
 def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
@@ -119,33 +121,66 @@ def stage_spans(spans: RunSpans) -> StageSpans:
     return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
 
 
-def _columns(steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: bool) -> dict[str, pa.Array]:
+def _columns(
+    steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: bool, recording: Recording | None
+) -> tuple[dict[str, pa.Array], Unsplit | None]:
     import pyarrow as pa
 
     rows = len(steps)
     stages = stage_spans(spans)
+    waited = union(waits.starts, waits.ends)
     found: dict[str, pa.Array] = {}
     if asynchronous:
-        step_bounds = bounds(steps)
-        idle = device.idle_per_step(step_bounds, spans, waits, stages)
-        pieces = min(len(spans.kernels), len(spans.launches))
-        slack, fetched = device.slack(waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], rows)
-        idle_ns = idle.sum(axis=1)
-        wall = step_bounds.ends - step_bounds.starts
-        may_wait = open_per_step(step_bounds, device_work(spans))
-        found["device_busy_ns"] = pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
-        found["device_launch_bound_ns"] = pa.array(may_wait)
-        found["device_starved_ns"] = pa.array(idle_ns)
-        found["device_slack_ns"] = pa.array(slack, mask=~fetched)
-        found |= {f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)}
-        exposed = idle[:, : len(STAGES)]
-        within = of_known_batches(stages, waits)
-        work = per_row_and_stage(waits.rows[within.batches], within.stages, within.ends - within.starts, rows)
-        hidden = np.maximum(0, work - exposed)
-    else:
-        exposed, hidden = exposed_and_hidden(waits, stages, rows)
+        found |= _device_columns(bounds(steps), spans, waits, stages)
+        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
+    times = stage_times(waits, stages, waited, rows)
     unknown = np.zeros(rows, dtype=np.bool_)
     unknown[waits.rows[(waits.rows >= 0) & ~waits.reported]] = True
-    for kind, values in (("exposed", exposed), ("hidden", hidden)):
-        found |= {f"{kind}_{stage}_ns": pa.array(values[:, i], mask=unknown) for i, stage in enumerate(STAGES)}
-    return found
+    exposed = _exposed(times, _fetched(waits, rows), asynchronous, recording)
+    known = np.zeros(rows, dtype=np.bool_)
+    shares = np.zeros_like(times.work)
+    if isinstance(exposed, Split):
+        known[: len(exposed.exposed)] = True
+        shares[: len(exposed.exposed)] = exposed.exposed
+    hidden = np.maximum(0, np.minimum(times.outside, times.work - shares))
+    by_kind = {"exposed": shares, "hidden": hidden, "work": times.work}
+    by_kind |= {"during_wait": times.during, "parallel": times.parallel}
+    for kind, values in by_kind.items():
+        absent = unknown if kind in PLACES else unknown | ~known
+        found |= {f"{kind}_{stage}_ns": pa.array(values[:, i], mask=absent) for i, stage in enumerate(STAGES)}
+    return found, None if isinstance(exposed, Split) else exposed
+
+
+def _device_columns(
+    step_bounds: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans
+) -> dict[str, pa.Array]:
+    import pyarrow as pa
+
+    idle = device.idle_per_step(step_bounds, spans, waits, stages)
+    pieces = min(len(spans.kernels), len(spans.launches))
+    slack, fetched = device.slack(
+        waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)
+    )
+    idle_ns = idle.sum(axis=1)
+    wall = step_bounds.ends - step_bounds.starts
+    may_wait = open_per_step(step_bounds, device_work(spans))
+    return {
+        "device_busy_ns": pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall),
+        "device_launch_bound_ns": pa.array(may_wait),
+        "device_starved_ns": pa.array(idle_ns),
+        "device_slack_ns": pa.array(slack, mask=~fetched),
+        **{f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)},
+    }
+
+
+def _fetched(waits: BatchWaits, rows: int) -> Int:
+    """The waits of each step together."""
+    return per_row(waits.rows, waits.ends - waits.starts, rows)
+
+
+def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:
+    """What each stage cost each step."""
+    inline = recording is None or not recording.workers
+    if inline and not asynchronous and np.array_equal(times.work, times.during):
+        return Split(times.during)
+    return "not replayable" if recording is None else split(recording, waits_ns)

@@ -154,7 +154,7 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
             k,
             float(np.mean([curve.work[i] for curve in curves])),
             float(np.mean([curve.step[i] for curve in curves])),
-            mean([sum(curve.runs[i].exposed_ms.values()) if curve.runs[i].exposed_ms else None for curve in curves]),
+            mean([curve.runs[i].waited_ms for curve in curves]),
             mean([curve.runs[i].contended_ms for curve in curves]),
         )
         for i, k in enumerate(curves[0].ks)

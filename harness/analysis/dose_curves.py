@@ -1,6 +1,6 @@
 """Builds one curve per block: the step time against the work, with one kind of work done k times more.
 
-x = measured work per step on the critical path: a stage's exposed and hidden time, divided by the workers that do it
+x = measured work per step on the critical path: all time of a stage, divided by the workers that do it
 side by side; of the device its busy time. y = step time. Both are totals of a run over its steps, in milliseconds.
 """
 
@@ -54,7 +54,7 @@ class Curve:
     @property
     def waited(self) -> list[float]:
         """Waiting for data, all stages together, for each k."""
-        return [sum(run.exposed_ms.values()) for run in self.runs]
+        return [run.waited_ms or 0.0 for run in self.runs]
 
 
 def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
@@ -88,9 +88,9 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
         if any("forward" not in run.phase_ms or run.record.facts.asynchronous for run in runs):
             return None  # of an asynchronous device the phase is only the launching
         return lambda run: run.phase_ms["forward"]
-    if any(what not in run.exposed_ms or what not in run.hidden_ms for run in runs):
+    if any(what not in run.work_ms for run in runs):
         return None
-    return lambda run: run.exposed_ms[what] + run.hidden_ms[what]
+    return lambda run: run.work_ms[what]
 
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:

@@ -12,13 +12,14 @@ from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measure
 from harness.analysis.dose import Dose, dose, parse_control
 from harness.analysis.dose_curves import What
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
-from harness.analysis.replay.predict import predict, replace_data
+from harness.analysis.replay.predict import Replays, replace_data
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.report_types import ArmExplained, Explained, PredictedRatio
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten
+from harness.study.contract import STAGES
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from trainer.errors import InputError
@@ -35,15 +36,18 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
     try:
-        without = predict(own, parse_edits([f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]))
+        replays = Replays(own)
     except InputError:
         return ArmExplained(syncs)  # tables of another trainer, without the spans that a replay needs
+    without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
     return ArmExplained(
         syncs,
         replay_error=without.validation.median,
         resampled_error=without.validation.resampled_median,
         ideal_predicted=without.speedup,
         ideal_measured=speed(ledgers, controls.get("ideal-data", arm), steps_per_s),
+        removals=replays.removals(),
+        critical_path_ms=replays.critical_path_ms(),
     )
 
 

@@ -1,16 +1,20 @@
-"""Splits each wait for a batch into the stages it was spent on, by intersection with that batch's own spans.
+"""Places the stages of each batch: within the wait for it, within the wait for another batch, or behind compute.
 
 The main thread waits for batch b during [w0, w1). The builder of b (a loader worker, or the main thread itself)
 recorded when it read, tokenized and packed *that very batch*, on the same clock. Then, per stage:
 
-    worker:      |--read--|----tokenize----|-pack-|
-    main thread:                 |========= wait ==========|
-                          hidden | exposed tokenize | exposed pack | exposed transfer
+    worker:      |--read--|-------tokenize--------|-pack-|
+    main thread: ===|           |================= wait ==|
+               parallel | outside  | during the wait           (the rest of the wait: transfer)
 
-exposed = stage time inside the wait; hidden = stage time outside it; the rest of the wait is *transfer*: the request,
-the hand-over between processes, unpickling. A hand-over that was over before the wait began leaves no span, so hidden
-transfer is 0. Where spans overlap, the time belongs to the one that started last (the innermost, if they nest), so
-nothing is counted twice. Everything is in integer nanoseconds.
+during    stage time within the wait for its batch; what no stage covers is *transfer*: the request, the hand-over
+          between processes, unpickling. Transfer outside of the wait leaves no trace
+parallel  stage time within waits for other batches
+outside   stage time while the step did not wait
+
+This is a picture, not a cause: a wait ends when a chain of work ends, also work that was over when it began. What each
+stage made the step wait (exposed) is the business of ``replay.exposed``. Where spans overlap, the time belongs to the
+one that started last (the innermost, if they nest), so nothing is counted twice. Everything is in integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.intervals import Int, innermost
+from harness.analysis.intervals import Int, Stretches, covered, innermost
 from harness.study.contract import STAGES
 
 TRANSFER = STAGES.index("transfer")
@@ -72,29 +76,43 @@ def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
     return StageSpans(*(column[:count] for column in spans))
 
 
-def exposed_and_hidden(waits: BatchWaits, spans: StageSpans, rows: int) -> tuple[Int, Int]:
-    """Nanoseconds per step and stage, exposed and hidden, both (rows, stages); several waits of a step add up.
+class StageTimes(NamedTuple):
+    """Nanoseconds per step and stage, each (rows, stages); several waits of a step add up."""
 
-    ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. Raises ValueError
-    where a wait ends before it starts.
+    work: Int  # of all spans of the step's batches; of transfer only what is within the waits
+    during: Int
+    parallel: Int
+    outside: Int
+
+
+def stage_times(waits: BatchWaits, spans: StageSpans, counted: Stretches, rows: int) -> StageTimes:
+    """Where the stages of each step's batches ran.
+
+    ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. ``counted``: the
+    waits that count as such, for ``parallel`` and ``outside``; beside an asynchronous device only while it is idle.
+    Raises ValueError where a wait ends before it starts.
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
-    exposed, hidden = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(2))
+    work, during, behind, outside = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(4))
     spans = of_known_batches(spans, waits)
     for first in range(0, len(spans.batches), SPANS_AT_ONCE):
         part = StageSpans(*(column[first : first + SPANS_AT_ONCE] for column in spans))
+        part = StageSpans(*(column[waits.rows[part.batches] >= 0] for column in part))
         since, until = waits.starts[part.batches], waits.ends[part.batches]
-        inside = np.maximum(0, np.minimum(part.ends, until) - np.maximum(part.starts, since))
+        starts, ends = np.maximum(part.starts, since), np.minimum(part.ends, until)
+        inside = np.maximum(0, ends - starts)
+        waited = covered(part.starts, part.ends, counted)
+        own = covered(starts, np.maximum(starts, ends), counted)
         cells = waits.rows[part.batches], part.stages
-        received = cells[0] >= 0
-        cells = cells[0][received], cells[1][received]
-        np.add.at(exposed, cells, inside[received])
-        np.add.at(hidden, cells, (part.ends - part.starts - inside)[received])
-    hidden[:, TRANSFER] = 0
-    waited = per_row(waits.rows, waits.ends - waits.starts, rows)
-    exposed[:, TRANSFER] += waited - exposed.sum(axis=1)
-    return exposed, hidden
+        np.add.at(work, cells, part.ends - part.starts)
+        np.add.at(during, cells, inside)
+        np.add.at(behind, cells, waited - own)
+        np.add.at(outside, cells, part.ends - part.starts - waited)
+    behind[:, TRANSFER] = outside[:, TRANSFER] = 0
+    during[:, TRANSFER] += per_row(waits.rows, waits.ends - waits.starts, rows) - during.sum(axis=1)
+    work[:, TRANSFER] = during[:, TRANSFER]
+    return StageTimes(work, during, behind, outside)
 
 
 def per_row(rows: Int, values: Int, count: int) -> Int:

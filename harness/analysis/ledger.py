@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.bounds import Bound, BoundShares
-from harness.analysis.derived import bounds, with_derived
+from harness.analysis.derived import Derived, with_derived
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import device_work, launch_bound_shares
+from harness.analysis.replay.recording import record_from
 from harness.analysis.spans import spans_of
+from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from trainer.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +58,10 @@ class RunLedger:
     phase_ms: dict[str, float]  # phases that were measured; they sum to the mean step time
     exposed_ms: dict[str, float]  # stages that were measured
     hidden_ms: dict[str, float]
+    work_ms: dict[str, float]  # all time of the stages, wherever it lay
+    during_wait_ms: dict[str, float]  # of it, what ran while the step waited for that very batch
+    parallel_ms: dict[str, float]  # what ran while the step waited for another batch
+    unsplit: str | None  # why the waits were not split by stage, where exposed and hidden are empty for that
     contended_ms: float | None
     device_busy_ms: float | None  # None also where launch-bound phases leave it open
     device_launch_bound_ms: float | None  # within launch-bound phases: working or waiting for launches
@@ -74,9 +81,9 @@ class RunLedger:
 
     @property
     def waited_ms(self) -> float | None:
-        """Time per step that was waited for data: all exposed stages, or the fetch phase where nobody split it.
+        """What data work cost a step: all exposed stages, or the fetch phase where nobody split it.
 
-        None on an asynchronous device whose own times are unknown: there a wait of the host may cost nothing.
+        None on an asynchronous device where nobody did: there a wait of the host may cost nothing.
         """
         if self.exposed_ms:
             return sum(self.exposed_ms.values())
@@ -116,10 +123,14 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 class DerivedSteps(NamedTuple):
-    """The steps table with its derived columns as the present rules have them, and whether it had others before."""
+    """The steps table with its derived columns as the present rules have them, and whether it had others before.
+
+    ``unsplit``: why its waits were not split by stage, where they were not; see :mod:`harness.analysis.derived`.
+    """
 
     table: pa.Table | None
     changed: bool
+    unsplit: str | None = None
 
 
 def derived_steps(run: RunData) -> DerivedSteps:
@@ -131,8 +142,12 @@ def _derived_steps(run: RunData) -> DerivedSteps:
     steps = run.steps
     if steps is None or not len(steps) or not run.has_spans:
         return DerivedSteps(steps, changed=False)
-    found = with_derived(steps, spans_of(run), bool(run.record.facts.asynchronous))
-    return DerivedSteps(found, changed=not found.equals(steps))
+    try:
+        recording = record_from(run, steps)
+    except InputError:
+        recording = None
+    found: Derived = with_derived(steps, spans_of(run), bool(run.record.facts.asynchronous), recording)
+    return DerivedSteps(found.table, not found.table.equals(steps), found.unsplit)
 
 
 def _measure(run: RunData) -> RunLedger | None:
@@ -145,6 +160,9 @@ def _measure(run: RunData) -> RunLedger | None:
     def values(name: str) -> Array:
         return column(steps, name)[measured]
 
+    def stages(kind: str) -> dict[str, float]:
+        return _means(values, STAGES, f"{kind}_{{}}_ns")
+
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
     losses = values("loss")[_known(steps, "loss")[measured]]  # null: not measured; NaN: diverged
@@ -154,8 +172,12 @@ def _measure(run: RunData) -> RunLedger | None:
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
         step_ms=wall / 1e6,
         phase_ms=_means(values, PHASES, "{}_ns"),
-        exposed_ms=_means(values, STAGES, "exposed_{}_ns"),
-        hidden_ms=_means(values, STAGES, "hidden_{}_ns"),
+        exposed_ms=stages("exposed"),
+        hidden_ms=stages("hidden"),
+        work_ms=stages("work") or _sum_by_stage(stages("exposed"), stages("hidden")),
+        during_wait_ms=stages("during_wait"),
+        parallel_ms=stages("parallel"),
+        unsplit=derived_steps(run).unsplit,
         contended_ms=_mean_ms(values("contended_ns")),
         device_busy_ms=_busy_ms(values("device_busy_ns")),
         device_launch_bound_ms=_mean_ms(values("device_launch_bound_ns")),
@@ -237,6 +259,11 @@ def _busy_ms(nanoseconds: Array) -> float | None:
 def _means(values: Callable[[str], Array], names: Sequence[str], pattern: str) -> dict[str, float]:
     means = {name: _mean_ms(values(pattern.format(name))) for name in names}
     return {name: value for name, value in means.items() if value is not None}
+
+
+def _sum_by_stage(exposed: dict[str, float], hidden: dict[str, float]) -> dict[str, float]:
+    """The work in tables from before there was a column for it."""
+    return {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()}
 
 
 def _sum(counts: Array) -> float | None:

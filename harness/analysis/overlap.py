@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.derived import bounds
 from harness.analysis.exposure import per_row
 from harness.analysis.in_parts import in_parts
 from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, total, union
 from harness.analysis.launches import device_work
-from harness.analysis.ledger import derived_steps
+from harness.analysis.ledger import derived_steps, measure
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
+from harness.analysis.step_columns import bounds
 from harness.study.run_data import RunData
 
 
@@ -35,7 +35,8 @@ class SyncCall:
 def hidden_behind(run: RunData) -> dict[str, float]:
     """Sum up hidden data work by what ran meanwhile: kernels, or without a device the main thread's phases.
 
-    Work during which neither ran (a worker ahead of a host that computes nothing) is called ``other``.
+    Work during which neither ran (a worker ahead of a host that computes nothing) is called ``other``. Work that ran
+    behind something and cost the step all the same is not hidden: all parts shrink alike, down to the ledger's figure.
     """
     return run.once("hidden behind", lambda: _hidden_behind(run))
 
@@ -54,7 +55,11 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
     for some in in_parts(steps, hidden_in):
         for name, value in some.items():
             found[name] = found.get(name, 0) + value
-    return {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
+    ran_ms = {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
+    ledger = measure(run)
+    hidden_ms = sum(ledger.hidden_ms.values()) if ledger is not None else 0.0
+    share = min(1.0, hidden_ms / sum(ran_ms.values())) if ran_ms else 1.0
+    return {name: value * share for name, value in ran_ms.items() if share}
 
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:

@@ -17,6 +17,8 @@ from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
 from harness.analysis.replay.assumptions import Assumption
+from harness.analysis.replay.critical_path import PathLink
+from harness.analysis.replay.removals import Removal
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
 from harness.study.records import StudyRecord
@@ -41,6 +43,10 @@ class ArmTotals:
     phase_ms: Mapping[str, float] = field(default_factory=dict)
     exposed_ms: Mapping[str, float] = field(default_factory=dict)
     hidden_ms: Mapping[str, float] = field(default_factory=dict)
+    work_ms: Mapping[str, float] = field(default_factory=dict)  # all time of the stages, wherever it ran
+    during_wait_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for that very batch
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while it waited for another batch
+    unsplit: str | None = None  # why exposed and hidden are empty, where a replay would be needed for them
     contended_ms: float | None = None
     device_busy_ms: float | None = None  # None also where launch-bound phases leave it open
     busy_from: Literal["ledger", "profiled window"] = "ledger"
@@ -85,6 +91,9 @@ class ArmExplained:
     resampled_error: float | None = None  # the same from resampled durations, as predictions are made
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
+    # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
+    critical_path_ms: Mapping[PathLink, float] = field(default_factory=dict)
+    removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
 
 
 @dataclass(frozen=True)

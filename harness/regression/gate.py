@@ -52,7 +52,7 @@ class Part:
     baseline_ms: float
     candidate_ms: float
     decision: Decision
-    exposed_ms: float | None = None  # of a stage of the candidate: what the step waited for
+    exposed_ms: float | None = None  # of a stage of the candidate: what it made the step wait
 
     @property
     def hidden(self) -> bool:

@@ -21,7 +21,7 @@ from harness.study.contract import PHASES, STAGES
 from harness.study.run_data import RunData
 
 STEP = "step"
-EXPOSED = "exposed "  # + a stage: what the step waited for
+EXPOSED = "exposed "  # + a stage: what it made the step wait
 Values = NDArray[np.float64]
 
 
@@ -74,8 +74,12 @@ def rounds(run: RunData) -> Rounds | None:
     for phase in PHASES:
         parts[phase] = per_step(column(steps, f"{phase}_ns")[measured])
     for stage in STAGES:
-        exposed, hidden = (column(steps, f"{kind}_{stage}_ns")[measured] for kind in ("exposed", "hidden"))
-        parts[stage], parts[f"{EXPOSED}{stage}"] = per_step(exposed + np.nan_to_num(hidden)), per_step(exposed)
+        exposed, hidden, work = (
+            column(steps, f"{kind}_{stage}_ns")[measured] for kind in ("exposed", "hidden", "work")
+        )
+        if np.isnan(work).all():  # a table from before there was this column
+            work = exposed + np.nan_to_num(hidden)
+        parts[stage], parts[f"{EXPOSED}{stage}"] = per_step(work), per_step(exposed)
     known = {part: values for part, values in parts.items() if values is not None}
     return Rounds(known, alternated, run.record.session)
 

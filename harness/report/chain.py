@@ -78,11 +78,14 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     if waited is None:
         return
     if hidden < 1e-3:
-        yield ChainLink("hidden", None, f"nothing of it is hidden: all {ms(waited)} are waited for")
+        yield ChainLink("hidden", None, f"nothing of it is hidden; it costs the step {ms(waited)}")
         return
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
-    text = f"{ms(hidden)} of it are hidden{where}, {ms(waited)} are waited for"
+    text = f"{ms(hidden)} of it are hidden{where}, and it costs the step {ms(waited)}"
+    parallel = sum(waits.parallel_ms.values())
+    if parallel >= WORTH * waits.step_ms:
+        text += f"; {ms(parallel)} ran while the step waited for another worker's batch"
     if waits.slack_ms is not None:
         text += f"; when the host begins to fetch, the device still has {ms(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)

@@ -45,9 +45,9 @@ def _share(share: Estimate) -> str:
 
 HOW_TO_READ = f"""## How to read this
 
-- **exposed**: stage time that the step really waited for. **hidden**: stage time that ran while the step did
-  something else. **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue
-  delay).
+- **exposed**: what a stage cost the step, by replay of the run without it: the part of the waits that it caused, not
+  what happened to run meanwhile. **hidden**: stage time that ran while the step did not wait, and cost it nothing.
+  **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue delay).
 - **ceiling**: the largest gain that removing *all* waits for data could give, known before anyone tries. A change to
   the input side cannot beat it, unless hidden work takes cores; the *ideal data* control checks that by measurement.
 - **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and

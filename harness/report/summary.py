@@ -110,6 +110,10 @@ def _arm(arm: ArmReport) -> Json:
         "phase_ms": dict(totals.phase_ms),
         "exposed_ms": dict(totals.exposed_ms),
         "hidden_ms": dict(totals.hidden_ms),
+        "work_ms": dict(totals.work_ms),
+        "during_wait_ms": dict(totals.during_wait_ms),
+        "parallel_ms": dict(totals.parallel_ms),
+        "unsplit": totals.unsplit,
         "contended_ms": finite(totals.contended_ms),
         "device_busy_ms": finite(totals.device_busy_ms),
         "device_busy_from": totals.busy_from,
@@ -123,6 +127,16 @@ def _arm(arm: ArmReport) -> Json:
         "blocking_calls": [asdict(call) for call in explained.syncs],
         "replay_error": finite(explained.replay_error),
         "replay_resampled_error": finite(explained.resampled_error),
+        "critical_path_ms": {f"{link.kind}: {link.name}": spent for link, spent in explained.critical_path_ms.items()},
+        "removals": [
+            {
+                "kind": one.kind,
+                "name": one.name,
+                "saved_ms": estimate_json(one.saved_ms),
+                "speedup": estimate_json(one.speedup),
+            }
+            for one in explained.removals
+        ],
         "ideal_predicted_ratio": estimate_json(explained.ideal_predicted),
         "emulation": speed.emulation,
         "loss": finite(totals.loss),

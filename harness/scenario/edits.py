@@ -54,6 +54,8 @@ class Edits:
     batch_size: int | None = None
     cores: int | None = None
     sync: bool = True  # False: no blocking on the gradient norm
+    # Parts of a step to remove: ("phase", host phase), ("kernel", its name) or ("cause", see harness.analysis.replay).
+    without: frozenset[tuple[str, str]] = frozenset()
     texts: tuple[str, ...] = ()  # the edits as given, for messages
 
     def __bool__(self) -> bool:

@@ -16,6 +16,8 @@ STAGES = ("read", "tokenize", "pack", "transfer")
 # What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
 CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
 
+PLACES = ("work", "during_wait", "parallel")  # of a stage's time, see harness.analysis.exposure
+
 # (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
 STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "int64"),
@@ -32,12 +34,17 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
     *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
     ("contended_ns", "int64"),
-    *((f"exposed_{stage}_ns", "int64") for stage in STAGES),  # these sum to fetch_ns
-    *((f"hidden_{stage}_ns", "int64") for stage in STAGES),
+    # What the step would not have lasted without the stage, split additively (harness.analysis.replay.exposed). On a
+    # synchronous device these sum to fetch_ns. Null after the first steps of a long run that must be replayed.
+    *((f"exposed_{stage}_ns", "int64") for stage in STAGES),
+    *((f"hidden_{stage}_ns", "int64") for stage in STAGES),  # stage time that cost the step nothing
     ("tokens", "int64"),
     ("trained_tokens", "int64"),
     ("samples", "int64"),
     ("loss", "float64"),
+    # All stage time of the step's batches; what ran within the wait for its batch (sums to fetch_ns); what ran while
+    # the step waited for another batch.
+    *((f"{kind}_{stage}_ns", "int64") for kind in PLACES for stage in STAGES),
 )
 SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("pid", "int64"),
@@ -53,7 +60,13 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
 )
 # Columns that came later: a table without them is read as not having measured them.
-ADDED_COLUMNS = {"device_slack_ns", "device_launch_bound_ns", "cpu_ns", *(f"starved_{cause}_ns" for cause in CAUSES)}
+ADDED_COLUMNS = {
+    "device_slack_ns",
+    "device_launch_bound_ns",
+    "cpu_ns",
+    *(f"starved_{cause}_ns" for cause in CAUSES),
+    *(f"{kind}_{stage}_ns" for kind in PLACES for stage in STAGES),
+}
 SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("t_ns", "int64"),
     ("source", "string"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.derived import integers
+from harness.analysis.step_columns import integers
 from harness.study.run_data import RunData
 from harness.timeline.model import Counter, Process
 from harness.timeline.windows import Range, Window

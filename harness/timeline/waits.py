@@ -2,7 +2,7 @@
 
 On an asynchronous device the mark shows that the device had nothing queued. Otherwise it shows the main thread waiting
 in its fetch. The cause of a moment is decided as in the ledger (``analysis.device``), so that the marks
-of a step add up to the columns of its row.
+of a step add up to the columns of its row (``starved_*``, and ``during_wait_*`` without such a device).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.analysis import device
-from harness.analysis.derived import bounds, stage_spans, waits_of
+from harness.analysis.derived import stage_spans, waits_of
 from harness.analysis.exposure import BatchWaits, StageSpans
 from harness.analysis.spans import COLUMNS, RunSpans, read_spans
+from harness.analysis.step_columns import bounds
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.timeline.model import Slice
 from harness.timeline.windows import ShownSpan, ShownStep

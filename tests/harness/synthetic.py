@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.derived import with_derived
-from harness.analysis.spans import COLUMNS, read_spans
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
 from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
@@ -99,8 +97,7 @@ def build(
             samples = _samples(arm, stepped["start_ns"])
             tables = zip((STEP_COLUMNS, SPAN_COLUMNS, SAMPLE_COLUMNS), (stepped, spans, samples), strict=True)
             steps_table, *others = (_table(columns, rows) for columns, rows in tables)
-            known = read_spans(others[0].select(COLUMNS).to_batches())
-            runs.append(RunData(record, with_derived(steps_table, known, asynchronous=False), *others))
+            runs.append(RunData(record, steps_table, *others))
     study = StudyRecord(
         scenario="synthetic",
         question="Does the truth come out?",

@@ -30,9 +30,11 @@ class Row:
     step_ms: float
     starved_ms: dict[str, float]
     hidden_ms: dict[str, float]
+    exposed_ms: dict[str, float]
     allowed_ms: float
     worst_starved: tuple[str, float]
     worst_hidden: tuple[str, float]
+    worst_exposed: tuple[str, float]
     true_ratio: float
     measured_ratio: float
     noise_floor: float | None
@@ -45,7 +47,8 @@ class Row:
 
     @property
     def ledger_right(self) -> bool:
-        return abs(self.worst_starved[1]) <= self.allowed_ms and abs(self.worst_hidden[1]) <= self.allowed_ms
+        worst = (self.worst_starved, self.worst_hidden, self.worst_exposed)
+        return all(abs(error) <= self.allowed_ms for _, error in worst)
 
 
 def check(study: StudyFolder, seeds: list[int], steps: int = STEPS) -> list[Row]:
@@ -70,6 +73,7 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, 
     assert comparison.measured.step_time is not None
     starved = {cause: arm.totals.starved_ms.get(cause, 0.0) - truth.starved.get(cause, 0.0) for cause in CAUSES}
     hidden = {stage: arm.totals.hidden_ms.get(stage, 0.0) - truth.hidden.get(stage, 0.0) for stage in STAGES[:3]}
+    exposed = {stage: arm.totals.exposed_ms.get(stage, 0.0) - truth.exposed[stage] for stage in STAGES}
     ratio = truth.step / edited_truth.step
     floor = comparison.measured.noise_floor or 0.0
     together = comparison.measured.together
@@ -95,9 +99,11 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, 
         step_ms=arm.totals.step_ms.median,
         starved_ms=dict(arm.totals.starved_ms),
         hidden_ms=dict(arm.totals.hidden_ms),
+        exposed_ms=dict(arm.totals.exposed_ms),
         allowed_ms=max(WITHIN_SHARE * truth.step, WITHIN_MS),
         worst_starved=max(starved.items(), key=lambda one: abs(one[1])),
         worst_hidden=max(hidden.items(), key=lambda one: abs(one[1])),
+        worst_exposed=max(exposed.items(), key=lambda one: abs(one[1])),
         true_ratio=ratio,
         measured_ratio=comparison.measured.step_time.median,
         noise_floor=comparison.measured.noise_floor,

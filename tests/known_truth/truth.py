@@ -4,9 +4,11 @@ with the ledger or the replay, but for what handing over a batch and waking up c
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import simpy
 
@@ -34,7 +36,8 @@ class Expected:
 
     step: float
     starved: dict[str, float]  # by cause
-    hidden: dict[str, float]  # by stage
+    exposed: dict[str, float]  # by stage: Shapley shares of what a step would save without data work
+    hidden: dict[str, float]  # by stage: ran while the step did not wait, and cost it nothing
 
 
 @dataclass
@@ -164,14 +167,49 @@ def expected(pipeline: Pipeline, machine: Machine, steps: int, repeats: int) -> 
         names = dict.fromkeys(name for table in tables for name in table)
         return {name: sum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
 
+    exposed = mean([_exposed(pipeline, machine, seed, warmup, steps) for seed in range(repeats)])
+    work, outside = mean([run.work for run in runs]), mean([run.outside for run in runs])
     return Expected(
         step=sum(run.step for run in runs) / len(runs),
         starved=mean([run.starved for run in runs]),
-        hidden=mean([run.hidden for run in runs]),
+        exposed=exposed,
+        hidden={stage: max(0.0, min(outside[stage], work[stage] - exposed[stage])) for stage in STAGES},
     )
 
 
-def _once(pipeline: Pipeline, machine: Machine, seed: int, warmup: int, steps: int) -> Expected:
+@dataclass(frozen=True)
+class _Run:
+    """One run; means per step in milliseconds."""
+
+    step: float
+    starved: dict[str, float]
+    work: dict[str, float]
+    outside: dict[str, float]  # of the waits in which the device was idle
+
+
+def _exposed(pipeline: Pipeline, machine: Machine, seed: int, warmup: int, steps: int) -> dict[str, float]:
+    """Each stage removed from every set of the others: the weighted mean of what that saves."""
+    parts = (*STAGES, "transfer")
+    lasts = {}
+    for size in range(len(parts) + 1):
+        for chosen in combinations(parts, size):
+            fewer, on = replace(pipeline, **dict.fromkeys(chosen, 0.0)), machine
+            if "transfer" in chosen:
+                on = replace(machine, handover=0.0, receive=0.0, turnaround=0.0)
+            lasts[frozenset(chosen)] = _once(fewer, on, seed, warmup, steps).step
+    count = len(parts)
+    return {
+        part: sum(
+            (lasts[chosen] - lasts[chosen | {part}])
+            * math.factorial(len(chosen)) * math.factorial(count - len(chosen) - 1) / math.factorial(count)
+            for chosen in lasts
+            if part not in chosen
+        )
+        for part in parts
+    }  # fmt: skip
+
+
+def _once(pipeline: Pipeline, machine: Machine, seed: int, warmup: int, steps: int) -> _Run:
     world = _World(pipeline, machine, seed, warmup)
     world.run(warmup + steps)
     since, until = world.starts[warmup], world.starts[-1]
@@ -189,17 +227,23 @@ def _once(pipeline: Pipeline, machine: Machine, seed: int, warmup: int, steps: i
         shares = [(what, max(0.0, min(b, end) - max(a, start))) for what, start, end in host if start < b and end > a]
         for what, shared in [*shares, ("python", (b - a) - sum(shared for _, shared in shares))]:
             starved[what] = starved.get(what, 0.0) + shared / steps
-    hidden = {}
+    work, outside = {}, {}
+    waits = [
+        (max(a, start), min(b, end)) for a, b in _idle(world.device, 0.0, until) for _, start, end in world.fetches
+    ]
+    waits = [(a, b) for a, b in waits if b > a]
     for stage in STAGES:
-        work = sum(
-            end - start
+        spans = [
+            (start, end)
             for batch, a, _ in world.fetches
             if since <= a < until
             for name, start, end in world.stages[batch]
             if name == stage
-        )
-        hidden[stage] = work / steps - starved.get(stage, 0.0)
-    return Expected((until - since) / steps, starved, hidden)
+        ]
+        work[stage] = sum(end - start for start, end in spans) / steps
+        waited = sum(max(0.0, min(b, end) - max(a, start)) for start, end in spans for a, b in waits)
+        outside[stage] = work[stage] - waited / steps
+    return _Run((until - since) / steps, starved, work, outside)
 
 
 def _idle(device: list[Segment], since: float, until: float) -> Iterator[tuple[float, float]]:

@@ -20,6 +20,7 @@ from harness.regression.days import Days, session_of
 from harness.regression.gate import Limits
 from harness.regression.series import BlockSeries
 from harness.study.records import RunRecord
+from tests.ledgers import ledger
 
 SCATTER = 0.01  # standard deviation of the logarithm of one arm in one block
 LIMIT = 0.05  # what a check against a kept baseline allows
@@ -53,7 +54,7 @@ def autoregressive(generator: np.random.Generator, blocks: int, rho: float) -> V
 def runs(name: str, logs: Values) -> dict[int, RunLedger]:
     """Finished runs of one arm whose steps take 10 ms times exp(log), one a block."""
     record = RunRecord(name, 0, "done")
-    empty = RunLedger(record, {}, np.zeros(1), {}, {}, {}, None, None, None, None, {}, None, None, None, None)
+    empty = ledger(record)
     return {
         block: replace(
             empty,

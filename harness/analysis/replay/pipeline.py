@@ -5,6 +5,7 @@ The meaning of every edit is defined here and in ``costs``. ``simulate`` knows n
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -18,9 +19,12 @@ from harness.analysis.replay.recording import Recording, Resume
 from harness.scenario.edits import Edits
 
 Array = NDArray[np.float64]
-MOST_STEPS = 500  # measured ones in a replay; with all its replicates they are many times as many
+MOST_STEPS = 500  # measured ones in a prediction; with all its replicates they are many times as many
 PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch; gradient norm and optimizer do not
 COMPUTED = frozenset({"forward", "backward", "optimizer"})  # host phases that are device time on a synchronous device
+WHOLE_PHASES = frozenset({"log", "checkpoint"})  # without such a phase, its blocking calls go as well
+# Parts of a step that :attr:`Edits.without` removes, besides phases of the host and kernels of the device.
+LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 
 class Operation(NamedTuple):
@@ -31,10 +35,11 @@ class Operation(NamedTuple):
     back: int
     first: int  # row of the class's matrix
     second: int
+    name: str = ""  # phase of the host, or kernel
 
 
 class Program(NamedTuple):
-    """One class of steps: operations and durations in ns (rows, members)."""
+    """One class of steps: operations and durations in ns (rows, variants, members)."""
 
     operations: tuple[Operation, ...]
     durations: Array
@@ -42,9 +47,12 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What ``simulate`` runs. Steps refer to ``programs``; batches and members of a class repeat without end."""
+    """What ``simulate`` runs. Steps refer to ``programs``; batches and members of a class repeat without end.
 
-    costs: Array  # (len(Costs._fields), batches)
+    Its variants (one, unless :func:`together` joined several) differ in durations alone.
+    """
+
+    costs: Array  # (len(Costs._fields), variants, batches)
     programs: tuple[Program, ...]
     step_program: NDArray[np.int64]  # (steps,)
     measured: NDArray[np.bool_]
@@ -67,26 +75,31 @@ def build(
     *,
     exact: bool = False,
     grown: float = 1.0,
+    most_steps: int = MOST_STEPS,
+    merged: bool = True,
 ) -> Pipeline:
     """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).
 
     ``grown``: how many times as large its batches already are as those that its steps were recorded with. ``exact``:
     every step and batch with its own durations, warmup included, in the order recorded (a replay at offset 0 is then
-    the run itself); otherwise only those of measured steps serve, for steps and batches of any number.
+    the run itself); otherwise only those of measured steps serve, for steps and batches of any number. ``most_steps``:
+    that count; of a longer run its beginning. Not ``merged``: every phase of the host is an operation of its own.
     """
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), exact=exact)
     host = (then.main, now.main)
-    made = [_program(recording, one, edits, scale * grown, host, exact=exact) for one in recording.classes]
+    made = [
+        _program(recording, one, edits, scale * grown, host, exact=exact, merged=merged) for one in recording.classes
+    ]
     programs = tuple(program for program, _ in made)
     main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
-    order, measured, resumes = _steps(recording, 0 if exact else workers * prefetch)
+    order, measured, resumes = _steps(recording, 0 if exact else workers * prefetch, most_steps)
     return Pipeline(
-        costs=np.stack(costs),
+        costs=np.stack(costs)[:, None, :],
         programs=programs,
         step_program=order,
         measured=measured,
@@ -96,7 +109,7 @@ def build(
         workers=workers,
         prefetch=prefetch,
         ranks=edits.ranks or 1,
-        queue_depth=recording.queue_depth,
+        queue_depth=None if QUEUE_LIMIT in edits.without else recording.queue_depth,
         asynchronous=recording.asynchronous,
         demand=Demand(
             float(main_ns),
@@ -108,9 +121,11 @@ def build(
     )
 
 
-def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
+def _steps(
+    recording: Recording, ahead: int, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """The steps in order: their programs, whether they count, and where the loop paused before them; of a long run its
-    beginning, up to :data:`MOST_STEPS` that count (their durations still come from all of it).
+    beginning, up to ``most`` that count (their durations still come from all of it).
 
     A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in
     launch/block.py (plan_repetitions). Where the recording has fewer, steps like the measured ones make up for them.
@@ -119,7 +134,7 @@ def _steps(recording: Recording, ahead: int) -> tuple[NDArray[np.int64], NDArray
     order: list[int] = []
     measured: list[bool] = []
     resumes: list[Resume | None] = []
-    last = int(counting[:MOST_STEPS][-1])
+    last = int(counting[:most][-1])
     for step, number in enumerate(recording.step_class[: last + 1]):
         resume = recording.resumes.get(step)
         resumes.append(resume)
@@ -151,13 +166,20 @@ def _drained(
 
 
 def _program(
-    recording: Recording, one: StepClass, edits: Edits, scale: float, stretch: tuple[float, float], *, exact: bool
+    recording: Recording,
+    one: StepClass,
+    edits: Edits,
+    scale: float,
+    stretch: tuple[float, float],
+    *,
+    exact: bool,
+    merged: bool,
 ) -> tuple[Program, float]:
     """The operations of a class under ``edits``, and the mean CPU time of the main thread in one of its steps."""
     members = np.arange(len(one.steps))
     if not exact and recording.measured[one.steps].any():
         members = members[recording.measured[one.steps]]
-    events = [_of_members(event, members) for event in one.events if edits.sync or event.phase != "sync"]
+    events = [_of_members(event, members) for event in one.events if not _goes(event, edits)]
     last_backward = max(
         (i for i, event in enumerate(events) if _is_backward(event, recording.asynchronous)), default=-1
     )
@@ -171,20 +193,32 @@ def _program(
             duration, cpu = _host_time(event, edits, scale, recording.asynchronous)
             cpu_ns += float(cpu.mean())
             duration = stretched(duration, cpu, stretch)
-            if operations and operations[-1].kind == "host":
+            if merged and operations and operations[-1].kind == "host":
                 rows[-1] = rows[-1] + duration
             else:
-                operations.append(Operation("host", 0, len(rows), 0))
+                operations.append(Operation("host", 0, len(rows), 0, event.phase))
                 rows.append(duration)
         else:
-            grows = scale if event.kind == "launch" and event.name in PER_SAMPLE else 1.0
-            faster = edits.device or 1.0 if event.kind == "launch" else 1.0
-            operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1))
-            rows += [event.duration * grows / faster, event.queueing]
+            factor = _device_factor(event, edits, scale) if event.kind == "launch" else 1.0
+            operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1, event.name))
+            rows += [event.duration * factor, event.queueing * (0.0 if LAUNCHING in edits.without else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
     durations = np.stack(rows) if rows else np.zeros((0, len(members)))
-    return Program(tuple(operations), durations), cpu_ns
+    return Program(tuple(operations), durations[:, None, :]), cpu_ns
+
+
+def _goes(event: Event, edits: Edits) -> bool:
+    """Whether ``edits`` take the event out of its step, and not only its duration."""
+    if event.phase == "sync" and not edits.sync:
+        return True
+    return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
+
+
+def _device_factor(event: Event, edits: Edits, scale: float) -> float:
+    if ("kernel", event.name) in edits.without:
+        return 0.0
+    return (scale if event.name in PER_SAMPLE else 1.0) / (edits.device or 1.0)
 
 
 def _of_members(event: Event, members: NDArray[np.int64]) -> Event:
@@ -201,6 +235,8 @@ def _is_backward(event: Event, asynchronous: bool) -> bool:
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
     """Duration and CPU time of a stretch on the host: on a synchronous device the computing phases are device time."""
     factor = 1.0
+    if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
+        return event.duration * 0.0, event.cpu * 0.0
     if not asynchronous and event.phase in COMPUTED:
         factor = (scale if event.phase in PER_SAMPLE else 1.0) / (edits.device or 1.0)
     return event.duration * factor, event.cpu * factor
@@ -212,3 +248,28 @@ def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
         return None
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
     return recording.tokens * scale * (edits.ranks or 1)
+
+
+def together(pipelines: Sequence[Pipeline]) -> Pipeline:
+    """Pipelines of the same shape (see :func:`shape_of`) as variants of one."""
+    first = pipelines[0]
+    programs = []
+    for same in zip(*(one.programs for one in pipelines), strict=True):
+        durations = [program.durations for program in same]
+        alike = all(np.array_equal(durations[0], one) for one in durations[1:])
+        rows, _, members = durations[0].shape
+        joined = (
+            np.broadcast_to(durations[0], (rows, len(same), members)) if alike else np.concatenate(durations, axis=1)
+        )
+        programs.append(Program(same[0].operations, joined))
+    return replace(first, costs=np.concatenate([one.costs for one in pipelines], axis=1), programs=tuple(programs))
+
+
+def shape_of(pipeline: Pipeline) -> Hashable:
+    """What pipelines must have in common to be variants of one: everything but their durations."""
+    return (
+        tuple(program.operations for program in pipeline.programs),
+        pipeline.step_program.tobytes(),
+        pipeline.drained.tobytes(),
+        (pipeline.workers, pipeline.prefetch, pipeline.ranks, pipeline.queue_depth, pipeline.exact),
+    )

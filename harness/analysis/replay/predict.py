@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.replay.assumptions import Assumption, assumptions
+from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
-from harness.analysis.replay.pipeline import Pipeline, build, tokens_per_step
+from harness.analysis.replay.critical_path import PathLink, critical_path_ms
+from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
+from harness.analysis.replay.removals import Removal, removals
 from harness.analysis.replay.simulate import Simulated, simulate
 from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
 from harness.scenario.edits import Edits
@@ -29,10 +32,7 @@ from trainer.errors import InputError
 __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
 Array = NDArray[np.float64]
 REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
-SEED = 20240229
 MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
-_ROUNDS = 12  # of step time against contention
-_CLOSE = 0.005
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Replays:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
             if ahead > MOST_AHEAD:
                 raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
-            offsets = _offsets(run.recording, self._replicates, edits.ranks or 1)
-            after = _consistent(partial(build, run.recording, edits, run.then), offsets, run.then)
+            offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
+            after = consistent([partial(build, run.recording, edits, run.then)], offsets, run.then)[0]
             found.append(_Edited(run, after, tokens_per_step(run.recording, edits)))
         return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
 
@@ -95,7 +95,7 @@ class Replays:
             fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
             then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
             grown = feeder.batch_size / own.batch_size
-            after = _consistent(partial(build, fed, Edits(), then, grown=grown), run.offsets, then)
+            after = consistent([partial(build, fed, Edits(), then, grown=grown)], run.offsets, then)[0]
             tokens = None
             if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
                 tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
@@ -105,8 +105,19 @@ class Replays:
         fed_first = replace(found[0].run.recording, workers=feeders[found[0].run.recording.block].workers)
         return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
+    def removals(self) -> tuple[Removal, ...]:
+        """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
+        return removals([(run.recording, run.then) for run in self._runs])
+
+    def critical_path_ms(self) -> dict[PathLink, float]:
+        """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
+        found = [critical_path_ms(run.recording) for run in self._runs]
+        links = dict.fromkeys(link for one in found for link in one)
+        means = {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
+        return dict(sorted(means.items(), key=lambda item: -item[1]))
+
     def _replay(self, recording: Recording) -> _Run:
-        offsets = _offsets(recording, self._replicates, 1)
+        offsets = spread_offsets(recording.block, self._replicates, 1)
         return _Run(recording, offsets, _error(recording), *_as_it_was(recording, offsets))
 
 
@@ -149,13 +160,6 @@ def _error(recording: Recording) -> float:
     return float(alone.step_ms[0]) * 1e6 / float(covered.mean()) - 1
 
 
-def _offsets(recording: Recording, replicates: int, ranks: int) -> Array:
-    """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
-    generator = np.random.default_rng([SEED, recording.block])
-    cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
-    return generator.permuted(cells, axis=1).T
-
-
 def _either(edited: int | None, recorded: int) -> int:
     return recorded if edited is None else edited
 
@@ -165,19 +169,6 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
     pipeline = build(recording, Edits())
     result = simulate(pipeline, offsets)
     return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
-
-
-def _consistent(make: Callable[[Stretch], Pipeline], offsets: Array, then: Stretch) -> Simulated:
-    """Iterate the replay until its step time and the contention agree, as each depends on the other."""
-    now = then
-    for _ in range(_ROUNDS):
-        pipeline = make(now)
-        result = simulate(pipeline, offsets)
-        following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
-        if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) < _CLOSE:
-            break
-        now = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
-    return result
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:

@@ -6,22 +6,24 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.derived import bounds
 from harness.analysis.launches import device_work
-from harness.analysis.ledger import derived_steps
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
+from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import PHASES
 from harness.study.run_data import RunData
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Array = NDArray[np.float64]
 # Between two steps that are further apart the run was suspended (SIGSTOP). Shorter gaps are real time.
@@ -81,22 +83,27 @@ def record(run: RunData) -> Recording:
 
     A long run is cut after :data:`MOST_RECORDED` measured steps.
     """
-    found = run.once("recording", lambda: _record(run))
+    return record_from(run, None)
+
+
+def record_from(run: RunData, steps: pa.Table | None) -> Recording:
+    """Like :func:`record`, with the run's table of ``steps`` where it is in memory already."""
+    found = run.once("recording", lambda: _record(run, run.steps if steps is None else steps))
     if isinstance(found, InputError):
         raise found
     return found
 
 
-def _record(run: RunData) -> Recording | InputError:
+def _record(run: RunData, steps: pa.Table | None) -> Recording | InputError:
     try:
-        return _recorded(run)
+        return _recorded(run, steps)
     except InputError as error:
         return error
 
 
-def _recorded(run: RunData) -> Recording:
+def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     name = f"{run.record.arm}, block {run.record.block}"
-    if run.record.status != "done" or (table := derived_steps(run).table) is None or not run.has_spans:
+    if run.record.status != "done" or table is None or not len(table) or not run.has_spans:
         raise InputError(f"{name}: no finished run with tables to replay")
     if table.column("start_ns").null_count or table.column("wall_ns").null_count:
         raise InputError(f"{name}: its steps have no times to replay")

@@ -1,7 +1,8 @@
 """Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
 
 Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence and
-wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
+wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours). A pipeline may
+hold several variants of its durations; each replicate runs one of them.
 
     fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
@@ -42,9 +43,15 @@ class Simulated:
     step_ns: Array
 
 
-def simulate(pipeline: Pipeline, offsets: Array) -> Simulated:
-    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts."""
-    return _Loop(pipeline, offsets).run()
+def simulate(
+    pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None = None, *, account: bool = True
+) -> Simulated:
+    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts.
+
+    ``variants`` (replicates,): which of the pipeline's variants each runs; the first one by default. Without
+    ``account`` waits and idle time are not added up (0), which saves half of the time.
+    """
+    return _Loop(pipeline, offsets, variants, account=account).run()
 
 
 class _Built:
@@ -61,11 +68,15 @@ class _Built:
 
 
 class _Loop:
-    def __init__(self, pipeline: Pipeline, offsets: Array) -> None:
+    def __init__(
+        self, pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None, *, account: bool
+    ) -> None:
         self.p = pipeline
         self.shape = offsets.shape
-        self.first_batch = np.floor(offsets * pipeline.costs.shape[1]).astype(np.int64)
-        self.first_member = [np.floor(offsets * p.durations.shape[1]).astype(np.int64) for p in pipeline.programs]
+        self.variant = np.zeros((len(offsets), 1), dtype=np.int64) if variants is None else variants[:, None]
+        self.account = account
+        self.first_batch = np.floor(offsets * pipeline.costs.shape[2]).astype(np.int64)
+        self.first_member = [np.floor(offsets * p.durations.shape[2]).astype(np.int64) for p in pipeline.programs]
         self.taken = [0] * len(pipeline.programs)  # steps of each class so far
         self.now = np.zeros(self.shape)
         self.device_free = np.zeros(self.shape)
@@ -80,13 +91,13 @@ class _Loop:
 
     def run(self) -> Simulated:
         """All steps, one after the other."""
-        walls = []
+        walls: list[Array] = []
         p = self.p
         steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
         for number, measured, resume, drained in steps_of:
             if resume is not None:
-                self._resume(resume)
-            self.counts = bool(measured)
+                self._resume(resume, first=not walls)
+            self.counts = bool(measured) and self.account
             began, before = self.now, self.device_free
             self._step(p.programs[number], self._members(int(number)))
             if drained:
@@ -106,12 +117,12 @@ class _Loop:
         """Which recorded step of its class lends its durations to this one."""
         place = self.first_member[number] + self.taken[number]
         self.taken[number] += 1
-        members: NDArray[np.int64] = place % self.p.programs[number].durations.shape[1]
+        members: NDArray[np.int64] = place % self.p.programs[number].durations.shape[2]
         return members
 
     def _step(self, program: Program, members: NDArray[np.int64]) -> None:
-        durations = program.durations[:, members]
-        for kind, back, first, second in program.operations:
+        durations = program.durations[:, self.variant, members]
+        for kind, back, first, second, _ in program.operations:
             if kind == "host":
                 self.now = self.now + durations[first]
             elif kind == "fetch":
@@ -170,9 +181,10 @@ class _Loop:
 
     def _next_costs(self) -> Array:
         """Of the next batch of the recorded sequence: (costs, replicates, ranks)."""
-        place = (self.first_batch + self.requested) % self.p.costs.shape[1]
+        place = (self.first_batch + self.requested) % self.p.costs.shape[2]
         self.requested += 1
-        return self.p.costs[:, place]
+        costs: Array = self.p.costs[:, self.variant, place]
+        return costs
 
     def _request(self) -> None:
         worker = self.requested % self.p.workers
@@ -181,11 +193,15 @@ class _Loop:
         self.worker_free[worker] = end + costs[AFTER]
         self.on_the_way.append(_Built(costs, end))
 
-    def _resume(self, resume: Resume) -> None:
-        """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says."""
+    def _resume(self, resume: Resume, *, first: bool) -> None:
+        """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.
+
+        An exact replay begins, and resumes after having been suspended, with the batches on their way as recorded.
+        Time that the loop spent elsewhere for a moment (shorter pauses) passes for the loader as well.
+        """
         while len(self.on_the_way) < self.p.workers * self.p.prefetch:
             self._request()
-        if self.p.exact:
+        if self.p.exact and (first or resume.repetition):
             for place, batch in enumerate(self.on_the_way):
                 batch.built(self.now + resume.ends_ns[place])
             self._free_workers()

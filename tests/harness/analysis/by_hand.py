@@ -39,7 +39,7 @@ def device_columns(
 def attribute(
     waits: Iterable[tuple[int, int, int, int]], spans_by_batch: Mapping[int, Sequence[Any]], steps: int
 ) -> dict[str, list[int | None]]:
-    """Exposed and hidden columns of ``steps`` rows; ``waits``: row, start, end, batch, in order of time."""
+    """The columns by stage of ``steps`` rows; ``waits``: row, start, end, batch, in order of time."""
     waits = sorted(waits, key=lambda wait: wait[1])
     fetches = [Fetch(row, start, end, spans_by_batch.get(batch)) for row, start, end, batch in waits]
     moment = min((fetch.start_ns for fetch in fetches), default=0)
@@ -61,7 +61,7 @@ def derived(
     rows = [{"start_ns": start, "wall_ns": end - start, "fetch_ns": 0, "warmup": False} for start, end in steps]
     table = pa.Table.from_pylist(rows, schema=arrow_schema(STEP_COLUMNS))
     recorded = pa.Table.from_pylist(list(spans), schema=arrow_schema(SPAN_COLUMNS))
-    found = with_derived(table, read_spans(recorded.select(COLUMNS).to_batches()), asynchronous)
+    found = with_derived(table, read_spans(recorded.select(COLUMNS).to_batches()), asynchronous).table
     return {name: found.column(name).to_pylist() for name in (*DEVICE_COLUMNS, *STAGE_COLUMNS)}
 
 
@@ -80,13 +80,14 @@ def _fetched(fetches: Sequence[Fetch]) -> list[dict[str, Any]]:
 
 
 def split_wait(wait: tuple[int, int], spans: Sequence[StageSpan]) -> dict[str, int]:
-    """Exposed nanoseconds by stage of one wait."""
-    return _stages("exposed", wait, spans)
+    """Nanoseconds by stage that ran during one wait."""
+    return _stages("during_wait", wait, spans)
 
 
-def hidden(wait: tuple[int, int], spans: Sequence[StageSpan]) -> dict[str, int]:
-    """Hidden nanoseconds by stage of one wait."""
-    return _stages("hidden", wait, spans)
+def outside(wait: tuple[int, int], spans: Sequence[StageSpan]) -> dict[str, int]:
+    """Nanoseconds by stage that ran before or after one wait."""
+    work, during = _stages("work", wait, spans), split_wait(wait, spans)
+    return {stage: work[stage] - during[stage] for stage in work}
 
 
 def _stages(kind: str, wait: tuple[int, int], spans: Sequence[StageSpan]) -> dict[str, int]:

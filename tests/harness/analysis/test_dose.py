@@ -18,12 +18,11 @@ from harness.analysis.ledger import RunLedger, measure
 from harness.report.dose import dose_line, dose_reason
 from harness.scenario.model import Scenario
 from harness.scenario.plan import make_plan
-from harness.study.contract import STEP_COLUMNS, arrow_schema
+from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
-from tests.harness.analysis.by_hand import attribute
-from trainer.telemetry import StageSpan
+from tests.harness.analysis.by_hand import span
 
 MS = 1_000_000
 DOSES = (1, 2, 4)
@@ -57,26 +56,28 @@ class Pipeline:
         costs[:, 1] *= long
         rows: dict[str, list[Any]] = {name: [] for name, _ in STEP_COLUMNS}
         now, received, free = 0, [], [0] * max(1, self.workers)
-        waits, spans = [], {}
+        spans: list[dict[str, Any]] = []
         for batch in range(self.steps):
             ahead = batch - self.workers * self.prefetch
             clock = now if not self.workers else max(free[batch % self.workers], received[ahead] if ahead >= 0 else 0)
-            spans[batch] = []
+            role = "loader-0" if self.workers else "main"
             for stage, cost in zip(("read", "tokenize", "pack"), costs[batch], strict=True):
-                spans[batch].append(StageSpan(stage, clock, clock + round(cost)))
+                spans.append(span(role, stage, clock, clock + round(cost), batch))
                 clock += round(cost)
             free[batch % len(free)] = clock
             start, now = now, max(now, clock)
             received.append(now)
-            waits.append((batch, start, now, batch))
+            spans.append(span("main", "fetch", start, now, batch))
             values = {"step": batch, "turn": 0, "warmup": batch < 10, "start_ns": start, "fetch_ns": now - start}
+            spans.append(span("main", "forward", now, now + round(compute[batch])))
             now += round(compute[batch])
             values |= {"wall_ns": now - start, "forward_ns": round(compute[batch])}
             for name, value in values.items():
                 rows[name].append(value)
-        rows |= attribute(waits, spans, self.steps)
         table = {name: values or [None] * self.steps for name, values in rows.items()}
-        return ledger(arm, block, pa.table(table, schema=arrow_schema(STEP_COLUMNS)))
+        config = {"data": {"workers": self.workers, "prefetch": self.prefetch}}
+        recorded = pa.Table.from_pylist(spans, schema=arrow_schema(SPAN_COLUMNS))
+        return ledger(arm, block, pa.table(table, schema=arrow_schema(STEP_COLUMNS)), recorded, config)
 
     def blocks(self, arm: str, blocks: int, seed: int) -> dict[int, RunLedger]:
         return {block: self.run(arm, block, seed) for block in range(blocks)}
@@ -88,9 +89,11 @@ class Pipeline:
         return dose(self.blocks("text", blocks, seed), runs, what, self.workers)
 
 
-def ledger(arm: str, block: int, steps: pa.Table) -> RunLedger:
-    record = RunRecord(arm, block, "done", of=None if arm == "text" else "text")
-    found = measure(RunData(record, steps, None, None))
+def ledger(
+    arm: str, block: int, steps: pa.Table, spans: pa.Table | None = None, config: dict[str, Any] | None = None
+) -> RunLedger:
+    record = RunRecord(arm, block, "done", of=None if arm == "text" else "text", config=config or {})
+    found = measure(RunData(record, steps, spans, None))
     assert found is not None
     return found
 

@@ -19,6 +19,7 @@ from harness.report.confounds import confound_lines
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from tests.ledgers import ledger
 from trainer import telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.torch_compute import TorchCompute
@@ -107,12 +108,7 @@ def sides(runs: dict[int, RunLedger], factor: float) -> dict[int, RunLedger]:
 
 def ledgers(losses: list[float | None], *, diverged: bool = False) -> dict[int, RunLedger]:
     record = RunRecord("x", 0, "done")
-    return {
-        block: RunLedger(
-            record, {}, np.zeros(1), {}, {}, {}, None, None, None, None, {}, None, None, loss, None, diverged
-        )
-        for block, loss in enumerate(losses)
-    }
+    return {block: ledger(record, loss=loss, diverged=diverged) for block, loss in enumerate(losses)}
 
 
 @pytest.mark.parametrize(

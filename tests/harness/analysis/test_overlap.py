@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.intervals import Stretches, covered, difference, innermost, intersection, total, union
+from harness.analysis.ledger import measure
 from harness.analysis.overlap import hidden_behind, sync_audit
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
@@ -20,14 +21,18 @@ MS = 1_000_000
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=8)
 
 
-def run(spans: list[tuple[Any, ...]], steps: list[tuple[int, int, bool]]) -> RunData:
-    """``spans``: role, name, start and end in ms; ``steps``: start and end in ms, warmup."""
+def run(spans: list[tuple[Any, ...]], steps: list[tuple[int, int, bool]], workers: int = 0) -> RunData:
+    """``spans``: role, name, start, end in ms, and of fetches and stages the batch; ``steps``: start, end, warmup."""
     rows = [
-        {"role": role, "name": name, "start_ns": start * MS, "end_ns": end * MS} for role, name, start, end in spans
+        {"role": role, "name": name, "start_ns": start * MS, "end_ns": end * MS, "rank": 0}
+        | ({"batch": batch[0]} if batch else {})
+        for role, name, start, end, *batch in spans
     ]
-    table = [{"start_ns": a * MS, "wall_ns": (b - a) * MS, "warmup": warmup} for a, b, warmup in steps]
+    table = [{"start_ns": a * MS, "wall_ns": (b - a) * MS, "warmup": warmup, "fetch_ns": 0} for a, b, warmup in steps]
+    asynchronous = any(role == "device" for role, *_ in spans)
+    record = RunRecord("a", 0, "done", config={"data": {"workers": workers}}, facts={"asynchronous": asynchronous})
     return RunData(
-        RunRecord("a", 0, "done"),
+        record,
         pa.Table.from_pylist(table, schema=arrow_schema(STEP_COLUMNS)),
         pa.Table.from_pylist(rows, schema=arrow_schema(SPAN_COLUMNS)),
         None,
@@ -35,30 +40,54 @@ def run(spans: list[tuple[Any, ...]], steps: list[tuple[int, int, bool]]) -> Run
 
 
 def test_inline_work_hides_behind_the_kernels_that_are_still_queued() -> None:
+    """Without data work forward would begin at 8, when the optimizer is done, and end at 16: 4 of 12 ms are exposed."""
     spans = [
-        ("main", "fetch", 0, 12),
-        ("main", "read", 0, 2),
-        ("main", "tokenize", 2, 12),
+        ("main", "fetch", 0, 12, 0),
+        ("main", "read", 0, 2, 0),
+        ("main", "tokenize", 2, 12, 0),
+        ("launch", "optimizer", -5, -5),
+        ("launch", "forward", 12, 12),
         ("device", "optimizer", -5, 8),
         ("device", "forward", 12, 20),
+        ("sync", "loop", 12, 20),
     ]
-    assert hidden_behind(run(spans, [(0, 20, False)])) == {"optimizer": 8.0}
+    found = run(spans, [(-10, 0, True), (0, 20, False)])
+    assert hidden_behind(found) == {"optimizer": 7.0}  # 8 ran behind it; 1 of these is exposed, by read
+    ledger = measure(found)
+    assert ledger is not None
+    # Without read 2 ms earlier, without tokenize 4 ms, without both 4 ms; the means over both orders of removal.
+    assert ledger.exposed_ms == {"read": 1.0, "tokenize": 3.0, "pack": 0.0, "transfer": 0.0}
+    assert ledger.work_ms == {"read": 2.0, "tokenize": 10.0, "pack": 0.0, "transfer": 0.0}
+    assert ledger.hidden_ms == {"read": 1.0, "tokenize": 6.0, "pack": 0.0, "transfer": 0.0}
 
 
 def test_a_workers_work_hides_behind_phases_where_there_is_no_device() -> None:
+    """What it does while the step waits for the batch before is neither hidden nor exposed."""
     spans = [
-        ("main", "fetch", 0, 5),
+        ("main", "fetch", 0, 5, 0),
+        ("loader-0", "transfer", 5, 5, 0),
         ("main", "forward", 5, 15),
         ("main", "backward", 15, 30),
-        ("loader-0", "tokenize", 2, 25),
-        ("loader-0", "pack", 25, 33),
+        ("loader-0", "tokenize", 2, 25, 1),
+        ("loader-0", "pack", 25, 33, 1),
+        ("main", "fetch", 40, 41, 1),
     ]
-    assert hidden_behind(run(spans, [(0, 40, False)])) == {"backward": 15.0, "forward": 10.0, "other": 3.0}
+    found = run(spans, [(0, 40, False), (40, 60, False)], workers=1)
+    assert hidden_behind(found) == {"backward": 7.5, "forward": 5.0, "other": 1.5}
+    ledger = measure(found)
+    assert ledger is not None
+    assert ledger.hidden_ms == {"read": 0.0, "tokenize": 10.0, "pack": 4.0, "transfer": 0.0}
+    assert ledger.parallel_ms["tokenize"] == 1.5
+    assert ledger.exposed_ms["transfer"] == 3.0
 
 
 def test_warmup_does_not_count() -> None:
-    spans = [("device", "forward", 0, 40), ("loader-0", "tokenize", 5, 35)]
-    assert hidden_behind(run(spans, [(0, 20, True), (20, 30, False), (30, 40, False)])) == {"forward": 7.5}
+    spans = [("main", "fetch", start, start + 1, batch) for batch, start in enumerate((0, 20, 30))]
+    spans += [("loader-0", "transfer", 0, 0, batch) for batch in range(3)]
+    spans += [("main", "forward", start, end) for start, end in ((1, 20), (21, 30), (31, 40))]
+    spans += [("loader-0", "tokenize", 5, 28, 2)]
+    found = run(spans, [(0, 20, True), (20, 30, False), (30, 40, False)], workers=1)
+    assert hidden_behind(found) == {"forward": 3.5}
 
 
 def test_a_blocking_call_says_what_it_cost_and_what_it_left_exposed() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from harness.analysis import derived
 from harness.analysis.derived import DEVICE_COLUMNS, STAGE_COLUMNS
+from harness.analysis.replay.exposed import Split
 from harness.report.build import build_report
 from harness.study.contract import STEP_COLUMNS
 from harness.study.store import StudyFolder, read_table
@@ -66,14 +67,14 @@ def test_what_was_not_derived_when_it_was_recorded_is_in_the_report_and_then_in_
 
 def test_a_mended_rule_reaches_a_study_of_before(recorded: StudyFolder) -> None:
     before, stored = exposed(recorded), kept(recorded)
-    rule = derived.exposed_and_hidden
+    rule = derived.split
 
     def all_of_it_is_transfer(*arguments):  # type: ignore[no-untyped-def]
-        found, hidden = rule(*arguments)
+        found = rule(*arguments).exposed
         found[:, -1], found[:, :-1] = found.sum(axis=1), 0
-        return found, hidden
+        return Split(found)
 
-    with mock.patch.object(derived, "exposed_and_hidden", all_of_it_is_transfer):
+    with mock.patch.object(derived, "split", all_of_it_is_transfer):
         after = exposed(recorded)
     assert after["tokenize"] == 0
     assert after["transfer"] == pytest.approx(sum(before.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from harness.analysis.ledger import derived_steps
 from harness.study.contract import CAUSES, STAGES
 from harness.timeline.waits import waits
 from tests.harness.analysis.by_hand import Fetch, device_columns
@@ -70,10 +71,10 @@ def test_starved_marks_add_up_to_the_ledger():
 
 def test_waits_without_a_device_add_up_to_the_ledger():
     _, runs = build([Arm("worker", workers=1, tokenize=40.0, transfer=0.3)])
-    steps = runs[0].steps.to_pylist()
+    steps = derived_steps(runs[0]).table.to_pylist()
     total = by_cause(waits(steps, runs[0].spans.to_pylist()))
     assert total["tokenize"] > 0
-    assert total == {stage: value for stage in STAGES if (value := sum(s[f"exposed_{stage}_ns"] for s in steps))}
+    assert total == {stage: value for stage in STAGES if (value := sum(s[f"during_wait_{stage}_ns"] for s in steps))}
 
 
 def test_a_batch_of_which_nobody_told_has_an_unknown_cause():

@@ -36,7 +36,7 @@ def read_back(folder: Path) -> tuple[dict[str, list], dict[str, list]]:
     assert steps is not None
     assert spans is not None
     assert not list(folder.glob(".*")), "no temporary file stays"
-    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False)
+    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False).table
     return derived.to_pydict(), spans.to_pydict()
 
 
@@ -82,7 +82,7 @@ def test_phases_sum_to_the_wall_time_exactly_whatever_a_trainer_does(steps, paus
         batches = sum(kind == "batch" for kind, _ in steps[row])
         assert table["tokens"][row] == 8 * batches
         if all(kind == "batch" or name != "fetch" for step in steps for kind, name in step):
-            assert sum(table[f"exposed_{stage}_ns"][row] for stage in STAGES) == table["fetch_ns"][row]
+            assert sum(table[f"during_wait_{stage}_ns"][row] for stage in STAGES) == table["fetch_ns"][row]
 
 
 def test_tables_round_trip_through_the_contract() -> None:
@@ -97,7 +97,8 @@ def test_tables_round_trip_through_the_contract() -> None:
     recorder.pause()
     steps, spans = written(recorder)
     assert steps["loss"] == [1.0, 0.5, 1.0 / 3]
-    assert steps["hidden_tokenize_ns"] == [50, 50, 50]
+    assert steps["work_tokenize_ns"] == [50, 50, 50]
+    assert steps["during_wait_tokenize_ns"] == [0, 0, 0]
     assert steps["device_busy_ns"] == [None] * 3  # not measured on a synchronous device: null, not zero
     assert steps["contended_ns"] == [None] * 3
     loaders = [place for place, role in enumerate(spans["role"]) if role == "loader-1"]
@@ -151,7 +152,7 @@ def test_portions_make_the_same_tables_as_all_at_once(tmp_path: Path, monkeypatc
     steps, _ = found[0]
     assert steps["loss"] == [None, 0.5, None, None, 0.5, None, None, 0.5, 0.25]
     assert steps["tokens"] == [4] * 9
-    assert [value is None for value in steps["exposed_read_ns"]] == [False, False, True] * 3
+    assert [value is None for value in steps["during_wait_read_ns"]] == [False, False, True] * 3
 
 
 def test_spans_that_cannot_be_written_cost_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

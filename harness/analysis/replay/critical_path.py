@@ -1,0 +1,199 @@
+"""Finds the critical path of a run: the one chain of work, from the end of its measured steps back, that had no slack.
+
+The exact replay of a run is a recursion of maxima: a fetch ends when its batch was delivered or received, whichever is
+later; a kernel begins when it was launched or when the one before it was done. Here each moment remembers which of the
+two it followed from. Walking back from the last one gives the chain that the time of the steps consists of:
+
+    host:    |=fetch=|--forward--|..blocked...|--optimizer--|        forward is launched after the fetch,
+    device:           |===forward===|==backward==|                   the host blocks until backward is done:
+                                                                     fetch, forward (host), backward (kernel), optimizer
+
+A link's time is what it contributed to the step. It is not what its removal would save: another chain may be hardly
+shorter (``removals``). The links sum to the time of the steps exactly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.replay.costs import Costs
+from harness.analysis.replay.pipeline import Pipeline, Program, build
+from harness.analysis.replay.recording import Recording, Resume
+from harness.scenario.edits import Edits
+
+Array = NDArray[np.float64]
+MOST_STEPS = 500  # measured ones that are walked; more change little
+LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
+
+
+class PathLink(NamedTuple):
+    """What a piece of the path was: a stage of whoever built the batch (``transfer``: request, hand-over, receiving),
+    a phase of the host, a kernel of the device, the launch of one, or the return of a blocking call."""
+
+    kind: LinkKind
+    name: str
+
+
+class _Reached(NamedTuple):
+    """A moment, what led to it, and the moment before that; the difference of both is how long that took."""
+
+    time: float
+    link: PathLink
+    before: _Reached | None
+
+
+TRANSFER = PathLink("stage", "transfer")
+BUILDING = PathLink("stage", "between stages")
+PAUSED = PathLink("phase", "other")
+RETURN = PathLink("return", "blocking call")
+
+
+def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
+    """Milliseconds per measured step by link."""
+    pipeline = build(recording, Edits(), exact=True, most_steps=MOST_STEPS, merged=False)
+    total: dict[PathLink, float] = {}
+    for began, end in _Walk(pipeline).windows():
+        moment: _Reached | None = end
+        while moment is not None and moment.time > began and moment.before is not None:
+            spent = moment.time - max(began, moment.before.time)
+            total[moment.link] = total.get(moment.link, 0.0) + spent
+            moment = moment.before
+    steps = int(np.count_nonzero(pipeline.measured))
+    return {link: spent / steps / 1e6 for link, spent in total.items() if spent}
+
+
+class _Cost(NamedTuple):
+    """Of one batch, in ns; the rows of ``costs.Costs``."""
+
+    read: float
+    tokenize: float
+    pack: float
+    work: float
+    after: float
+    wake: float
+    handover: float
+    receive: float
+
+
+assert _Cost._fields == Costs._fields
+
+
+class _Batch(NamedTuple):
+    costs: _Cost
+    built: _Reached
+    delivered: _Reached
+
+
+class _Walk:
+    """The simulation of one run (see ``simulate``), with every moment linked to the one that it followed from."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.p = pipeline
+        self.taken = [0] * len(pipeline.programs)
+        self.now = _Reached(0.0, PAUSED, None)
+        self.device_free = self.now
+        back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
+        self.completions: deque[_Reached] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
+        self.on_the_way: deque[_Batch] = deque()
+        self.requested = 0
+        self.worker_free = [self.now] * pipeline.workers
+
+    def windows(self) -> list[tuple[float, _Reached]]:
+        """When each stretch of measured steps that follow one another began, and the moment of its end."""
+        found: list[tuple[float, _Reached]] = []
+        follows = False
+        p = self.p
+        for number, measured, resume, drained in zip(p.step_program, p.measured, p.resumes, p.drained, strict=True):
+            if resume is not None:
+                self._resume(resume)
+            began, before = self.now.time, self.device_free
+            self._step(p.programs[number], int(number))
+            if drained:
+                self.now = _later(self.now, before)
+            if measured:
+                if follows and resume is None:
+                    began, _ = found.pop()
+                found.append((began, self.now))
+            follows = bool(measured)
+        return found
+
+    def _step(self, program: Program, number: int) -> None:
+        members = program.durations.shape[2]
+        durations = program.durations[:, 0, self.taken[number] % members].tolist()
+        self.taken[number] += 1
+        for kind, back, first, second, name in program.operations:
+            if kind == "host":
+                self.now = _after(self.now, durations[first], PathLink("phase", name))
+            elif kind == "fetch":
+                self._fetch()
+            elif kind == "launch":
+                self._launch(name, durations[first], durations[second])
+            elif kind == "sync":
+                if len(self.completions) > back:
+                    self.now = _later(self.now, self.completions[-1 - back])
+                self.now = _after(self.now, durations[first], RETURN)
+
+    def _launch(self, name: str, duration: float, queueing: float) -> None:
+        depth = self.p.queue_depth
+        if depth is not None and len(self.completions) >= depth:
+            self.now = _later(self.now, self.completions[-depth])
+        done = _after(_later(self.now, self.device_free), duration, PathLink("kernel", name))
+        self.device_free = _later(done, _after(self.now, queueing, PathLink("launch", name)))
+        self.completions.append(self.device_free)
+
+    def _fetch(self) -> None:
+        if self.p.workers:
+            batch = self.on_the_way.popleft()
+            self.now = _later(_after(self.now, batch.costs.receive, TRANSFER), batch.delivered)
+            self._request()
+        else:
+            costs = self._next_costs()
+            self.now = _after(_built(self.now, costs), costs.receive, TRANSFER)
+
+    def _next_costs(self) -> _Cost:
+        place = self.requested % self.p.costs.shape[2]
+        self.requested += 1
+        return _Cost(*self.p.costs[:, 0, place].tolist())
+
+    def _request(self) -> None:
+        worker = self.requested % self.p.workers
+        costs = self._next_costs()
+        built = _built(_later(self.worker_free[worker], _after(self.now, costs.wake, TRANSFER)), costs)
+        self.worker_free[worker] = _after(built, costs.after, TRANSFER)
+        self.on_the_way.append(_Batch(costs, built, _after(built, costs.handover, TRANSFER)))
+
+    def _resume(self, resume: Resume) -> None:
+        first = self.now.before is None
+        while len(self.on_the_way) < self.p.workers * self.p.prefetch:
+            self._request()
+        if first or resume.repetition:
+            for place, batch in enumerate(self.on_the_way):
+                built = _after(self.now, float(resume.ends_ns[place]), BUILDING)
+                self.on_the_way[place] = _Batch(batch.costs, built, _after(built, batch.costs.handover, TRANSFER))
+                worker = (self.requested - len(self.on_the_way) + place) % self.p.workers
+                self.worker_free[worker] = _after(built, batch.costs.after, TRANSFER)
+        else:
+            self.now = _after(self.now, resume.worked_ns, PAUSED)
+        self.device_free = self.now
+
+
+def _built(begun: _Reached, costs: _Cost) -> _Reached:
+    """The moment at which a batch begun then is built."""
+    moment = begun
+    for name in ("read", "tokenize", "pack"):
+        moment = _after(moment, getattr(costs, name), PathLink("stage", name))
+    # What lies between the stages comes last here; the path has the same length.
+    return _after(moment, costs.work - (costs.read + costs.tokenize + costs.pack), BUILDING)
+
+
+def _after(moment: _Reached, duration: float, link: PathLink) -> _Reached:
+    return moment if duration == 0 else _Reached(moment.time + duration, link, moment)
+
+
+def _later(first: _Reached, second: _Reached) -> _Reached:
+    """The later of both; of two at the same time the first."""
+    return second if second.time > first.time else first

@@ -1,0 +1,113 @@
+"""Predicts what a step would save without each stage, phase, kernel and cause, by replay with that part at no cost.
+
+Each part is compared with the unedited replay of the same run, step for step from the same places of the recording, so
+that an error which both share cancels. Savings overlap, and need not add up: two stages of one worker's batch may each
+save what the other saves too, and a wait that one of two causes would have brought about alone is saved by neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from harness.analysis.replay.batches import BUILT
+from harness.analysis.replay.consistent import consistent, spread_offsets
+from harness.analysis.replay.contention import Stretch
+from harness.analysis.replay.pipeline import LAUNCHING, QUEUE_LIMIT, build
+from harness.analysis.replay.recording import Recording
+from harness.analysis.statistics import Estimate, from_block_values, from_blocks
+from harness.scenario.edits import Edits, StageEdit
+from harness.study.contract import STAGES
+
+PartKind = Literal["stage", "phase", "kernel", "cause"]
+# Causes: data (all stages), launching (host time but for logging and checkpoints, beside an asynchronous device), sync
+# (blocking on the gradient norm), queue limit (waiting for a place in the device's queue).
+DATA, SYNC = "data", "sync"
+REPLICATES = 4  # both sides of a saving begin at the same places, so that few are enough
+WORTH = 1e-3  # share of a step: a phase that lasts less is not looked at
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing one part would save per step, and how many times as fast steps would be. Medians over blocks."""
+
+    kind: PartKind
+    name: str
+    saved_ms: Estimate
+    speedup: Estimate
+
+
+def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLICATES) -> tuple[Removal, ...]:
+    """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first."""
+    saved_ms: dict[tuple[PartKind, str], list[float]] = {}
+    logs: dict[tuple[PartKind, str], list[float]] = {}
+    for recording, then in runs:
+        edits = dict(_parts(recording))
+        makes = [partial(build, recording, one, then) for one in (Edits(), *edits.values())]
+        offsets = spread_offsets(recording.block, replicates, 1)
+        unedited, *without = consistent(makes, offsets, then, account=False)
+        was = float(unedited.step_ms.mean())
+        for part, result in zip(edits, without, strict=True):
+            now = float(result.step_ms.mean())
+            if now > 0:
+                saved_ms.setdefault(part, []).append(was - now)
+                logs.setdefault(part, []).append(math.log(was / now))
+    found = []
+    for part, values in saved_ms.items():
+        saving, speedup = from_block_values(values), from_blocks(logs[part])
+        assert saving is not None
+        assert speedup is not None
+        found.append(Removal(*part, saving, speedup))
+    return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
+
+
+def present_stages(recording: Recording) -> list[str]:
+    """The stages that cost anything."""
+    built = recording.batches
+    known = {name: [built.stage[name]] for name in BUILT} | {"transfer": [built.receive, built.handover, built.after]}
+    return [stage for stage in STAGES if any(bool((values > 0).any()) for values in known[stage])]
+
+
+def without_stages(stages: Sequence[str]) -> Edits:
+    """The edits that remove ``stages``."""
+    return Edits(stages={stage: StageEdit(0.0) for stage in stages})
+
+
+def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]:
+    """Every part of the run's steps, and the edits that remove it."""
+    stages = present_stages(recording)
+    for stage in stages:
+        yield ("stage", stage), without_stages([stage])
+    if stages:
+        yield ("cause", DATA), without_stages(stages)
+    worth_ns = WORTH * float(recording.wall_ns[recording.measured].mean())
+    for phase in _lasting(recording, "host", worth_ns):
+        if phase != "sync" or not recording.asynchronous:
+            yield ("phase", phase), Edits(without=frozenset({("phase", phase)}))
+    if not recording.asynchronous:
+        return
+    for kernel in _lasting(recording, "launch", worth_ns):
+        yield ("kernel", kernel), Edits(without=frozenset({("kernel", kernel)}))
+    yield ("cause", LAUNCHING[1]), Edits(without=frozenset({LAUNCHING}))
+    if any(event.kind == "sync" and event.phase == "sync" for one in recording.classes for event in one.events):
+        yield ("cause", SYNC), Edits(sync=False)
+    if recording.queue_depth is not None:
+        yield ("cause", QUEUE_LIMIT[1]), Edits(without=frozenset({QUEUE_LIMIT}))
+
+
+def _lasting(recording: Recording, kind: Literal["host", "launch"], worth_ns: float) -> list[str]:
+    """Names of host phases, or of kernels, that last at least so long in a mean measured step."""
+    total: dict[str, float] = {}
+    for one in recording.classes:
+        counted = recording.measured[one.steps]
+        for event in one.events:
+            if event.kind == kind:
+                name = event.phase if kind == "host" else event.name
+                total[name] = total.get(name, 0.0) + float(event.duration[counted].sum())
+    steps = int(np.count_nonzero(recording.measured))
+    return [name for name, spent in total.items() if spent / steps >= worth_ns]

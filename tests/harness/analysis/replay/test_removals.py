@@ -1,0 +1,51 @@
+"""Removals against the oracle: each part of random pipelines is really taken out and simulated by processes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.analysis.replay import Replays
+from tests.harness.analysis.replay import oracle
+from tests.harness.analysis.replay.oracle import Truth
+from tests.harness.analysis.replay.test_oracle import pipelines
+
+ALL_STAGES = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
+
+
+def without(truth: Truth, kind: str, name: str) -> Truth | None:
+    """The pipeline without that part; None where the oracle cannot be told."""
+    transfer = {"handover": 0.0, "receive": 0.0, "after": 0.0, "remainder": 0.0}
+    if (kind, name) == ("cause", "data"):
+        return truth.having(**ALL_STAGES, **transfer)
+    if kind == "stage":
+        return truth.having(**(transfer if name == "transfer" else {name: 0.0}))
+    if kind == "kernel":
+        return truth.having(device={**truth.device, name: 0.0})
+    if (kind, name) == ("cause", "sync"):
+        return truth.having(sync=False)
+    if kind == "phase" and name in ("h2d", "forward", "backward"):
+        return truth.having(host={**truth.host, name: 0.0})
+    return None
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(truth=pipelines(), data=st.data())
+def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Truth, data: st.DataObject) -> None:
+    truth = truth.having(jitter=0.0, spread=0.0, steps=60)
+    found = Replays([oracle.run(truth)]).removals()
+    possible = [one for one in found if without(truth, one.kind, one.name) is not None]
+    one = data.draw(st.sampled_from(possible))
+    fewer = without(truth, one.kind, one.name)
+    assert fewer is not None
+    was, now = (oracle.step_ms(oracle.run(each)) for each in (truth, fewer))
+    assert one.saved_ms.median == pytest.approx(was - now, abs=0.03 * was), (one.kind, one.name)
+
+
+def test_savings_overlap_and_the_largest_comes_first() -> None:
+    """Either of two stages of a worker that is too slow by less than each of them saves all of the wait."""
+    found = Replays([oracle.run(Truth(workers=1, read=12.0, tokenize=12.0, asynchronous=True))]).removals()
+    saved = {(one.kind, one.name): one.saved_ms.median for one in found}
+    assert saved["stage", "read"] + saved["stage", "tokenize"] > 1.3 * saved["cause", "data"]
+    assert [one.saved_ms.median for one in found] == sorted(saved.values(), reverse=True)

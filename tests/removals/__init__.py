@@ -1,0 +1,1 @@
+"""Removals predicted by replay, against edited pipelines that are really run."""
