@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from harness.analysis.replay.removals import Removal
 from harness.analysis.report_types import ArmReport
-from harness.report.tables import estimate_cell, ratio_cell, stages_cell, table
+from harness.report.names import ArmNames
+from harness.report.tables import estimate_cell, number_cell, ratio_cell, stages_cell, table
 from harness.study.contract import STAGES
 
 WORTH = 0.001  # share of a step: smaller savings are not listed
@@ -26,9 +27,9 @@ UNSPLIT = {
 }
 
 
-def section(arms: Sequence[ArmReport]) -> str:
+def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
     """Both tables; empty without data."""
-    return "\n\n".join(part for part in (_savings(arms), _places(arms), _unsplit(arms)) if part)
+    return "\n\n".join(part for part in (_savings(arms, names), _places(arms, names), _unsplit(arms, names)) if part)
 
 
 def part_text(one: Removal) -> str:
@@ -36,9 +37,9 @@ def part_text(one: Removal) -> str:
     return CAUSES.get(one.name, one.name) if one.kind == "cause" else f"{one.name} ({one.kind})"
 
 
-def _savings(arms: Sequence[ArmReport]) -> str:
+def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     rows = [
-        [arm.name, part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
+        [names.short(arm.name), part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
         for arm in arms
         for one in arm.explained.removals[:MOST]
         if abs(one.speedup.median - 1) >= WORTH
@@ -52,28 +53,31 @@ def _savings(arms: Sequence[ArmReport]) -> str:
     return f"## What removing a part would save\n\n{table(['arm', 'without', 'saved ms', 'speed'], rows)}\n\n{note}"
 
 
-def _places(arms: Sequence[ArmReport]) -> str:
+def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
     rows = [
-        [arm.name, *(stages_cell(values, STAGES) for values in _of(arm))] for arm in arms if arm.totals.during_wait_ms
+        [
+            names.short(arm.name),
+            stages_cell(arm.totals.work_ms, STAGES),
+            stages_cell(arm.totals.during_wait_ms, STAGES),
+            number_cell(sum(arm.totals.parallel_ms.values())),
+        ]
+        for arm in arms
+        if arm.totals.during_wait_ms
     ]
     if not rows:
         return ""
-    header = ["arm", "work ms", "ran during the wait ms", "ran during waits for other batches ms"]
+    header = ["arm", "work ms", "ran during the wait ms", "during waits for others ms"]
     note = (
-        f"{' / '.join(STAGES)} per step. Where the time of data work lay, not what it cost: a wait is caused by work "
+        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work lay, not what it cost: a wait is caused by work "
         "that ran before it as well."
     )
     return f"## Where data work ran\n\n{table(header, rows)}\n\n{note}"
 
 
-def _of(arm: ArmReport) -> tuple[Mapping[str, float], ...]:
-    return arm.totals.work_ms, arm.totals.during_wait_ms, arm.totals.parallel_ms
-
-
-def _unsplit(arms: Sequence[ArmReport]) -> str:
+def _unsplit(arms: Sequence[ArmReport], names: ArmNames) -> str:
     lines = [
-        f"- What each stage of {arm.name} cost is not known: {UNSPLIT.get(arm.totals.unsplit, arm.totals.unsplit)}."
+        f"- What each stage of {names.short(arm.name)} cost is not known: {UNSPLIT.get(why, why)}."
         for arm in arms
-        if arm.totals.unsplit is not None
+        if (why := arm.totals.unsplit) is not None
     ]
     return "\n".join(lines)

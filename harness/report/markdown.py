@@ -70,7 +70,7 @@ def page(
         numbers.comparisons(report.compared, names),
         numbers.arms(plain, names),
         _picture("ledger.png", pictures),
-        causes.section(plain),
+        causes.section(plain, names),
         numbers.controls(controls, names),
         outliers.section(report.step_times, names),
         why.emulation(report),

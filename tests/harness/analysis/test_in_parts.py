@@ -65,9 +65,9 @@ def test_any_number_of_steps_at_a_time_gives_the_same_columns(
 ) -> None:
     step_table, span_table = tables(steps, recorded)
     with at_once(10_000, 4096):
-        whole = with_derived(step_table, read(span_table), asynchronous)
+        whole = with_derived(step_table, read(span_table), asynchronous).table
     with at_once(size, rows):
-        parts = with_derived(step_table, read(span_table, rows), asynchronous)
+        parts = with_derived(step_table, read(span_table, rows), asynchronous).table
     for name in (*DEVICE_COLUMNS, *STAGE_COLUMNS):
         assert parts.column(name).to_pylist() == whole.column(name).to_pylist(), name
 

@@ -16,6 +16,7 @@ from harness.analysis.overlap import hidden_behind, sync_audit
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 MS = 1_000_000
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=8)
@@ -30,7 +31,7 @@ def run(spans: list[tuple[Any, ...]], steps: list[tuple[int, int, bool]], worker
     ]
     table = [{"start_ns": a * MS, "wall_ns": (b - a) * MS, "warmup": warmup, "fetch_ns": 0} for a, b, warmup in steps]
     asynchronous = any(role == "device" for role, *_ in spans)
-    record = RunRecord("a", 0, "done", config={"data": {"workers": workers}}, facts={"asynchronous": asynchronous})
+    record = RunRecord("a", 0, "done", config={"data": {"workers": workers}}, facts=RunFacts(asynchronous=asynchronous))
     return RunData(
         record,
         pa.Table.from_pylist(table, schema=arrow_schema(STEP_COLUMNS)),

@@ -129,7 +129,7 @@ def test_a_replay_that_is_off_or_impossible_gives_a_reason_and_no_figure() -> No
     assert split(replace(recording, wall_ns=recording.wall_ns * 1.2), waits) == "replay is off"
     assert split(replace(recording, device_not_recorded=True), waits) == "device not recorded"
     run.record.config["data"]["workers"] = 1
-    alone = RunData(replace(run.record, facts={**run.record.facts, "asynchronous": True}), run.steps, run.spans, None)
+    alone = RunData(replace(run.record, facts=replace(run.record.facts, asynchronous=True)), run.steps, run.spans, None)
     assert derived_steps(alone).unsplit == "device not recorded"
     assert ledger(alone).exposed_ms == {}
     assert ledger(alone).during_wait_ms["tokenize"] > 0
