@@ -114,7 +114,8 @@ class Measured:
     tokens_ratio: Estimate | None  # positions per second, padding included
     step_time: Estimate | None  # baseline's step time / candidate's
     isolated: Estimate | None  # positions per second of the data-only controls
-    ceiling: Estimate | None  # step time / step time without any wait for data, of the baseline
+    ceiling: Estimate | None  # step time / step time without any data work, of the baseline; see ``without_data``
+    from_waits: Estimate | None  # the same by replay alone: from what the ledger says that data work costs
     ideal: Estimate | None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
     noise_floor: float | None  # fraction: how far from 1 an arm's ratio to its own A/A control reaches
     noise_floor_of: str | None  # None where the scenario allows for it without an A/A control
@@ -167,8 +168,9 @@ def compare(
         return Missing("no throughput")
     measure, rate, ratio = best
     isolated = _isolated(baseline, candidate, controls)
-    limit = ceiling(base)
+    from_waits = gain_from_waits(base)
     ideal = speed(base, controls.get("ideal-data", baseline), steps_per_s)
+    limit = without_data(from_waits, ideal)
     floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
@@ -191,6 +193,7 @@ def compare(
         step_time=speed(base, other, steps_per_s),
         isolated=None if isinstance(isolated, Absent) else isolated,
         ceiling=limit,
+        from_waits=from_waits,
         ideal=ideal,
         noise_floor=noise_floor,
         noise_floor_of=floor_of,
@@ -222,7 +225,22 @@ def alternated(first: RunLedger, second: RunLedger) -> bool:
     return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
-def ceiling(blocks: Blocks) -> Estimate | None:
+def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
+    """How many times as fast steps would be without any data work, by both who know: an estimate, not a bound.
+
+    The ideal-data control measures it, replay computes it from the run alone; the interval holds both of theirs. They
+    differ where a wait also cools caches and clocks for the compute after it, which no replay knows.
+    """
+    known = [one for one in (ideal, from_waits) if one is not None]
+    if len(known) < 2:
+        return next(iter(known), None)
+    first, second = known
+    if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
+        return first
+    return Estimate(first.median, min(first.ci_low, second.ci_low), max(first.ci_high, second.ci_high), first.n)
+
+
+def gain_from_waits(blocks: Blocks) -> Estimate | None:
     """The largest gain in step time that removing every wait for data could give: wall / (wall - waited)."""
     logs = []
     for run in blocks.values():

@@ -68,8 +68,8 @@ def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
         return ""
     header = ["arm", "work ms", "ran during the wait ms", "during waits for others ms"]
     note = (
-        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work lay, not what it cost: a wait is caused by work "
-        "that ran before it as well."
+        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work "
+        "lay, not what it cost: a wait is caused by work that ran before it as well."
     )
     return f"## Where data work ran\n\n{table(header, rows)}\n\n{note}"
 

@@ -108,7 +108,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")
         return
-    text = f"without any wait for data {c.baseline} could be {ratio(ceiling.median)} as fast ({interval(ceiling)})"
+    text = f"without any data work {c.baseline} would be {ratio(ceiling.median)} as fast ({interval(ceiling)})"
     yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
 
 

@@ -48,8 +48,8 @@ HOW_TO_READ = f"""## How to read this
 - **exposed**: what a stage cost the step, by replay of the run without it: the part of the waits that it caused, not
   what happened to run meanwhile. **hidden**: stage time that ran while the step did not wait, and cost it nothing.
   **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue delay).
-- **ceiling**: the largest gain that removing *all* waits for data could give, known before anyone tries. A change to
-  the input side cannot beat it, unless hidden work takes cores; the *ideal data* control checks that by measurement.
+- **ceiling**: how many times as fast the step would be without any data work: an estimate, not a bound. Its median is
+  what the *ideal data* control measured (without one, what replay computes), and its interval holds that of both.
 - **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
   **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
   small a difference would have shown. Without a floor nothing is decided, nor a gain where losses diverged or differ.

@@ -62,7 +62,7 @@ VERDICT_COLOURS = {"gain": GAIN, "loss": LOSS, "none": "#555555", "undecided": "
 STATIONS = {
     "isolated": "in isolation\n(data path alone)",
     "share of the step": "if all data work\nwere waited for",
-    "ceiling": "ceiling\n(what is waited for)",
+    "ceiling": "ceiling\n(no data work)",
     "predicted": "predicted\n(replay)",
     "measured": "measured\n(time of a step)",
 }
@@ -90,7 +90,7 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
 
 
 def isolated(comparisons: Sequence[Comparison], names: ArmNames) -> Figure:
-    """Per comparison: the ratio in isolation, the ceiling from waiting, and the ratio in training with its interval.
+    """Per comparison: the ratio in isolation, the ceiling, and the ratio in training with its interval.
 
     All three are about speed, so training counts positions; where the arms train other shares of them, the ratio of
     trained tokens is drawn beside it, hollow.
@@ -98,7 +98,7 @@ def isolated(comparisons: Sequence[Comparison], names: ArmNames) -> Figure:
     figure, axes = row_axes(len(comparisons), 0.62, 2.0)
     legend = {  # each label is taken by the first row that has such a point
         "isolated": "in isolation (data-only controls)",
-        "ceiling": "ceiling: no wait for data at all",
+        "ceiling": "ceiling: no data work at all",
         "training": "in training, tokens/s",
         "trained": "in training, trained tokens/s where padding differs",
     }

@@ -163,12 +163,11 @@ def _reason(c: Comparison) -> str:
     if m.ceiling is None:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = m.ceiling.median - 1
+    known = f"ceiling, {interval(m.ceiling)}"
     if gain < NOTHING:
-        text += f", so ending that wait would not speed {c.baseline} up (ceiling {ratio(m.ceiling.median)})"
+        text += f", so without any data work {c.baseline} would be no faster ({ratio(m.ceiling.median)}: {known})"
     else:
-        text += (
-            f", so without any wait for data {c.baseline} could be at most {ratio(m.ceiling.median)} as fast (ceiling)"
-        )
+        text += f", so without any data work {c.baseline} would be {ratio(m.ceiling.median)} as fast ({known})"
     if gain >= NOTHING and m.verdict == "none" and m.resolution is not None and gain < m.resolution:
         text += ", less than this study can resolve"
     if not isolated:
@@ -216,34 +215,33 @@ def disagreements(c: Comparison) -> list[str]:
     m, waits = c.measured, c.measured.baseline_waits
     found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + (m.noise_floor or 0.0)
-    limit = m.ceiling
-    if limit is None:
+    if m.ceiling is None:
         return found
-    top, bottom = (limit.ci_high or limit.median) * floor, (limit.ci_low or limit.median) / floor
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
-    ideal = m.ideal
-    if ideal is not None and ideal.ci_low is not None and ideal.ci_high is not None:
+    ideal, replayed = m.ideal, m.from_waits
+    if replayed is not None and ideal is not None and ideal.ci_low is not None and ideal.ci_high is not None:
         what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
-        if ideal.ci_low > top:
+        if ideal.ci_low > (replayed.ci_high or replayed.median) * floor:
             found.append(
-                f"{what}, more than its ceiling of {ratio(limit.median)} from waiting, "
+                f"{what}, more than the {ratio(replayed.median)} that its data work costs by replay, "
                 + (
                     f"so hidden data work may slow the step as well{core}"
                     if _hides(waits)
                     else f"and why is not known{core}"
                 )
             )
-        elif ideal.ci_high < bottom:
+        elif ideal.ci_high < (replayed.ci_low or replayed.median) / floor:
             found.append(
-                f"{what}, less than its ceiling of {ratio(limit.median)} from waiting, "
+                f"{what}, less than the {ratio(replayed.median)} that its data work costs by replay, "
                 "so part of the wait is not caused by data work"
             )
     step = m.step_time
     same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME
+    top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
         found.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
-            f"{ratio(limit.median)} from waiting, so more than the wait for data changed{core}"
+            f"{ratio(m.ceiling.median)} without any data work, so more than the data work changed{core}"
         )
     return found
 
