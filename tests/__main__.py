@@ -7,11 +7,13 @@ next from running.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,11 +29,12 @@ PARTS = {
 # core only where it wants none.
 NICE = 19
 SHOWN = 20  # of the slowest tests
+ENDING_S = 20  # that an interrupted part may take: its fixtures end the processes that they started
 
 
 def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    chosen, more = arguments[:split] or list(PARTS), arguments[split + 1 :]
+    chosen, more = list(dict.fromkeys(arguments[:split])) or list(PARTS), arguments[split + 1 :]
     if unknown := set(chosen) - set(PARTS):
         print(f"python -m tests: unknown part {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
         return 2
@@ -40,15 +43,21 @@ def main(arguments: list[str]) -> int:
     parts = []
     code = 0
     seconds: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="harness-tests-") as name:
+    with tempfile.TemporaryDirectory(prefix="harness-tests-") as name, ExitStack() as running:
         folder = Path(name)
-        first = _start("alone", more, folder, log=folder / "alone.txt") if "alone" in chosen and chosen[1:] else None
+
+        def start(part: str, niceness: int = 0, log: Path | None = None) -> subprocess.Popen[bytes]:
+            process = _start(part, more, folder, niceness=niceness, log=log)
+            running.callback(_end, process)
+            return process
+
+        first = start("alone", log=folder / "alone.txt") if "alone" in chosen and chosen[1:] else None
         for part in sorted(chosen, key=list(PARTS).index):
             if part == "alone" and first is not None:
                 ended = first.wait()
                 print((folder / "alone.txt").read_text(errors="replace"), flush=True)
             else:
-                ended = _start(part, more, folder, niceness=NICE if first else 0).wait()
+                ended = start(part, NICE if first else 0).wait()
             report = folder / f"{part}.xml"
             code = code or ended
             seconds |= _seconds(report)
@@ -82,6 +91,17 @@ def _start(
         return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a part that is still running: whoever interrupts the tests wants none of them to go on."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def _seconds(report: Path) -> dict[str, float]:
     """How long each test of a report took, by its name."""
     tests = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ()
@@ -102,4 +122,5 @@ def _counts(report: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -45,8 +45,9 @@ def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
-        count = math.ceil(config.steps * config.optimizer.accumulation / MOST_BATCHES)
-        return Repetitions(count, warmup, math.ceil(config.steps / count))
+        most_steps = max(1, MOST_BATCHES // config.optimizer.accumulation)
+        steps = math.ceil(config.steps / math.ceil(config.steps / most_steps))
+        return Repetitions(math.ceil(config.steps / steps), warmup, steps)
     return Repetitions(math.ceil(config.steps / slice_steps), warmup, slice_steps)
 
 

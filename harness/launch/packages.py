@@ -30,15 +30,17 @@ class Packages:
 def packages_of(folder: Path) -> Packages | None:
     """What the project in ``folder`` asks for; None where it does not say."""
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})
-        asked = tuple(sorted(str(one) for one in project["dependencies"]))
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
+    except (OSError, KeyError, TypeError, ValueError):  # ValueError: no TOML, or no UTF-8
         return None
+    if not isinstance(dependencies, list):
+        return None
+    asked = tuple(sorted(str(one) for one in dependencies))
     return Packages(asked, tuple(sorted(_pins(folder / CONSTRAINTS, needed(asked)))))
 
 
 def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
-    lines = constraints.read_text().splitlines() if constraints.is_file() else []
+    lines = constraints.read_text(errors="replace").splitlines() if constraints.is_file() else []
     pins = {line.partition("#")[0].strip() for line in lines} - {""}
     return {pin for pin in pins if needed is None or (found := _name(pin)) is None or found in needed}
 

@@ -104,6 +104,7 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
     record = folder.read_study()
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
+    _check_recorded(folder.study_json, record)
     with _terminable():
         _, fingerprints = _prepare({arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms})
     for what, before in record.fingerprints.items():
@@ -114,6 +115,21 @@ def resume_study(path: Path, command: Sequence[str]) -> Outcome:
     record = replace(record, notes=[*record.notes, f"resumed {_now()}: {' '.join(command)}"])
     with _only_one(folder):
         return _execute(folder, record)
+
+
+def _check_recorded(path: Path, record: StudyRecord) -> None:
+    """Raise InputError (one line) where a study.json that somebody changed no longer says what to run."""
+    names = {arm.name for arm in record.arms}
+    if unknown := sorted({name for order in record.order for name in order} - names):
+        raise InputError(f"{path}: order: no arm is called {unknown[0]}")
+    numbers = [(record.scenario_text, "slice_steps"), *((arm.config, "seed") for arm in record.arms)]
+    for content, key in numbers:
+        try:
+            integer(content, key)
+        except KeyError as error:
+            raise InputError(f"{path}: {key}: missing") from error
+        except TypeError as error:
+            raise InputError(f"{path}: {error}") from error
 
 
 def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = None) -> Outcome:

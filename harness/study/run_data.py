@@ -115,12 +115,29 @@ class StoredTable:
         import pyarrow as pa
 
         for name, kind in self._columns:
-            if name in table.column_names or (wanted is not None and name not in wanted):
+            if name in table.column_names:
+                table = self._typed(table, name, pa.type_for_alias(kind))
+                continue
+            if wanted is not None and name not in wanted:
                 continue
             if name not in ADDED_COLUMNS:
                 raise InputError(f"{self._path}: not a results table of schema {SCHEMA}: no column {name!r}")
             table = table.append_column(name, pa.nulls(len(table), pa.type_for_alias(kind)))
         return table
+
+    def _typed(self, table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
+        """``table`` with that column as the contract has it: another program may have written the same values wider."""
+        import pyarrow as pa
+
+        found = table.schema.field(name).type
+        if found == kind or (pa.types.is_dictionary(found) and found.value_type == kind):
+            return table
+        try:
+            column = table.column(name).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            message = f"not a results table of schema {SCHEMA}: column {name!r} is {found}, not {kind}"
+            raise InputError(f"{self._path}: {message}") from error
+        return table.set_column(table.schema.get_field_index(name), name, column)
 
 
 class _Reading:

@@ -118,6 +118,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
     phases, launches, syncs, stages = _rows(spans_of(run), until_ns)
+    if any(row.end_ns < row.start_ns for rows in (phases, launches, syncs) for row in rows):
+        raise InputError(f"{name}: a span ends before it starts: its spans table is damaged")
     fetches = [phase for phase in phases if phase.name == "fetch"]
     if not fetches:
         raise InputError(f"{name}: no fetch among its spans: nothing to replay")

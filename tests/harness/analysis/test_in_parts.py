@@ -59,6 +59,12 @@ def read(table: pa.Table, rows_at_once: int = 1 << 20) -> RunSpans:
     return read_spans(table.select(COLUMNS).to_batches(max_chunksize=rows_at_once))
 
 
+def test_spans_of_other_ranks_are_left_out() -> None:
+    recorded = [(kind, (1, 2), 0, rank) for kind in KINDS for rank in (0, 1)]
+    found, first = (read(tables([(0, 1, False)], some)[1]) for some in (recorded, recorded[::2]))
+    assert found.rows == first.rows == len(KINDS)
+
+
 @given(STEPS, st.lists(SPAN, max_size=60), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_any_number_of_steps_at_a_time_gives_the_same_columns(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool

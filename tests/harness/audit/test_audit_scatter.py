@@ -83,6 +83,16 @@ def test_a_length_is_firm_among_exact_rows_and_not_offered_among_scattered_ones(
     assert not [one for one in scattered.readings if not one.free]
 
 
+def test_a_reading_that_many_figures_would_have_is_offered_and_not_firm() -> None:
+    """The row is far beyond scatter, but at four digits some length fits one figure in nine."""
+    one = judged([1, 1, 1.5, 1, 1, 1], digits=4).rows[2]
+    assert one.status == "inconsistent"
+    (length,) = [each for each in one.readings if each.kind == "sequence"]
+    assert length.value == 17408  # among others of that kind: a multiple of 64 that nobody trains with
+    assert length.coverage == pytest.approx(0.115, abs=0.01)
+    assert not length.firm
+
+
 def test_a_setting_that_several_rows_share_is_firm() -> None:
     ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
     for one in judged([ratio] * 6).rows:
@@ -146,6 +156,10 @@ def test_few_rows_know_little_of_scatter() -> None:
     assert not beyond_scatter(off, [])
     assert not beyond_scatter(off, [exact])  # 39 times as far, and still one row
     assert beyond_scatter(off, [exact] * 7)
+    half_of_them = [Relation("a", "b", 0.01, 0.0)] * 10 + [Relation("a", "b", 0.0, 0.01)] * 10
+    apart = Relation("a", "b", 0.06, 0.0)
+    assert beyond_scatter(apart, half_of_them)
+    assert not beyond_scatter(apart, [Relation("a", "b", 0.01, 0.0)] * 20)  # as far; the tails of scatter are not known
     far = Relation("a", "b", log(2), 1e-4)
     assert chance_of_scatter(far, []) == pytest.approx(1 - erf((log(2) - 1e-4) / 0.05 / sqrt(2)), abs=1e-12)
     assert beyond_scatter(far, [])

@@ -65,6 +65,9 @@ def test_memory_that_is_unknown_and_arms_that_are_many_run_one_after_the_other(m
         (MOST_BATCHES, 1, Repetitions(1, 5, MOST_BATCHES)),
         (MOST_BATCHES + 1, 1, Repetitions(2, 5, MOST_BATCHES // 2 + 1)),
         (MOST_BATCHES, 8, Repetitions(8, 5, MOST_BATCHES // 8)),
+        (10, 2 * MOST_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
+        (100, MOST_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
+        (7, MOST_BATCHES // 5, Repetitions(2, 5, 4)),
     ],
 )
 def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
@@ -75,4 +78,4 @@ def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
     )
     found = plan_repetitions(config, "runs", slice_steps=10)
     assert found == expected
-    assert found.count * found.steps >= steps
+    assert steps <= found.count * found.steps < steps + found.steps  # no repetition is only surplus

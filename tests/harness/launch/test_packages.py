@@ -83,5 +83,13 @@ def test_a_state_with_other_test_packages_runs_in_this_python(tmp_path: Path, mo
 
 def test_a_folder_that_does_not_say(tmp_path: Path) -> None:
     assert packages_of(tmp_path) is None
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert packages_of(tmp_path) is None
+    for content in (
+        b"[project]\nname = 'x'\n",
+        b"project = [1]\n",
+        b"project = 'x'\n",
+        b"[project]\ndependencies = 'abc'\n",
+        b"no toml",
+        b"\xff\xfe",
+    ):
+        (tmp_path / "pyproject.toml").write_bytes(content)
+        assert packages_of(tmp_path) is None, content

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.launch.study import resume_study
+from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
+from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 SCENARIO = """
 name: tiny
@@ -230,6 +234,26 @@ def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
     resumed = harness("run", "--resume", str(only_study(tmp_path / "out").path))
     assert resumed.returncode == 2
     assert "is no longer what the study was begun with" in resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("scenario_text", "config", "order", "problem"),
+    [
+        ({}, {"seed": 0}, [["a"]], "slice_steps: missing"),
+        ({"slice_steps": "5"}, {"seed": 0}, [["a"]], "slice_steps: expected a whole number, got '5'"),
+        ({"slice_steps": 5}, {"seed": None}, [["a"]], "seed: expected a whole number, got None"),
+        ({"slice_steps": 5}, {"seed": 0}, [["a"], ["a", "b"]], "order: no arm is called b"),
+    ],
+)
+def test_a_study_that_no_longer_says_what_to_run_is_not_resumed(
+    tmp_path: Path, scenario_text: JsonObject, config: JsonObject, order: list[list[str]], problem: str
+) -> None:
+    arms = [ArmRecord("a", config=config)]
+    record = StudyRecord("tiny", "?", "interrupted", scenario_text=scenario_text, order=order, arms=arms)
+    StudyFolder(tmp_path).write_study(record)
+    with pytest.raises(InputError) as refused:
+        resume_study(tmp_path, ["harness"])
+    assert str(refused.value) == f"{tmp_path / 'study.json'}: {problem}"
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness.study.contract import STEP_COLUMNS
@@ -35,6 +37,41 @@ def test_a_damaged_table_fails_its_own_run_only(tmp_path: Path) -> None:
     assert second.record.status == "done"
     assert second.steps is not None
     assert second.steps.column("wall_ns").to_pylist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "problem"),
+    [
+        ("start_ns", "float64", None),  # the same values, written wider
+        ("warmup", "int8", None),
+        ("turn", "string", None),
+        ("start_ns", "list", "column 'start_ns' is list<element: int64>, not int64"),
+    ],
+)
+def test_columns_of_another_type_are_read_as_the_contract_has_them_or_fail_their_run(
+    tmp_path: Path, name: str, kind: str, problem: str | None
+) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_run(RunRecord("a", 0, "done"))
+    steps = {key: [1, 2] for key, _ in STEP_COLUMNS if key != "warmup"} | {"warmup": [True, False]}
+    folder.write_tables("a", 0, steps, {}, {})
+    path = folder.run("a", 0) / "steps.parquet"
+    table = pq.read_table(path)
+    column = pa.array([[1], [2]]) if kind == "list" else table.column(name).cast(kind)
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
+    (run,) = folder.runs()
+    if problem is None:
+        found = run.step_columns(["start_ns", "turn", "warmup"])
+        assert found is not None
+        assert found.to_pydict() == {"start_ns": [1, 2], "turn": [1, 2], "warmup": [True, False]}
+        assert {one: str(found.schema.field(one).type) for one in found.column_names} == {
+            "start_ns": "int64",
+            "turn": "int32",
+            "warmup": "bool",
+        }
+    else:
+        assert (run.record.status, run.has_steps) == ("failed", False)
+        assert problem in (run.record.error or "")
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:

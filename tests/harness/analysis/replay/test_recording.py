@@ -127,13 +127,19 @@ def test_host_time_leaves_out_what_is_waited_for() -> None:
     assert host == pytest.approx(phases + truth.host["sync"] + 7 * truth.gap, abs=0.001)
 
 
-@pytest.mark.parametrize("lack", ["steps", "spans", "fetch", "measured", "times", "failed"])
+@pytest.mark.parametrize("lack", ["steps", "spans", "fetch", "backwards", "measured", "times", "failed"])
 def test_a_run_that_cannot_be_replayed_says_why(lack: str) -> None:
     run = oracle.run(Truth(steps=10))
     if lack in ("steps", "spans"):
         run = replace(run, **{lack: None})
     elif lack == "fetch":
         run = replace(run, spans=run.spans.slice(0, 0))
+    elif lack == "backwards":  # a phase that ends before it starts
+        row = next(i for i, name in enumerate(run.spans.column("name").to_pylist()) if name == "forward")
+        ends = run.spans.column("end_ns").to_pylist()
+        ends[row] = 0
+        index = run.spans.column_names.index("end_ns")
+        run = replace(run, spans=run.spans.set_column(index, "end_ns", pa.array(ends)))
     elif lack == "failed":
         run = replace(run, record=replace(run.record, status="failed"))
     else:
