@@ -15,6 +15,7 @@ MODULES = {
     "numpy": "numpy",
     "PyYAML": "yaml",
     "pydantic": "pydantic",
+    "markdown-it-py": "markdown_it",
     "rich": "rich.console",
     "sentencepiece": "sentencepiece",
     "tokenizers": "tokenizers",
