@@ -31,7 +31,9 @@ from harness.audit.specificity import WINDOW, Readings
 from harness.audit.table import AuditRow, Peak
 from harness.report.words import percent
 
-FIRM = 0.005  # chance that an honest row gets a firm reading
+# Chance that an honest row gets a firm reading, where its figures scatter apart. One factor common to all rows of a table
+# that prints two decimals can double it (results/reference/audit-rates).
+FIRM = 0.005
 SPECIFIC = 0.05  # of figures as far off; a reading as simple as others that fit more of them is never firm
 OFFERED = 0.5  # of figures as far off; beyond it a reading is not even offered
 EXPLAINS = 0.05  # of a row's discrepancy may remain where the reading of another row explains it too
