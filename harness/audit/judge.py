@@ -31,8 +31,8 @@ from harness.audit.specificity import WINDOW, Readings
 from harness.audit.table import AuditRow, Peak
 from harness.report.words import percent
 
-# Chance that an honest row gets a firm reading, where its figures scatter apart. One factor common to all rows of a table
-# that prints two decimals can double it (results/reference/audit-rates).
+# Chance that an honest row gets a firm reading, where its figures scatter apart. One factor common to all rows of a
+# table that prints two decimals can double it (results/reference/audit-rates).
 FIRM = 0.005
 SPECIFIC = 0.05  # of figures as far off; a reading as simple as others that fit more of them is never firm
 OFFERED = 0.5  # of figures as far off; beyond it a reading is not even offered
