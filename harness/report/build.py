@@ -40,19 +40,18 @@ def build_report(folder: Path) -> FirstScreen:
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
     report = with_profiled_busy(report, found.profiles)
-    names = ArmNames([arm.name for arm in report.arms if not arm.control])
-    pictures = draw(report, study, found.profiles, names)
+    screen = first_screen(report)
+    pictures = draw(report, study, found.profiles, screen.names)
     shown = timeline.timeline(record, runs, files.sources)
     for name in (timeline.CHROME_NAME, timeline.PROTOBUF_NAME):
         if name == shown.name:
             write_bytes(study.path / name, shown.content)
         else:
             (study.path / name).unlink(missing_ok=True)  # of an earlier report
-    screen = first_screen(report)
-    write_json(study.summary_json, summary(report, found, files.problems))
-    page = markdown.page(report, list(pictures), found, files, shown.cut)
+    write_json(study.summary_json, summary(report, screen, found, files.problems))
+    page = markdown.page(report, screen, list(pictures), found, files, shown.cut)
     write_text(study.summary_md, page.markdown)
-    write_text(study.summary_html, html.page(page, pictures, report.step_times, names))
+    write_text(study.summary_html, html.page(page, pictures, report.step_times, screen.names))
     return screen
 
 

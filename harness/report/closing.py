@@ -23,10 +23,10 @@ def probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
         parts.append(table(header, rows))
         parts.append(
             "Median [95 % interval] of the step time with the probe / without it, minus 1; both alternated in this "
-            "study. A cost whose interval holds 0 cannot be told from none here, but may be as much as its upper end. "
-            "*torch_profiler* and *py_spy* run beside no measured step: each arm has one more run for them. Their cost "
-            "here is that of recording in the trainer's main process, without writing the profile; the profiled run "
-            "also marks phases and profiles the loader workers."
+            "study. A cost whose interval holds 0 cannot be distinguished from none here, but may be as much as its "
+            "upper end. *torch_profiler* and *py_spy* run beside no measured step: each arm has one more run for them. "
+            "Their cost here is that of recording in the trainer's main process, without writing the profile; the "
+            "profiled run also marks phases and profiles the loader workers."
         )
     if problems:
         parts.append("What the probes could not do:")

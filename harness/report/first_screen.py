@@ -58,6 +58,7 @@ class FirstScreen:
     rows: tuple[tuple[str, ...], ...]
     legend: tuple[tuple[str, str], ...]
     next_steps: NextSteps
+    names: ArmNames  # as this screen and everything below it writes them
 
 
 def first_screen(report: StudyReport) -> FirstScreen:
@@ -76,6 +77,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         rows=tuple(_row(c, names) for c in report.comparisons),
         legend=tuple(names.legend),
         next_steps=next_steps(report.advice, names),
+        names=names,
     )
 
 

@@ -10,7 +10,7 @@ from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
 from harness.report import advice, causes, closing, machine, numbers, outliers, profile, stacks, why
 from harness.report.absent import probe_problem_lines
-from harness.report.first_screen import HEADER, FirstScreen, difference_lines, first_screen
+from harness.report.first_screen import HEADER, FirstScreen, difference_lines
 from harness.report.names import ArmNames
 from harness.report.recorded import NO_FILES, RecordedFiles
 from harness.report.sentences import sentence
@@ -49,17 +49,18 @@ class Page:
 
 def page(
     report: StudyReport,
+    screen: FirstScreen,
     pictures: Sequence[str],
     found: ProbeResults = NO_RESULTS,
     files: RecordedFiles = NO_FILES,
     timeline_cut: Sequence[str] = (),
 ) -> Page:
-    """The whole page; ``pictures`` are the file names that exist under plots/.
+    """The whole page under its first ``screen``; ``pictures`` are the file names that exist under plots/.
 
     ``found``: what the probes recorded; ``files``: those of profiled runs; ``timeline_cut``: what the timeline leaves
     out, a sentence each.
     """
-    names = ArmNames([arm.name for arm in report.arms if not arm.control])
+    names = screen.names
     plain = [arm for arm in report.arms if not arm.control]
     controls = [arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]
     problems = [*probe_problem_lines(report.probe_problems), *files.problems, *timeline_cut]
@@ -81,18 +82,7 @@ def page(
         closing.HOW_TO_READ,
         closing.reproduction(report),
     ]
-    return Page(safe(report.study.scenario), _opening(first_screen(report), pictures), list(_sections(parts)))
-
-
-def summary(
-    report: StudyReport,
-    pictures: Sequence[str],
-    found: ProbeResults = NO_RESULTS,
-    files: RecordedFiles = NO_FILES,
-    timeline_cut: Sequence[str] = (),
-) -> str:
-    """:func:`page` as markdown."""
-    return page(report, pictures, found, files, timeline_cut).markdown
+    return Page(safe(report.study.scenario), _opening(screen, pictures), list(_sections(parts)))
 
 
 def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:

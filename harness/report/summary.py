@@ -15,7 +15,7 @@ from harness.report.chain import chain
 from harness.report.confounds import confound_lines
 from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
-from harness.report.first_screen import first_screen
+from harness.report.first_screen import FirstScreen
 from harness.report.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
 from harness.report.words import probes_named
 from harness.study.contract import SCHEMA
@@ -24,7 +24,9 @@ from trainer.json_types import Json, JsonObject
 TOP = 30  # operators of each role
 
 
-def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Sequence[str] = ()) -> dict[str, Json]:
+def summary(
+    report: StudyReport, screen: FirstScreen, found: ProbeResults = NO_RESULTS, unread: Sequence[str] = ()
+) -> dict[str, Json]:
     """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it.
 
     ``unread``: files of probes that could not be read, a line each.
@@ -40,7 +42,7 @@ def summary(report: StudyReport, found: ProbeResults = NO_RESULTS, unread: Seque
         "arms": {arm.name: _arm(arm) for arm in report.arms},
         "comparisons": [
             {**_comparison(one), "headline": headline.text}
-            for one, headline in zip(report.comparisons, first_screen(report).headlines, strict=True)
+            for one, headline in zip(report.comparisons, screen.headlines, strict=True)
         ],
         "advice": [_advice(one) for one in report.advice],
         "emulated": report.emulated,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.analysis.statistics import Estimate
 from harness.report.words import number, ratio
@@ -19,21 +19,21 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def estimate_cell(estimate: Estimate | None) -> str:
     """``65,300 [64,100–66,200]``."""
-    if estimate is None:
-        return NOT_MEASURED
-    if estimate.ci_low is None or estimate.ci_high is None:
-        return f"{number(estimate.median)} [no interval]"
-    return f"{number(estimate.median)} [{number(estimate.ci_low)}–{number(estimate.ci_high)}]"
+    return _with_interval(estimate, number)
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
     """``1.136x [1.062–1.170]``."""
+    return _with_interval(estimate, ratio)
+
+
+def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
     if estimate is None:
         return NOT_MEASURED
     if estimate.ci_low is None or estimate.ci_high is None:
-        return f"{ratio(estimate.median)} [no interval]"
-    low, high = (ratio(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
-    return f"{ratio(estimate.median)} [{low}–{high}]"
+        return f"{show(estimate.median)} [no interval]"
+    low, high = (show(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
+    return f"{show(estimate.median)} [{low}–{high}]"
 
 
 def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.report_types import StudyReport
+from harness.report import markdown
+from harness.report.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
 from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
@@ -228,3 +231,8 @@ def _samples(arm: Arm, times: list[int]) -> Columns:
 
 def _table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
     return pa.table({name: rows[name] for name, _ in columns}, schema=arrow_schema(columns))
+
+
+def page_of(report: StudyReport) -> str:
+    """The text of summary.md as it would be written, without pictures."""
+    return markdown.page(report, first_screen(report), []).markdown

@@ -13,10 +13,10 @@ from harness.analysis.ledger import _diverged
 from harness.analysis.report_types import Comparison, NotCompared
 from harness.analysis.study import analyse
 from harness.report.confounds import confound_lines
-from harness.report.markdown import summary as page_of
+from harness.report.first_screen import first_screen
 from harness.report.sentences import sentence
 from harness.report.summary import summary
-from tests.harness.synthetic import Arm, build
+from tests.harness.synthetic import Arm, build, page_of
 
 QUIET = {"block": 0.003, "repetition": 0.004, "step": 0.01}
 BASE = Arm("text-padded")
@@ -205,10 +205,10 @@ def test_a_loss_that_is_nan_in_the_second_half_bars_the_gain_and_comes_first():
     assert confound_lines(c.confounds)[0].startswith("loss of broken diverged")
     assert (report.arm("broken").totals.diverged, report.arm("broken").totals.loss) == (5, None)
     assert (report.arm("base").totals.diverged, report.arm("base").totals.loss) == (0, pytest.approx(3.8, abs=0.2))
-    page = page_of(report, [])
+    page = page_of(report)
     assert "| **diverged** |" in page
     assert page.index("- **loss of broken diverged") < page.index("## Comparisons in numbers")
-    one = summary(report)["comparisons"][0]
+    one = summary(report, first_screen(report))["comparisons"][0]
     assert (one["verdict"], one["decided"]) == ("none", False)
     assert one["undecided_because"].startswith("the loss of broken diverged")
 

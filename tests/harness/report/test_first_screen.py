@@ -12,7 +12,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
-from tests.harness.synthetic import Arm, build
+from tests.harness.synthetic import Arm, build, page_of
 
 TEXT = Arm("text-padded", tokenize=9.0, declared={"data.path": "text-padded"})
 TOKENS = Arm("tokens-padded", tokenize=0.0, declared={"data.path": "tokens-padded"})
@@ -83,7 +83,8 @@ def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None
     assert f"Undeclared difference (environment) in {len(others)} comparisons: listed below" in found.beware
     lines = terminal.lines(found)
     assert all(line.startswith(("! ", "  ")) for line in lines[: len(found.beware)])
-    page = markdown.summary(analysed(TEXT, *others), [])
+    report = analysed(TEXT, *others)
+    page = page_of(report)
     for place in range(MOST_DIFFERENCES + 1):
         assert f"torch is '2.11.0' against '2.{place}'" in page
 
@@ -102,7 +103,7 @@ def test_sixteen_arms_fit_a_pull_request_and_a_terminal() -> None:
         arms += [base, other, *base.controls("a-a", "data-only"), *other.controls("data-only")]
         pairs.append((base.name, other.name))
     report = analyse(*build(arms, pairs, blocks=3, noise=QUIET))
-    page = markdown.page(report, [])
+    page = markdown.page(report, first_screen(report), [])
     for row in page.markdown.splitlines():
         if row.startswith("| ") and not row.startswith("| ---") and "exposed ms" not in row:
             assert len(row.strip("| ").replace(" | ", "  ")) <= PAGE, row

@@ -10,14 +10,14 @@ import pytest
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
-from harness.report import markdown
 from harness.report.absent import probe_problem_lines
+from harness.report.first_screen import first_screen
 from harness.report.summary import summary
 from harness.report.words import probes_named
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import ArmRecord
 from harness.study.run_data import RunData
-from tests.harness.synthetic import Arm, build
+from tests.harness.synthetic import Arm, build, page_of
 
 QUIET = {"day": 0.1, "block": 1e-4, "repetition": 1e-3, "step": 1e-3}
 
@@ -76,11 +76,11 @@ def test_the_profiled_run_is_no_figure_and_no_gap() -> None:
     report = study()
     assert report.arm("text+profiled") is None
     assert report.problems == ()
-    text = markdown.summary(report, [])
+    text = page_of(report)
     assert "text+profiled" not in text
     assert "| host | the ledger | +" in text
     assert "text+bare" not in text  # its step times are in the table of costs, and no control of the arm
-    assert [cost["probe"] for cost in summary(report)["probe_costs"]][1] == "host"
+    assert [cost["probe"] for cost in summary(report, first_screen(report))["probe_costs"]][1] == "host"
 
 
 def test_what_a_probe_could_not_do_is_said_once() -> None:
@@ -89,7 +89,7 @@ def test_what_a_probe_could_not_do_is_said_once() -> None:
         "nvml: no driver (text/0, text/1, text/2, ...)",
         "py-spy: not allowed (text+profiled/0)",
     ]
-    assert "- py-spy: not allowed" in markdown.summary(report, [])
+    assert "- py-spy: not allowed" in page_of(report)
 
 
 def test_which_controls_are_there_for_the_probes() -> None:
@@ -101,4 +101,4 @@ def test_which_controls_are_there_for_the_probes() -> None:
 def test_without_calibration_nothing_is_said() -> None:
     record, runs = build([Arm("text")])
     bare: list[RunData] = runs
-    assert "## Probes" not in markdown.summary(analyse(record, bare), [])
+    assert "## Probes" not in page_of(analyse(record, bare))
