@@ -142,7 +142,10 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
-    """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them."""
+    """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them.
+
+    A span without a role is left out, as analysis leaves it out: it belongs to no process.
+    """
     if not run.has_spans or not ranges:
         return []
     import pyarrow.compute as pc
@@ -156,7 +159,7 @@ def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
     if received:
         batch, worker = pc.field("batch"), pc.starts_with(pc.field("role"), "loader-")
         inside = inside | (worker & (batch >= min(received)) & (batch <= max(received)) & batch.isin(received))
-    shown = run.spans_where(inside)
+    shown = run.spans_where(inside & pc.field("role").is_valid())
     assert shown is not None, "there are spans"
     rows: list[ShownSpan] = shown.to_pylist()
     return rows

@@ -120,13 +120,13 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
     """Process id -> main or loader-K, from the columns pid and role of the spans table."""
     import pyarrow as pa
 
-    pairs: set[tuple[int, str]] = set()
+    pairs: set[tuple[int, str | None]] = set()
     for batch in spans:
         roles = batch.column("role")
         roles = roles.cast("string") if hasattr(roles, "dictionary") else roles
         found = pa.table({"pid": batch.column("pid"), "role": roles}).group_by(["pid", "role"]).aggregate([])
         pairs |= set(zip(found["pid"].to_pylist(), found["role"].to_pylist(), strict=True))
-    return {pid: role for pid, role in pairs if role == "main" or role.startswith("loader-")}
+    return {pid: role for pid, role in pairs if role is not None and (role == "main" or role.startswith("loader-"))}
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:

@@ -100,6 +100,26 @@ def test_a_setting_that_several_rows_share_is_firm() -> None:
         assert (length.firm, length.value, length.shared) == (True, 4096, 6)
 
 
+def test_rows_that_a_reading_explains_only_in_part_do_not_share_it() -> None:
+    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
+    one = judged([ratio, 1.03 * ratio, 1, 1, 1, 1]).rows[0]  # the length leaves 31 % of what the second is off
+    assert [each.shared for each in one.readings if each.value == 4096] == [1]
+
+
+def test_one_offset_of_all_rows_is_explained_as_easily_as_that_of_one_row() -> None:
+    """Some length fits an offset at four digits; that it fits four rows with one offset does not make it likelier."""
+    found = judged([1.025] * 4, digits=4)
+    assert not [each for one in found.rows for each in one.readings if each.firm]
+
+
+def test_a_row_that_another_reading_explains_says_how_exact_the_table_is() -> None:
+    """A slip in one of two other rows looks like wide scatter, until its own reading explains it."""
+    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
+    found = judged([1, 1 / 3, ratio]).rows
+    assert [one.kind for one in found[1].readings if one.firm] == ["scale"]
+    assert ("sequence", 4096) in [(one.kind, one.value) for one in found[2].readings if one.firm]
+
+
 def test_a_factor_of_three_is_found_through_scatter_but_another_row_is_not_touched() -> None:
     found = judged([1.021, 0.987, 1 / 3, 1.013, 1.032, 0.978])
     assert [one.status for one in found.rows] == ["apart", "apart", "inconsistent", "apart", "apart", "apart"]
@@ -110,6 +130,14 @@ def test_one_row_alone_claims_nothing_at_few_digits() -> None:
     assert one.status == "apart"
     assert not [each for each in one.readings if each.firm]
     assert "too few" in one.sentence
+
+
+def test_a_fit_that_scatter_may_have_made_is_not_firm_however_few_figures_have_one() -> None:
+    """No other row shows how exact the table is, and honest figures are often two percent apart."""
+    ratio = EXACT.flops_per_token(2560) / EXACT.flops_per_token(2048)
+    (length,) = [each for each in judged([ratio]).rows[0].readings if each.kind == "sequence"]
+    assert (length.value, length.firm) == (2560, False)
+    assert length.coverage == pytest.approx(0.023, abs=0.002)  # of figures as far off: specific enough by itself
 
 
 def test_coverage_is_the_share_of_random_figures_that_the_search_itself_fits() -> None:
@@ -163,3 +191,14 @@ def test_few_rows_know_little_of_scatter() -> None:
     far = Relation("a", "b", log(2), 1e-4)
     assert chance_of_scatter(far, []) == pytest.approx(1 - erf((log(2) - 1e-4) / 0.05 / sqrt(2)), abs=1e-12)
     assert beyond_scatter(far, [])
+
+
+def test_rows_that_scatter_by_more_than_is_usual_overrule_it_and_a_common_offset_does_not() -> None:
+    wide = [Relation("a", "b", center, 0.0) for center in (-0.2, -0.15, -0.1, 0.1, 0.15, 0.2)]
+    off = Relation("a", "b", 0.3, 0.0)
+    assert chance_of_scatter(off, []) < 1e-8
+    assert chance_of_scatter(off, wide) > 0.05
+    assert not beyond_scatter(off, wide)
+    offset = [Relation("a", "b", 0.15 + center / 100, 0.0) for center in (-0.2, -0.15, -0.1, 0.1, 0.15, 0.2)]
+    assert chance_of_scatter(off, offset) < 1e-8
+    assert beyond_scatter(off, offset)

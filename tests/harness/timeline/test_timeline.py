@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,6 +122,16 @@ def test_a_study_without_runs_is_an_empty_timeline():
     study, _ = build(ARMS)
     made = timeline(study, [])
     assert trace(made)["traceEvents"] == []
+    assert check(made.content).problems == []
+
+
+def test_a_span_without_a_role_belongs_to_no_process():
+    study, runs = build([Arm("inline")])
+    rows = runs[0].spans.to_pylist()
+    lost = {**rows[-1], "role": None, "name": "lost"}
+    spans = pa.Table.from_pylist([*rows, lost], runs[0].spans.schema)
+    made = timeline(study, [replace(runs[0], spans=spans)])
+    assert made == timeline(study, runs[:1])
     assert check(made.content).problems == []
 
 

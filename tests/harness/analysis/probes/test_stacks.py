@@ -217,6 +217,7 @@ def test_nothing_sampled_says_nothing():
 def test_spans_tell_which_process_is_which():
     spans = [("main", "fetch", 0, 1), ("loader-3", "read", 0, 1), ("device", "gemm", 0, 1)]
     assert process_roles(spans_table(spans).to_batches()) == {10: "main", 11: "loader-3"}
+    assert process_roles(spans_table([(None, "read", 0, 1), *spans]).to_batches()) == {10: "main", 11: "loader-3"}
 
 
 @pytest.mark.parametrize(
