@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ class Run:
 
     def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes) -> None:
         self.asked = record
-        self.facts = RunFacts()  # until it is built
+        self.facts = RunFacts()  # none until the run is built
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
         self.probes = probes
@@ -140,7 +140,6 @@ class Run:
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         else:
             self.recorder = BareRecorder()
-        folder = self.folder.run(self.asked.arm, self.asked.block)
         self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
         steps = train(self.config, compute, batches)
@@ -260,16 +259,10 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFa
     computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
     device = config.compute.emulated if computed else None
     profile = _device_profile(config, compute)
-    nulls = {"emulation", "profile", "parameters", "flops_per_token"}
+    nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
     return RunFacts(
         emulation=assumptions(config, shape) if device is not None else None,
-        profile=profile.profile,
-        profile_reason=profile.profile_reason,
-        peak_flops_per_s=profile.peak_flops_per_s,
-        dtype=profile.dtype,
-        peak_source=profile.peak_source,
-        peak_measured=profile.peak_measured,
-        price_per_hour_usd=profile.price_per_hour_usd,
+        **asdict(profile),
         parameters=parameters(shape) if computed else None,
         flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed else None,
         vocab_size=shape.vocab_size,

@@ -17,7 +17,6 @@ from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
-_ABSENT = object()
 
 
 def problems(scenario: Scenario) -> list[Problem]:

@@ -47,8 +47,10 @@ class StoredTable:
         """Only these columns of the whole table."""
         import pyarrow as pa
 
-        schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in self._columns if name in names])
-        return pa.Table.from_batches(self.batches(names), schema.empty_table().select(names).schema)
+        kinds = dict(self._columns)
+        return pa.Table.from_batches(
+            self.batches(names), pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
+        )
 
     def read(self) -> pa.Table:
         """The whole table; columns that came later are null where it lacks them."""
@@ -183,26 +185,6 @@ class _Lazy:
         run.__dict__[self._name] = value
 
 
-class Results:
-    """Results that were worked out once, by name."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, object] = {}
-
-    def __contains__(self, what: str) -> bool:
-        return what in self._found
-
-    def once(self, what: str, make: Callable[[], Result]) -> Result:
-        """What ``make`` returns; it is called the first time only."""
-        if what not in self._found:
-            self._found[what] = make()
-        return cast("Result", self._found[what])
-
-    def forget(self, what: str) -> None:
-        """Let go of that result, if there is one."""
-        self._found.pop(what, None)
-
-
 @dataclass(frozen=True, eq=False)
 class RunData:
     """One run as read back: its record and, where it left them, its tables (None where missing).
@@ -217,7 +199,7 @@ class RunData:
     samples: pa.Table | None = _Lazy()
     probes: ProbesRecord = field(default_factory=ProbesRecord)
     folder: Path | None = None  # where the profiler's own files lie
-    _results: Results = field(default_factory=Results, init=False, repr=False)
+    _results: dict[str, object] = field(default_factory=dict, init=False, repr=False)  # of :meth:`once`
 
     @property
     def step_count(self) -> int:
@@ -234,17 +216,11 @@ class RunData:
 
     def steps_where(self, chosen: Any) -> pa.Table | None:
         """The steps that the pyarrow expression ``chosen`` selects; None where there is no table."""
-        value = self.__dict__["_steps"]
-        if isinstance(value, StoredTable):
-            return value.filtered(chosen)
-        return None if value is None else value.filter(chosen)
+        return _filtered(self.__dict__["_steps"], chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
         """The spans that the pyarrow expression ``chosen`` selects; None where there is no table."""
-        value = self.__dict__["_spans"]
-        if isinstance(value, StoredTable):
-            return value.filtered(chosen)
-        return None if value is None else value.filter(chosen)
+        return _filtered(self.__dict__["_spans"], chosen)
 
     @property
     def has_steps(self) -> bool:
@@ -266,7 +242,9 @@ class RunData:
 
     def once(self, what: str, make: Callable[[], Result]) -> Result:
         """What ``make`` returns, worked out the first time it is asked for ``what``; keep it small."""
-        return self._results.once(what, make)
+        if what not in self._results:
+            self._results[what] = make()
+        return cast("Result", self._results[what])
 
     def knows(self, what: str) -> bool:
         """Whether :meth:`once` has that result."""
@@ -276,7 +254,13 @@ class RunData:
         """Let go of a result of :meth:`once`, and give its memory back to the system."""
         import pyarrow as pa
 
-        self._results.forget(what)
+        self._results.pop(what, None)
         pa.default_memory_pool().release_unused()
         with suppress(AttributeError, OSError):  # glibc keeps what is freed in pieces, which adds up over long runs
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def _filtered(value: StoredTable | pa.Table | None, chosen: Any) -> pa.Table | None:
+    if isinstance(value, StoredTable):
+        return value.filtered(chosen)
+    return None if value is None else value.filter(chosen)

@@ -51,10 +51,7 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
     """Write ``rows`` ({column: values}) as parquet with exactly ``columns``; a missing column is all null."""
-    import pyarrow.parquet as pq
-
-    table = make_table(columns, rows)
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, ROW_GROUP))
+    _write_parquet(path, make_table(columns, rows))
 
 
 def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:
@@ -146,16 +143,12 @@ class StudyFolder:
 
     def write_steps(self, arm: str, block: int, steps: pa.Table) -> None:
         """Replace a run's steps table by ``steps``, which has the contract's columns, and maybe others."""
-        import pyarrow.parquet as pq
-
         contract = arrow_schema(STEP_COLUMNS)
         others = [name for name in steps.column_names if name not in contract.names]  # of a later version, or a user's
         table = steps.select(contract.names).cast(contract)
         for name in others:
             table = table.append_column(name, steps.column(name))
-        write_atomically(
-            self.run(arm, block) / "steps.parquet", lambda temporary: pq.write_table(table, temporary, ROW_GROUP)
-        )
+        _write_parquet(self.run(arm, block) / "steps.parquet", table)
 
     def write_probes(self, arm: str, block: int, probes: JsonObject) -> None:
         write_json(self.run(arm, block) / "probes.json", probes)
@@ -202,6 +195,12 @@ class StudyFolder:
             except InputError as error:
                 found = ProbesRecord(problems=(str(error),))
             yield RunData(record, tables["steps"], tables["spans"], tables["samples"], found, path.parent)
+
+
+def _write_parquet(path: Path, table: pa.Table) -> None:
+    import pyarrow.parquet as pq
+
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, ROW_GROUP))
 
 
 def _study_json(record: StudyRecord) -> JsonObject:
