@@ -119,6 +119,11 @@ def drawn(figure: Figure, emulated: bool = False) -> Picture:
     if emulated:
         figure.text(0.992, 0.99, "EMULATED DEVICE", ha="right", va="top", fontsize=9, fontweight="bold", color=LOSS)
     content, text = io.BytesIO(), io.StringIO()
+    # Laid out once for both forms: a figure with a layout engine is laid out, and drawn twice, each time it is saved.
+    figure.set_dpi(DPI)
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)
     # no version and no date in the files
     figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
     with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "path"}):
