@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from harness.report.drawing import Picture
 from tests.commands import fork_servers
 
 # On a shared machine a single example may take long for reasons of its own.
@@ -24,6 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["pytester"]
 
+PICTURE = Picture(b"\x89PNG\r\n\x1a\n", '<svg viewBox="0 0 1 1"></svg>')
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 _started: list[str] = []  # by the present test
 _made_cache = pytest.StashKey[str]()
@@ -61,6 +63,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     fork_servers.end()
     if made := config.stash.get(_made_cache, None):
         shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def empty_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but not turned into pixels and paths, two thirds of a report: for tests of other things."""
+    monkeypatch.setattr("harness.report.plots.drawn", lambda *_: PICTURE)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -216,7 +216,10 @@ def _repetitions(
 
 def column(table: pa.Table, name: str) -> Array:
     """A column of numbers or booleans as float64, (rows,), NaN where null."""
-    numbers = table.column(name).cast("float64")
+    recorded = table.column(name)
+    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
+        return np.full(len(recorded), math.nan)
+    numbers = recorded.cast("float64")
     if numbers.null_count:
         numbers = numbers.fill_null(math.nan)
     values: Array = numbers.to_numpy()

@@ -5,6 +5,7 @@ Imports nothing but what it needs when it is called, so that every room can read
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ RUN_FILES = (
 PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"
 
 
+@lru_cache
 def arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
     """The Arrow schema of one of the contract's tables, tagged with the contract's version."""
     import pyarrow as pa

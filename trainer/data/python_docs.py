@@ -23,6 +23,7 @@ _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-package
 _SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they describe this very machine
 _SHORTEST_DOCSTRING = 200  # characters; below it stubs ("Return True if ...") would outnumber everything else
 _FEWEST_DOCUMENTS = 100
+_HOLD_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")  # fields of ast's nodes
 
 
 def stdlib() -> Path:
@@ -84,7 +85,12 @@ def _strings_of_mapping(tree: ast.Module) -> Iterator[str]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    """Of every module, class and function; only statements are visited, as no expression holds one of those."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        for name in _HOLD_STATEMENTS:
+            left += getattr(node, name, ())
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text and len(text) >= _SHORTEST_DOCSTRING:

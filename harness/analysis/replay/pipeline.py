@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.replay.contention import ALONE, Demand, Stretch, stretched
 from harness.analysis.replay.costs import batch_costs
-from harness.analysis.replay.programs import Event, StepClass
+from harness.analysis.replay.programs import Event
 from harness.analysis.replay.recording import Recording, Resume
 from harness.scenario.edits import Edits
 
@@ -91,7 +91,8 @@ def build(
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), exact=exact)
     host = (then.main, now.main)
     made = [
-        _program(recording, one, edits, scale * grown, host, exact=exact, merged=merged) for one in recording.classes
+        _program(recording, number, edits, scale * grown, host, exact=exact, merged=merged)
+        for number in range(len(recording.classes))
     ]
     programs = tuple(program for program, _ in made)
     main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
@@ -167,7 +168,7 @@ def _drained(
 
 def _program(
     recording: Recording,
-    one: StepClass,
+    number: int,
     edits: Edits,
     scale: float,
     stretch: tuple[float, float],
@@ -176,10 +177,9 @@ def _program(
     merged: bool,
 ) -> tuple[Program, float]:
     """The operations of a class under ``edits``, and the mean CPU time of the main thread in one of its steps."""
-    members = np.arange(len(one.steps))
-    if not exact and recording.measured[one.steps].any():
-        members = members[recording.measured[one.steps]]
-    events = [_of_members(event, members) for event in one.events if not _goes(event, edits)]
+    one = recording.classes[number]
+    every, members = (one.events, len(one.steps)) if exact else recording.measured_events[number]
+    events = [event for event in every if not _goes(event, edits)]
     last_backward = max(
         (i for i, event in enumerate(events) if _is_backward(event, recording.asynchronous)), default=-1
     )
@@ -204,7 +204,7 @@ def _program(
             rows += [event.duration * factor, event.queueing * (0.0 if LAUNCHING in edits.without else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
-    durations = np.stack(rows) if rows else np.zeros((0, len(members)))
+    durations = np.stack(rows) if rows else np.zeros((0, members))
     return Program(tuple(operations), durations[:, None, :]), cpu_ns
 
 
@@ -219,13 +219,6 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
     if ("kernel", event.name) in edits.without:
         return 0.0
     return (scale if event.name in PER_SAMPLE else 1.0) / (edits.device or 1.0)
-
-
-def _of_members(event: Event, members: NDArray[np.int64]) -> Event:
-    """``event`` of these members only."""
-    return replace(
-        event, duration=event.duration[members], cpu=event.cpu[members], queueing=event.queueing[members]
-    )  # fmt: skip
 
 
 def _is_backward(event: Event, asynchronous: bool) -> bool:

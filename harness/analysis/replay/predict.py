@@ -61,7 +61,7 @@ class Replays:
     def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
         """InputError where none of ``runs`` can be replayed."""
         self._replicates = replicates
-        self._runs = [self._replay(recording) for recording in _recordings(runs)]
+        self._runs = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
 
     def recorded(self, key: str) -> float:
         """The recorded value of a key that edits can set to a number."""
@@ -86,7 +86,7 @@ class Replays:
         Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. InputError where no
         block has both.
         """
-        feeders = {feeder.block: feeder for feeder in _recordings(data_runs)}
+        feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         found = []
         for run in self._runs:
             own, feeder = run.recording, feeders.get(run.recording.block)
@@ -116,9 +116,15 @@ class Replays:
         means = {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
-    def _replay(self, recording: Recording) -> _Run:
-        offsets = spread_offsets(recording.block, self._replicates, 1)
-        return _Run(recording, offsets, _error(recording), *_as_it_was(recording, offsets))
+
+def _replayed(run: RunData, recording: Recording, replicates: int) -> _Run:
+    """The run as it was, replayed once: an arm is asked about for its comparisons, for itself and for its advice."""
+
+    def replay() -> _Run:
+        offsets = spread_offsets(recording.block, replicates, 1)
+        return _Run(recording, offsets, _error_of(run, recording), *_as_it_was(recording, offsets))
+
+    return run.once(f"replayed {replicates} times", replay)
 
 
 def unedited_error(run: RunData) -> float:
@@ -126,7 +132,7 @@ def unedited_error(run: RunData) -> float:
 
     InputError where it cannot be replayed.
     """
-    return _error(record(run))
+    return _error_of(run, record(run))
 
 
 def predict(runs: Sequence[RunData], edits: Edits) -> Prediction:
@@ -139,17 +145,21 @@ def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Predi
     return Replays(runs).fed_by(data_runs)
 
 
-def _recordings(runs: Sequence[RunData]) -> list[Recording]:
-    """Those of the runs that can be replayed, by block; InputError with the first reason where there is none."""
+def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
+    """Runs that can be replayed, with their recordings, by block; InputError with the first reason where none can."""
     found, reasons = [], []
     for run in sorted(runs, key=lambda run: run.record.block):
         try:
-            found.append(record(run))
+            found.append((run, record(run)))
         except InputError as error:
             reasons.append(str(error))
     if not found:
         raise InputError(f"replay: {reasons[0] if reasons else 'no run of this arm'}")
     return found
+
+
+def _error_of(run: RunData, recording: Recording) -> float:
+    return run.once("replay error", lambda: _error(recording))
 
 
 def _error(recording: Recording) -> float:

@@ -73,6 +73,11 @@ class Event:
     cpu: Array  # host: CPU time of the main thread in it
     queueing: Array  # launch: how long after the host began to queue it the device is done at the earliest
 
+    def of_members(self, members: NDArray[np.int64]) -> Event:
+        """The event in these steps of its class only."""
+        columns = (self.duration[members], self.cpu[members], self.queueing[members])
+        return Event(self.kind, self.name, self.phase, self.back, *columns)
+
 
 @dataclass(frozen=True)
 class StepClass:

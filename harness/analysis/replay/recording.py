@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.launches import device_work
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
-from harness.analysis.replay.programs import Launch, Phase, StepClass, Sync, classes
+from harness.analysis.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
 from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup, lookup_number
@@ -71,6 +72,16 @@ class Recording:
     def measured_ms(self) -> float:
         """Mean time of a measured step in milliseconds."""
         return float(self.wall_ns[self.measured].mean()) / 1e6
+
+    @cached_property
+    def measured_events(self) -> tuple[tuple[tuple[Event, ...], int], ...]:
+        """By class: its events in its measured steps alone (in all of them where none is), and how many those are."""
+        found = []
+        for one in self.classes:
+            chosen = self.measured[one.steps]
+            members = np.flatnonzero(chosen) if chosen.any() else np.arange(len(one.steps))
+            found.append((tuple(event.of_members(members) for event in one.events), len(members)))
+        return tuple(found)
 
     @property
     def tokens_per_batch(self) -> float | None:

@@ -102,7 +102,8 @@ class _Loop:
             self._step(p.programs[number], self._members(int(number)))
             if drained:
                 self.now = np.maximum(self.now, before)
-            walls.append((self.now - began).mean(axis=1))
+            passed = self.now - began
+            walls.append(passed[:, 0] if self.shape[1] == 1 else passed.mean(axis=1))
         step_ns = np.stack(walls, axis=1)
         steps = int(p.measured.sum())
         waits = self.waits.mean(axis=2) / steps / 1e6

@@ -41,7 +41,7 @@ class Pipeline:
     takes_cores: float = 0.0  # ms by which 1 ms of a worker's work lengthens the compute
     noise: float = 0.01  # standard deviation of the log of each duration
     long_documents: float = 0.0  # share of batches of which tokenizing takes 5 times as long
-    steps: int = 70  # 60 of them measured: a whole number of rounds of 1 to 4 workers
+    steps: int = 34  # 24 of them measured: a whole number of rounds of 1 to 4 workers
 
     def run(self, arm: str, block: int, seed: int) -> RunLedger:
         """One run, as the launcher's tables would tell it."""

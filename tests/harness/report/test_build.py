@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
+from unittest import mock
 
 import pytest
 
@@ -31,13 +32,14 @@ from harness.report.findings import host_finding
 from harness.report.plots import NAMES
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
+from tests.conftest import PICTURE
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 
 KINDS = ("a-a", "ideal-data", "data-only")
 BASE = Arm("text", tokenize=3.0)
 CANDIDATE = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG = PICTURE.png
 
 
 def arms(**changes):
@@ -64,7 +66,8 @@ def complete(tmp_path_factory):
 def partial(tmp_path_factory):
     """The same without any run of one arm."""
     folder = tmp_path_factory.mktemp("partial")
-    return folder, *report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
+    with mock.patch("harness.report.plots.drawn", return_value=PICTURE):
+        return folder, *report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
 
 
 def test_a_complete_study(complete):
@@ -137,6 +140,7 @@ def test_a_partial_study_says_so_at_the_top(partial):
     assert (folder / "plots" / "ledger.png").exists()
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_pictures_that_no_longer_hold_are_removed(complete, tmp_path):
     folder = Path(shutil.copytree(complete[0], tmp_path / "study"))
     assert (folder / "plots" / "comparisons.png").exists()
@@ -152,8 +156,9 @@ def test_a_study_without_any_run_is_still_a_report(tmp_path):
     assert (tmp_path / "timeline.json.gz").exists()
 
 
-def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(tmp_path):
-    report(tmp_path, arms())
+@pytest.mark.usefixtures("empty_pictures")
+def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(complete, tmp_path):
+    shutil.copytree(complete[0], tmp_path, dirs_exist_ok=True)
     steps = StudyFolder(tmp_path).run("tokens", 2) / "steps.parquet"
     steps.unlink()
     assert "faster" in build_report(tmp_path).headlines[0].text
@@ -164,6 +169,7 @@ def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(tmp_path
     assert summary["arms"]["tokens"]["blocks"] == 4
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
     study, runs = build([BASE], [])
     runs[2] = replace(runs[2], steps=runs[2].steps.slice(0, 0))
@@ -172,19 +178,21 @@ def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
     assert "text: done, but without a measured step in its tables, block 2" in (tmp_path / "summary.md").read_text()
 
 
-def test_confounds_stand_in_bold_before_the_verdict(tmp_path, monkeypatch):
-    monkeypatch.setattr("harness.report.build.draw", lambda *_: [])  # the same pictures as of the complete study
+@pytest.mark.usefixtures("empty_pictures")
+def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
     _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
     line = "> **Undeclared difference: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
     assert page.index(line) < page.index("## Verdict\n") < page.index("- **tokens against text: ")
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_emulated_devices_are_labelled(tmp_path):
     _, summary, page = report(tmp_path, [Arm("text", facts={"emulated": True})], [])
     assert summary["emulated"] is True
     assert "**Emulated:**" in page
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_arm_names_and_questions_cannot_break_the_tables(tmp_path):
     _, _, page = report(tmp_path, [Arm("a|b_*c*")], [])
     assert "| a\\|b_*c* |" in page

@@ -24,10 +24,20 @@ def report(*arms: Arm, **settings: object) -> Comparison:
     return analyse(study, runs).compared[0]
 
 
-def test_every_link_of_an_inline_gain_has_its_number() -> None:
-    """10 ms of tokenizing inline in a step of 40.5 ms against none: every witness must say 1.33x."""
-    c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
-    found = {link.name: link for link in chain(c)}
+@pytest.fixture(scope="module")
+def inline() -> Comparison:
+    """10 ms of tokenizing inline in a step of 40.5 ms against none."""
+    return report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
+
+
+@pytest.fixture(scope="module")
+def alike() -> Comparison:
+    return report(Arm("text"), Arm("tokens"))
+
+
+def test_every_link_of_an_inline_gain_has_its_number(inline: Comparison) -> None:
+    """Every witness must say 1.33x."""
+    found = {link.name: link for link in chain(inline)}
     assert list(found) == ["isolated", "share of the step", "hidden", "contended", "ceiling", "predicted", "measured"]
     assert found["isolated"].ratio == pytest.approx(10.3 / 0.3, rel=0.1)
     step = 0.1 + 10 + 0.2 + 0.1 + 9 + 17 + 3 + 0.6 + 0.02
@@ -57,8 +67,8 @@ def test_more_tokens_per_step_are_a_link_of_their_own() -> None:
     assert "padding, not time" in last.text
 
 
-def test_a_prediction_far_from_the_measurement_is_named() -> None:
-    c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
+def test_a_prediction_far_from_the_measurement_is_named(inline: Comparison) -> None:
+    c = inline
     assert not [line for line in disagreements(c) if "replay" in line]
     replayed = c.explained.predicted
     assert isinstance(replayed, PredictedRatio)
@@ -78,8 +88,8 @@ def a_dose(kind: str, low: float, high: float) -> Dose:
     return Dose("text", "tokenize", kind, points=points, slope=slope)  # type: ignore[arg-type]
 
 
-def test_a_dose_that_contradicts_the_ledger_is_named() -> None:
-    c = report(Arm("text", tokenize=10), Arm("tokens", tokenize=0))
+def test_a_dose_that_contradicts_the_ledger_is_named(inline: Comparison) -> None:
+    c = inline
     hidden = explained(c, doses=(a_dose("hidden", -0.01, 0.05),))
     assert any("more of it costs nothing" in line for line in disagreements(hidden))
     exposed = explained(c, doses=(a_dose("exposed", 0.95, 1.05),))
@@ -89,10 +99,9 @@ def test_a_dose_that_contradicts_the_ledger_is_named() -> None:
     assert any("takes cores from the step" in line for line in disagreements(contended))
 
 
-def test_an_emulated_device_is_named_in_the_verdict() -> None:
-    c = report(Arm("text"), Arm("tokens"))
-    assert "emulated" not in sentence(c)
-    assert "on an emulated gh200" in sentence(explained(c, emulated=("emulated gh200",)))
+def test_an_emulated_device_is_named_in_the_verdict(alike: Comparison) -> None:
+    assert "emulated" not in sentence(alike)
+    assert "on an emulated gh200" in sentence(explained(alike, emulated=("emulated gh200",)))
 
 
 @pytest.mark.parametrize(
@@ -107,9 +116,8 @@ def test_what_bounds_a_step(starved: float | None, slack: float | None, fetch: f
     assert replace(ledger, device_starved_ms=starved, device_slack_ms=slack, phase_ms=phases).bound == bound
 
 
-def test_without_spans_or_stages_the_chain_says_what_is_missing() -> None:
-    c = report(Arm("text"), Arm("tokens"))
-    unsplit = replace(c, measured=replace(c.measured, baseline_waits=Waits(30.0, None, {}, {}, None)))
+def test_without_spans_or_stages_the_chain_says_what_is_missing(alike: Comparison) -> None:
+    unsplit = replace(alike, measured=replace(alike.measured, baseline_waits=Waits(30.0, None, {}, {}, None)))
     texts = {link.name: link.text for link in chain(unsplit)}
     assert texts["share of the step"] == "how long its data work takes was not measured"
     assert "not measured" in texts["contended"]

@@ -18,13 +18,14 @@ from harness.study.contract import STEP_COLUMNS
 from harness.study.store import StudyFolder, read_table
 from tests.harness.synthetic import Arm, build, write
 
+pytestmark = pytest.mark.usefixtures("empty_pictures")
 STAGED = Arm("text", workers=1, tokenize=40.0)
 
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> StudyFolder:
     """A study as runs leave it: nothing of its steps is derived yet."""
-    study, runs = build([STAGED, Arm("tokens", tokenize=0.5)], [("text", "tokens")])
+    study, runs = build([STAGED, Arm("tokens", tokenize=0.5)], [("text", "tokens")], blocks=2)
     folder = StudyFolder(tmp_path)
     write(folder, study, runs)
     for run in runs:
@@ -34,12 +35,6 @@ def recorded(tmp_path: Path) -> StudyFolder:
             steps = steps.set_column(steps.column_names.index(name), name, pa.nulls(len(steps), pa.int64()))
         folder.write_steps(run.record.arm, run.record.block, steps)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is derived is in summary.json and in the tables; the pictures, two thirds of a report, are test_build's."""
-    monkeypatch.setattr("harness.report.build.draw", lambda *_: [])
 
 
 def exposed(folder: StudyFolder) -> dict[str, float]:

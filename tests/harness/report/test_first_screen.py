@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.analysis.comparisons import Measured
 from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
@@ -29,8 +30,18 @@ def screen(*arms: Arm, **how: object) -> FirstScreen:
     return first_screen(analysed(*arms, **how))
 
 
-def test_a_gain_is_said_as_a_person_would() -> None:
-    (headline,) = screen(TEXT, TOKENS).headlines
+@pytest.fixture(scope="module")
+def gain() -> StudyReport:
+    return analysed(TEXT, TOKENS)
+
+
+@pytest.fixture
+def measured(gain: StudyReport) -> Measured:
+    return gain.compared[0].measured
+
+
+def test_a_gain_is_said_as_a_person_would(gain: StudyReport) -> None:
+    (headline,) = first_screen(gain).headlines
     assert headline.text.startswith("Pretokenizing (tokens-padded): 29 % faster (29 to 32 %). ")
     assert headline.text.endswith("Data costs 9.28 of 38.9 ms a step and is waited for.")
 
@@ -68,8 +79,7 @@ def test_more_tokens_a_step_are_not_called_faster() -> None:
         ),
     ],
 )
-def test_every_finding_has_its_words(changes: dict[str, object], words: str) -> None:
-    measured = analysed(TEXT, TOKENS).compared[0].measured
+def test_every_finding_has_its_words(measured: Measured, changes: dict[str, object], words: str) -> None:
     assert finding(replace(measured, **changes)) == words
 
 
@@ -78,12 +88,12 @@ def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None
         Arm(f"arm-{place}", tokenize=0.0, environment={"torch": f"2.{place}"}, failed_blocks=(0,) if place == 1 else ())
         for place in range(MOST_DIFFERENCES + 1)
     ]
-    found = screen(TEXT, *others)
+    report = analysed(TEXT, *others, blocks=3)
+    found = first_screen(report)
     assert any("Partial study" in line for line in found.beware)
     assert f"Undeclared difference (environment) in {len(others)} comparisons: listed below" in found.beware
     lines = terminal.lines(found)
     assert all(line.startswith(("! ", "  ")) for line in lines[: len(found.beware)])
-    report = analysed(TEXT, *others)
     page = page_of(report)
     for place in range(MOST_DIFFERENCES + 1):
         assert f"torch is '2.11.0' against '2.{place}'" in page

@@ -30,10 +30,11 @@ def without(truth: Truth, kind: str, name: str) -> Truth | None:
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(truth=pipelines(), data=st.data())
 def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Truth, data: st.DataObject) -> None:
-    truth = truth.having(jitter=0.0, spread=0.0, steps=60)
+    truth = truth.having(jitter=0.0, spread=0.0, steps=28)
     found = Replays([oracle.run(truth)]).removals()
     possible = [one for one in found if without(truth, one.kind, one.name) is not None]
     one = data.draw(st.sampled_from(possible))
