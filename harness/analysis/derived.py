@@ -83,9 +83,9 @@ def _replaced(steps: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
     """``steps`` with other values in ``columns``; all at once, as each copy of the table's schema takes its time."""
     import pyarrow as pa
 
-    fields, values = list(steps.schema), list(steps.columns)
+    fields, values, places = list(steps.schema), list(steps.columns), steps.column_names
     for name, found in columns.items():
-        place = steps.column_names.index(name)
+        place = places.index(name)
         fields[place], values[place] = pa.field(name, found.type), found
     return pa.Table.from_arrays(values, schema=pa.schema(fields, steps.schema.metadata))
 

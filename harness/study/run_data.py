@@ -116,9 +116,11 @@ class StoredTable:
     def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
         import pyarrow as pa
 
+        found = {one.name: one.type for one in table.schema}
         for name, kind in self._columns:
-            if name in table.column_names:
-                table = self._typed(table, name, pa.type_for_alias(kind))
+            if name in found:
+                if found[name] != pa.type_for_alias(kind):
+                    table = self._typed(table, name, pa.type_for_alias(kind))
                 continue
             if wanted is not None and name not in wanted:
                 continue
@@ -132,7 +134,7 @@ class StoredTable:
         import pyarrow as pa
 
         found = table.schema.field(name).type
-        if found == kind or (pa.types.is_dictionary(found) and found.value_type == kind):
+        if pa.types.is_dictionary(found) and found.value_type == kind:
             return table
         try:
             column = table.column(name).cast(kind)
@@ -161,7 +163,8 @@ class _Reading:
         import pyarrow as pa
 
         try:
-            return self._file.read()
+            # Threads cost a small table more than they save.
+            return self._file.read(use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
         except (pa.ArrowInvalid, OSError) as error:
             raise self._table._unreadable(error) from error
 

@@ -13,6 +13,12 @@ from tests.commands import harness
 from tests.harness.synthetic import Arm, build, write
 
 
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The study that others are compared with: it is only read."""
+    return made(tmp_path_factory.mktemp("before"))
+
+
 def made(folder: Path, factor: float = 1.0, seed: int = 0, created_utc: str = "2025-01-01T00:00:00Z", **arm) -> str:
     """A study whose compute takes ``factor`` as long; returns its folder."""
     compute = {"h2d": 0.1, "forward": 9.0 * factor, "backward": 17.0 * factor, "optimizer": 3.0 * factor, "sync": 0.6}
@@ -22,8 +28,7 @@ def made(folder: Path, factor: float = 1.0, seed: int = 0, created_utc: str = "2
     return str(folder)
 
 
-def test_compare_decides_and_exits_accordingly(tmp_path: Path) -> None:
-    before = made(tmp_path / "a")
+def test_compare_decides_and_exits_accordingly(before: str, tmp_path: Path) -> None:
     slow = harness("compare", before, made(tmp_path / "b", 1.5, seed=1))
     assert slow.returncode == 3, slow.stderr
     assert "### Regression check: slower" in slow.stdout
@@ -37,8 +42,7 @@ def test_compare_decides_and_exits_accordingly(tmp_path: Path) -> None:
     assert found["contests"][0]["verdict"] == "slower"
 
 
-def test_compare_refuses_another_machine_and_says_how_to_insist(tmp_path: Path) -> None:
-    before = made(tmp_path / "a")
+def test_compare_refuses_another_machine_and_says_how_to_insist(before: str, tmp_path: Path) -> None:
     other = made(tmp_path / "b", 1.5, seed=1, environment={"cpu": "Another"})
     done = harness("compare", before, other)
     assert done.returncode == 4, done.stderr
@@ -48,9 +52,8 @@ def test_compare_refuses_another_machine_and_says_how_to_insist(tmp_path: Path) 
     assert harness("compare", before, other, "--undecided-exit", "0").returncode == 0
 
 
-def test_compare_wants_arms_that_both_have(tmp_path: Path) -> None:
-    before = made(tmp_path / "a")
-    write(StudyFolder(tmp_path / "b"), *build([Arm("other")], blocks=4))
+def test_compare_wants_arms_that_both_have(before: str, tmp_path: Path) -> None:
+    write(StudyFolder(tmp_path / "b"), *build([Arm("other")], blocks=1))
     done = harness("compare", before, str(tmp_path / "b"))
     assert done.returncode == 2
     assert "no arm is in both" in done.stderr
@@ -58,9 +61,8 @@ def test_compare_wants_arms_that_both_have(tmp_path: Path) -> None:
     assert "no such file" in harness("compare", before, str(tmp_path / "none")).stderr
 
 
-def test_a_baseline_is_kept_listed_and_checked(tmp_path: Path) -> None:
+def test_a_baseline_is_kept_listed_and_checked(before: str, tmp_path: Path) -> None:
     kept = str(tmp_path / "baselines")
-    before = made(tmp_path / "a")
     assert "no baseline under" in harness("baseline", "list", "--baselines", kept).stdout
     done = harness("baseline", "save", before, "--baselines", kept)
     assert done.returncode == 0, done.stderr
