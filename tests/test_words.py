@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,13 @@ def parts(identifier: str) -> list[str]:
     return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
 
 
-def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+@cache
+def identifiers(source: str) -> tuple[tuple[str, int], ...]:
     """Every name that the code gives or uses, with its line."""
+    return tuple(_identifiers(ast.parse(source)))
+
+
+def _identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id, node.lineno
@@ -80,7 +86,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def replaced_words(source: str, path: str) -> list[str]:
     """One line for each identifier with a replaced word: where it is, the word, and what to say."""
     found = []
-    for name, line in identifiers(ast.parse(source)):
+    for name, line in identifiers(source):
         allowed = name in ALLOWED and path in ONLY_IN.get(name, {path})
         if words := [] if allowed else [part for part in parts(name) if part in REPLACED]:
             found.append(f"{path}:{line}: {name}: say {REPLACED[words[0]]}, not {words[0]}")
@@ -105,7 +111,7 @@ def test_no_module_is_named_by_a_replaced_word() -> None:
 
 
 def test_every_allowed_name_is_still_needed() -> None:
-    used = {name for source in SOURCES.values() for name, _ in identifiers(ast.parse(source))}
+    used = {name for source in SOURCES.values() for name, _ in identifiers(source)}
     assert set(ALLOWED) <= used
 
 

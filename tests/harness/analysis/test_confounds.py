@@ -14,8 +14,9 @@ from tests.harness.synthetic import Arm, build
 BASE = Arm("base")
 
 
-def listed(candidate, base=BASE, **how):
-    (comparison,) = analyse(*build([base, candidate], [("base", candidate.name)], **how)).compared
+def listed(candidate):
+    blocks = 5 if candidate.failed_blocks else 2
+    (comparison,) = analyse(*build([BASE, candidate], [("base", candidate.name)], blocks=blocks)).compared
     return confound_lines(comparison.confounds)
 
 

@@ -197,7 +197,7 @@ class TestKnownTruth:
         assert "even 1000 blocks would not decide" in dose_line(found)
 
     def test_so_many_more_blocks_do_decide(self) -> None:
-        loop = Pipeline(tokenize=0.6, noise=0.06)
+        loop = Pipeline(tokenize=0.6, noise=0.03)
         few = loop.dosed(blocks=4, seed=3)
         assert few.kind == "undecided"
         assert few.blocks_needed is not None
@@ -224,7 +224,7 @@ class TestKnownTruth:
         self, workers: int, tokenize: float, compute: float, prefetch: int, seed: int
     ) -> None:
         """Step = compute + work inline, max(compute, work / workers) otherwise; the margins keep off the borders."""
-        loop = Pipeline(tokenize, 0.0, 0.0, compute, workers, prefetch, noise=0.005)
+        loop = Pipeline(tokenize, 0.0, 0.0, compute, workers, prefetch, noise=0.005, steps=70)
         found = loop.dosed(seed=seed)
         if workers == 0:
             assert found.kind == "exposed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,8 @@ import pytest
 from harness.regression.gate import Limits, WhyUndecided, comparisons
 from harness.regression.report import markdown, sentence
 from harness.study.probes_json import ProbesRecord
+from harness.study.records import StudyRecord
+from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from tests.harness.regression.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
 
@@ -47,19 +50,27 @@ def test_memory_and_startup_have_gates_of_their_own(field: str, amount: int, nam
     assert (off.verdict, off.gates) == ("same", [])
 
 
+@cache
+def without_long_steps(change: float) -> tuple[StudyRecord, tuple[RunData, ...], str]:
+    """A study and its verdict."""
+    record, runs = study(change)
+    (found,) = comparisons(record, runs, Limits())
+    return record, tuple(runs), found.verdict
+
+
 @pytest.mark.parametrize("side", [BASE, TWIN, HEAD])
 @pytest.mark.parametrize("pause_ms", [200.0, 3000.0])
 @pytest.mark.parametrize("change", [0.0, 0.05])
 def test_one_long_step_never_flips_a_decision(side: str, pause_ms: float, change: float) -> None:
-    record, runs = study(change)
-    (before,) = comparisons(record, runs, Limits())
+    record, unchanged, verdict = without_long_steps(change)
+    runs = list(unchanged)
     for place, one in enumerate(runs):
         if (one.record.arm, one.record.block) == (side, 2):
             table = one.steps.to_pylist()
             table[0]["wall_ns"] += round(pause_ms * 1e6)
             runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
     (after,) = comparisons(record, runs, Limits())
-    assert after.verdict == before.verdict != "undecided"
+    assert after.verdict == verdict != "undecided"
 
 
 def test_rare_long_steps_in_every_block_are_named() -> None:
