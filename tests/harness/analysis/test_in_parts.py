@@ -98,10 +98,10 @@ def test_idle_time_is_the_sum_of_the_pieces_that_one_sweep_over_the_whole_run_fi
 def test_any_number_of_steps_at_a_time_finds_the_same_overlap(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool
 ) -> None:
+    made = tables(steps, recorded)
+
     def found() -> tuple[dict[str, float], list[dict[str, Any]]]:
-        run = RunData(
-            RunRecord("a", 0, "done", facts=RunFacts(asynchronous=asynchronous)), *tables(steps, recorded), None
-        )
+        run = RunData(RunRecord("a", 0, "done", facts=RunFacts(asynchronous=asynchronous)), *made, None)
         calls = [asdict(call) for call in sync_audit(run)]
         return hidden_behind(run), [{**call, "hid_behind": [*call["hid_behind"].items()]} for call in calls]
 
