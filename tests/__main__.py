@@ -80,8 +80,10 @@ def _start(
     environment = os.environ | {"HARNESS_TEST_CACHE": str(folder / "cache")}
     # Where a machine forbids it, each of some hundred processes would compile this project anew, for 2 s of CPU.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    if part == "quick":
-        environment["OMP_NUM_THREADS"] = "1"  # two processes on two cores: threads of one only wait for the other's
+    if part != "alone":
+        # Several processes on two cores: threads of one only wait for the other's, and burn a core while they do. The
+        # tiny models of real studies take twice the CPU with two of them.
+        environment["OMP_NUM_THREADS"] = "1"
     command = ["nice", "-n", str(niceness), *command] if niceness else command
     if log is None:
         print(f"== {part}: pytest {' '.join(PARTS[part])}", flush=True)

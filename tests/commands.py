@@ -76,10 +76,14 @@ class ForkServers:
     One for each state of the code and each environment; a second one of the same that a block asks for is another one.
     """
 
-    MOST = 3  # kept: as many as a block needs, of two states of the code and their A/A control
+    # Kept: as many as a block needs, of two states of the code and their A/A control, and the one of this code that
+    # the studies before and after it share.
+    MOST = 4
 
-    def __init__(self) -> None:
-        self._kept: list[tuple[object, KeptForkServer]] = []
+    def __init__(self, modules: Sequence[str] = MODULES) -> None:
+        """``modules``: what those of this code import besides what the block asks for."""
+        self._modules = modules
+        self._kept: list[tuple[tuple[object, ...], KeptForkServer]] = []
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -99,11 +103,11 @@ class ForkServers:
             if of == key and not server.taken:
                 server.taken = True
                 return server
-        for place in [place for place, (_, one) in enumerate(self._kept) if not one.taken]:
-            if len(self._kept) >= self.MOST:
-                self._kept.pop(place)[1].end()
-                break
-        everything = dict.fromkeys((*modules, *MODULES)) if code is None else modules
+        # Another state of the code was most likely made for one test, which has ended.
+        idle = sorted((of[0] is None, place) for place, (of, one) in enumerate(self._kept) if not one.taken)
+        if idle and len(self._kept) >= self.MOST:
+            self._kept.pop(idle[0][1])[1].end()
+        everything = dict.fromkeys((*modules, *self._modules)) if code is None else modules
         server = KeptForkServer(list(everything), code)
         self._kept.append((key, server))
         return server
@@ -115,5 +119,5 @@ fork_servers = ForkServers()
 if __name__ == "__main__":
     from harness.cli import main
 
-    with fork_servers.shared():
+    with ForkServers(modules=()).shared():
         sys.exit(main())

@@ -54,6 +54,36 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
 
 
+# Importing the real ones, each in a process of its own, takes 4 s of CPU. Two tests examine those.
+LIGHT = {
+    "torch": """
+__version__ = "2.11.0"
+class version: cuda = None
+class cuda: device_count, is_available = staticmethod(lambda: 0), staticmethod(lambda: False)
+class backends:
+    class cpu: get_cpu_capability = staticmethod(lambda: "AVX2")
+get_num_threads = lambda: 1
+""",
+    "pyarrow/parquet": "",
+    **dict.fromkeys(("transformers", "matplotlib", "tokenizers", "sentencepiece"), ""),
+}
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a machine whose heavy packages are stand-ins, and whose compiler accepts everything."""
+    folder = tmp_path_factory.mktemp("light")
+    for name, text in LIGHT.items():
+        path = (folder / name).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return {"PYTHONPATH": before(folder, os.environ.get("PYTHONPATH")), "CXX": "true"}
+
+
+def before(folder: Path, path: str | None) -> str:
+    return os.pathsep.join(filter(None, (str(folder), path)))
+
+
 def harness(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness", "doctor", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
@@ -126,10 +156,9 @@ def test_json_and_what_makes_a_run_impossible(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path) -> None:
+def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path, light: dict[str, str]) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    done = harness("--json", PYTHONPATH=path)
+    done = harness("--json", **light | {"PYTHONPATH": before(tmp_path, light["PYTHONPATH"])})
     assert done.stderr == ""
     assert done.returncode == 1
     lines = named(json.loads(done.stdout))
@@ -143,10 +172,10 @@ def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["pydantic", "yaml"])
-def test_what_our_own_files_need_may_be_broken(tmp_path: Path, module: str) -> None:
+def test_what_our_own_files_need_may_be_broken(tmp_path: Path, light: dict[str, str], module: str) -> None:
     """The line of the package fails, what needs it is told, and every other line is there."""
     (tmp_path / f"{module}.py").write_text("raise ImportError('no core')")
-    done = harness("--json", PYTHONPATH=os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    done = harness("--json", **light | {"PYTHONPATH": before(tmp_path, light["PYTHONPATH"])})
     assert (done.stderr, done.returncode) == ("", 1)
     lines = named(json.loads(done.stdout))
     package = {"yaml": "PyYAML"}.get(module, module)
@@ -160,10 +189,9 @@ def test_what_our_own_files_need_may_be_broken(tmp_path: Path, module: str) -> N
 
 
 @pytest.mark.slow
-def test_no_calibration_without_torch_but_the_examination(tmp_path: Path) -> None:
+def test_no_calibration_without_torch_but_the_examination(tmp_path: Path, light: dict[str, str]) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')")
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    done = harness("--calibrate", PYTHONPATH=path)
+    done = harness("--calibrate", **light | {"PYTHONPATH": before(tmp_path, light["PYTHONPATH"])})
     assert done.stderr == "harness: cannot calibrate: OSError: libcudart.so.12: cannot open\n"
     assert done.returncode == 1
     assert "harness run cannot work here" in done.stdout
@@ -175,7 +203,7 @@ def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None
     code = "from harness.commands.doctor import _print; from harness.machine.checks.check import ok; "
     code += "_print([ok('clock', 'tsc')])"
     terminal, its_end = pty.openpty()
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    path = before(tmp_path, os.environ.get("PYTHONPATH"))
     try:
         command = [sys.executable, "-c", code]
         subprocess.run(command, cwd=ROOT, stdout=its_end, check=True, env=os.environ | {"PYTHONPATH": path})
@@ -187,18 +215,23 @@ def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "fit"), [((), True), (("--json",), False)])
-def test_a_closed_output_leaves_the_exit_code(tmp_path: Path, words: tuple[str, ...], fit: bool) -> None:
+def test_a_closed_output_leaves_the_exit_code(
+    tmp_path: Path, light: dict[str, str], words: tuple[str, ...], fit: bool
+) -> None:
     (tmp_path / "file").write_text("")
     cache = tmp_path / "cache" if fit else tmp_path / "file" / "cache"
     command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "harness", "doctor", *words]
-    environ = os.environ | {"HARNESS_CACHE": str(cache)}
+    environ = os.environ | light | {"HARNESS_CACHE": str(cache)}
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
     assert (done.returncode, done.stderr) == (0 if fit else 1, "")
 
 
 @pytest.mark.slow
-def test_a_container_that_shows_nothing_of_its_machine(tmp_path: Path) -> None:
+def test_a_container_that_shows_nothing_of_its_machine(
+    tmp_path: Path, light: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither /proc nor /sys: every line is still one that says something."""
+    monkeypatch.setenv("PYTHONPATH", light["PYTHONPATH"])
     checks = Examination(tmp_path / "results", tmp_path / "cache", {}, tmp_path).checks(None)
     assert {check.name for check in checks} >= {*NAMES} - {"nvml"}
     assert not [check for check in checks if "could not be checked" in check.finding]
@@ -207,8 +240,10 @@ def test_a_container_that_shows_nothing_of_its_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_calibrate_measures_and_remembers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], light: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for name, value in light.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("trainer.devices.calibrate.EFFORT", TINY)
     arguments = argparse.Namespace(calibrate=True, threads=1, json=True, out=str(tmp_path))
     assert doctor(arguments, []) == 0
