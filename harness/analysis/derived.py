@@ -19,6 +19,7 @@ recorded column ``exposed_transfer_ns`` shows the difference.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -56,9 +57,13 @@ DEVICE_COLUMNS = (
 
 
 class Derived(NamedTuple):
-    """A steps table with its derived columns, and why its waits were not split by stage (None: they were)."""
+    """A steps table with its derived columns.
+
+    ``changed``: whether it had others before. ``unsplit``: why its waits were not split by stage (None: they were).
+    """
 
     table: pa.Table
+    changed: bool
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
 
 
@@ -70,14 +75,30 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
     it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
-        return Derived(steps, "no times")
+        return Derived(steps, changed=False, unsplit="no times")
     waits = waits_of(steps, spans)
     if waits is None or _incomplete(steps, waits):
-        return Derived(steps, "spans missing")
-    columns, unsplit = _columns(steps, spans, waits, asynchronous, recording)
-    for name, values in columns.items():
-        steps = steps.set_column(steps.column_names.index(name), name, values)
-    return Derived(steps, unsplit)
+        return Derived(steps, changed=False, unsplit="spans missing")
+    changed = False
+    # One column after the other takes the place of the one before: two tables of a long run are most of its memory.
+    if asynchronous:
+        for name, values in _device_columns(bounds(steps), spans, waits):
+            steps, other = _replaced(steps, name, values)
+            changed = changed or other
+    times, exposed = _stages(len(steps), spans, waits, asynchronous, recording)
+    for name, values in _stage_columns(times, exposed, waits):
+        steps, other = _replaced(steps, name, values)
+        changed = changed or other
+    return Derived(steps, changed, None if isinstance(exposed, Split) else exposed)
+
+
+def _replaced(steps: pa.Table, name: str, values: pa.Array) -> tuple[pa.Table, bool]:
+    """``steps`` with this column, and whether it was another one."""
+    import pyarrow as pa
+
+    place = steps.column_names.index(name)
+    other = not steps.column(place).equals(pa.chunked_array([values]))
+    return steps.set_column(place, name, values), other
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
@@ -121,42 +142,41 @@ def stage_spans(spans: RunSpans) -> StageSpans:
     return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
 
 
-def _columns(
-    steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: bool, recording: Recording | None
-) -> tuple[dict[str, pa.Array], Unsplit | None]:
+def _stages(
+    rows: int, spans: RunSpans, waits: BatchWaits, asynchronous: bool, recording: Recording | None
+) -> tuple[StageTimes, Split | Unsplit]:
+    """Where the stages of each step lie, and what each cost it."""
+    waited = union(waits.starts, waits.ends)
+    if asynchronous:
+        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
+    times = stage_times(waits, stage_spans(spans), waited, rows)
+    return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
+
+
+def _stage_columns(times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    rows = len(steps)
-    stages = stage_spans(spans)
-    waited = union(waits.starts, waits.ends)
-    found: dict[str, pa.Array] = {}
-    if asynchronous:
-        found |= _device_columns(bounds(steps), spans, waits, stages)
-        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
-    times = stage_times(waits, stages, waited, rows)
+    rows = len(times.work)
     unknown = np.zeros(rows, dtype=np.bool_)
     unknown[waits.rows[(waits.rows >= 0) & ~waits.reported]] = True
-    exposed = _exposed(times, _fetched(waits, rows), asynchronous, recording)
-    known = np.zeros(rows, dtype=np.bool_)
-    shares = np.zeros_like(times.work)
+    unsplit = np.ones(rows, dtype=np.bool_)
     if isinstance(exposed, Split):
-        known[: len(exposed.exposed)] = True
-        shares[: len(exposed.exposed)] = exposed.exposed
-    hidden = np.maximum(0, np.minimum(times.outside, times.work - shares))
-    by_kind = {"exposed": shares, "hidden": hidden, "work": times.work}
-    by_kind |= {"during_wait": times.during, "parallel": times.parallel}
-    for kind, values in by_kind.items():
-        absent = unknown if kind in PLACES else unknown | ~known
-        found |= {f"{kind}_{stage}_ns": pa.array(values[:, i], mask=absent) for i, stage in enumerate(STAGES)}
-    return found, None if isinstance(exposed, Split) else exposed
+        unsplit[: len(exposed.exposed)] = False
+    for place, stage in enumerate(STAGES):
+        share = np.zeros(rows, dtype=np.int64)
+        if isinstance(exposed, Split):
+            share[: len(exposed.exposed)] = exposed.exposed[:, place]
+        hidden = np.maximum(0, np.minimum(times.outside[:, place], times.work[:, place] - share))
+        yield f"exposed_{stage}_ns", pa.array(share, mask=unknown | unsplit)
+        yield f"hidden_{stage}_ns", pa.array(hidden, mask=unknown | unsplit)
+        for kind, values in zip(PLACES, (times.work, times.during, times.parallel), strict=True):
+            yield f"{kind}_{stage}_ns", pa.array(values[:, place], mask=unknown)
 
 
-def _device_columns(
-    step_bounds: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans
-) -> dict[str, pa.Array]:
+def _device_columns(step_bounds: Stretches, spans: RunSpans, waits: BatchWaits) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    idle = device.idle_per_step(step_bounds, spans, waits, stages)
+    idle = device.idle_per_step(step_bounds, spans, waits, stage_spans(spans))
     pieces = min(len(spans.kernels), len(spans.launches))
     slack, fetched = device.slack(
         waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)
@@ -164,13 +184,12 @@ def _device_columns(
     idle_ns = idle.sum(axis=1)
     wall = step_bounds.ends - step_bounds.starts
     may_wait = open_per_step(step_bounds, device_work(spans))
-    return {
-        "device_busy_ns": pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall),
-        "device_launch_bound_ns": pa.array(may_wait),
-        "device_starved_ns": pa.array(idle_ns),
-        "device_slack_ns": pa.array(slack, mask=~fetched),
-        **{f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)},
-    }
+    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
+    yield "device_launch_bound_ns", pa.array(may_wait)
+    yield "device_starved_ns", pa.array(idle_ns)
+    yield "device_slack_ns", pa.array(slack, mask=~fetched)
+    for place, cause in enumerate(CAUSES):
+        yield f"starved_{cause}_ns", pa.array(idle[:, place])
 
 
 def _fetched(waits: BatchWaits, rows: int) -> Int:
