@@ -19,7 +19,7 @@ recorded column ``exposed_transfer_ns`` shows the difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -57,9 +57,13 @@ DEVICE_COLUMNS = (
 
 
 class Derived(NamedTuple):
-    """A steps table with its derived columns, and why its waits were not split by stage (None: they were)."""
+    """A steps table with its derived columns.
+
+    ``changed``: whether it had others before. ``unsplit``: why its waits were not split by stage (None: they were).
+    """
 
     table: pa.Table
+    changed: bool
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
 
 
@@ -71,23 +75,43 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
     it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
-        return Derived(steps, "no times")
+        return Derived(steps, changed=False, unsplit="no times")
     waits = waits_of(steps, spans)
     if waits is None or _incomplete(steps, waits):
-        return Derived(steps, "spans missing")
-    columns, unsplit = _columns(steps, spans, waits, asynchronous, recording)
-    return Derived(_replaced(steps, columns), unsplit)
+        return Derived(steps, changed=False, unsplit="spans missing")
+    count, step_bounds, columns = len(steps), bounds(steps), _Columns(steps)
+    del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
+    if asynchronous:
+        for name, values in _device_columns(step_bounds, spans, waits):
+            columns.replace(name, values)
+    times, exposed = _stages(count, spans, waits, asynchronous, recording)
+    for name, values in _stage_columns(times, exposed, waits):
+        columns.replace(name, values)
+    return Derived(columns.table, columns.changed, None if isinstance(exposed, Split) else exposed)
 
 
-def _replaced(steps: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """``steps`` with other values in ``columns``; all at once, as each copy of the table's schema takes its time."""
-    import pyarrow as pa
+class _Columns:
+    """The columns of a table, to be replaced one by one; ``changed``: whether one of them was another before."""
 
-    fields, values, places = list(steps.schema), list(steps.columns), steps.column_names
-    for name, found in columns.items():
-        place = places.index(name)
-        fields[place], values[place] = pa.field(name, found.type), found
-    return pa.Table.from_arrays(values, schema=pa.schema(fields, steps.schema.metadata))
+    def __init__(self, table: pa.Table) -> None:
+        self._metadata = table.schema.metadata
+        self._fields = {field.name: field for field in table.schema}
+        self._values = dict(zip(table.column_names, table.columns, strict=True))
+        self.changed = False
+
+    def replace(self, name: str, values: pa.Array) -> None:
+        import pyarrow as pa
+
+        self.changed = self.changed or not self._values[name].equals(pa.chunked_array([values]))
+        self._fields[name], self._values[name] = pa.field(name, values.type), values
+
+    @property
+    def table(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_arrays(
+            list(self._values.values()), schema=pa.schema(self._fields.values(), self._metadata)
+        )
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
@@ -131,42 +155,41 @@ def stage_spans(spans: RunSpans) -> StageSpans:
     return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
 
 
-def _columns(
-    steps: pa.Table, spans: RunSpans, waits: BatchWaits, asynchronous: bool, recording: Recording | None
-) -> tuple[dict[str, pa.Array], Unsplit | None]:
+def _stages(
+    rows: int, spans: RunSpans, waits: BatchWaits, asynchronous: bool, recording: Recording | None
+) -> tuple[StageTimes, Split | Unsplit]:
+    """Where the stages of each step lie, and what each cost it."""
+    waited = union(waits.starts, waits.ends)
+    if asynchronous:
+        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
+    times = stage_times(waits, stage_spans(spans), waited, rows)
+    return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
+
+
+def _stage_columns(times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    rows = len(steps)
-    stages = stage_spans(spans)
-    waited = union(waits.starts, waits.ends)
-    found: dict[str, pa.Array] = {}
-    if asynchronous:
-        found |= _device_columns(bounds(steps), spans, waits, stages)
-        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
-    times = stage_times(waits, stages, waited, rows)
+    rows = len(times.work)
     unknown = np.zeros(rows, dtype=np.bool_)
     unknown[waits.rows[(waits.rows >= 0) & ~waits.reported]] = True
-    exposed = _exposed(times, _fetched(waits, rows), asynchronous, recording)
-    known = np.zeros(rows, dtype=np.bool_)
-    shares = np.zeros_like(times.work)
+    unsplit = np.ones(rows, dtype=np.bool_)
     if isinstance(exposed, Split):
-        known[: len(exposed.exposed)] = True
-        shares[: len(exposed.exposed)] = exposed.exposed
-    hidden = np.maximum(0, np.minimum(times.outside, times.work - shares))
-    by_kind = {"exposed": shares, "hidden": hidden, "work": times.work}
-    by_kind |= {"during_wait": times.during, "parallel": times.parallel}
-    for kind, values in by_kind.items():
-        absent = unknown if kind in PLACES else unknown | ~known
-        found |= {f"{kind}_{stage}_ns": pa.array(values[:, i], mask=absent) for i, stage in enumerate(STAGES)}
-    return found, None if isinstance(exposed, Split) else exposed
+        unsplit[: len(exposed.exposed)] = False
+    for place, stage in enumerate(STAGES):
+        share = np.zeros(rows, dtype=np.int64)
+        if isinstance(exposed, Split):
+            share[: len(exposed.exposed)] = exposed.exposed[:, place]
+        hidden = np.maximum(0, np.minimum(times.outside[:, place], times.work[:, place] - share))
+        yield f"exposed_{stage}_ns", pa.array(share, mask=unknown | unsplit)
+        yield f"hidden_{stage}_ns", pa.array(hidden, mask=unknown | unsplit)
+        for kind, values in zip(PLACES, (times.work, times.during, times.parallel), strict=True):
+            yield f"{kind}_{stage}_ns", pa.array(values[:, place], mask=unknown)
 
 
-def _device_columns(
-    step_bounds: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans
-) -> dict[str, pa.Array]:
+def _device_columns(step_bounds: Stretches, spans: RunSpans, waits: BatchWaits) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    idle = device.idle_per_step(step_bounds, spans, waits, stages)
+    idle = device.idle_per_step(step_bounds, spans, waits, stage_spans(spans))
     pieces = min(len(spans.kernels), len(spans.launches))
     slack, fetched = device.slack(
         waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)
@@ -174,13 +197,12 @@ def _device_columns(
     idle_ns = idle.sum(axis=1)
     wall = step_bounds.ends - step_bounds.starts
     may_wait = open_per_step(step_bounds, device_work(spans))
-    return {
-        "device_busy_ns": pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall),
-        "device_launch_bound_ns": pa.array(may_wait),
-        "device_starved_ns": pa.array(idle_ns),
-        "device_slack_ns": pa.array(slack, mask=~fetched),
-        **{f"starved_{cause}_ns": pa.array(idle[:, place]) for place, cause in enumerate(CAUSES)},
-    }
+    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
+    yield "device_launch_bound_ns", pa.array(may_wait)
+    yield "device_starved_ns", pa.array(idle_ns)
+    yield "device_slack_ns", pa.array(slack, mask=~fetched)
+    for place, cause in enumerate(CAUSES):
+        yield f"starved_{cause}_ns", pa.array(idle[:, place])
 
 
 def _fetched(waits: BatchWaits, rows: int) -> Int:

@@ -24,11 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.intervals import Int, Stretches, covered, innermost
+from harness.analysis.intervals import SPANS_AT_ONCE, Int, Stretches, covered, innermost
 from harness.study.contract import STAGES
 
 TRANSFER = STAGES.index("transfer")
-SPANS_AT_ONCE = 500_000  # bounds the memory of one sweep
 
 
 class BatchWaits(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int = NDArray[np.int64]
+SPANS_AT_ONCE = 500_000  # bounds the memory of one sweep
 NOTHING: Int = np.zeros(0, dtype=np.int64)
 
 
@@ -32,11 +33,14 @@ class Pieces(NamedTuple):
 def union(starts: Int, ends: Int) -> Stretches:
     """The same time as stretches; empty spans go."""
     kept = ends > starts
-    starts, ends = starts[kept], ends[kept]
+    if not kept.all():
+        starts, ends = starts[kept], ends[kept]
     if not starts.size:
         return Stretches(NOTHING, NOTHING)
-    order = np.argsort(starts, kind="stable")
-    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(ends)
     first = np.append(True, starts[1:] > reached[:-1])
     return Stretches(starts[first], reached[np.append(first[1:], True)])
 
@@ -85,7 +89,10 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
         total: Int = np.where(place >= 0, before[known] + within, 0)
         return total
 
-    found: Int = np.maximum(0, up_to(ends) - up_to(starts))
+    found = np.empty(len(starts), dtype=np.int64)
+    for first in range(0, len(starts), SPANS_AT_ONCE):
+        part = slice(first, first + SPANS_AT_ONCE)
+        found[part] = np.maximum(0, up_to(ends[part]) - up_to(starts[part]))
     return found
 
 

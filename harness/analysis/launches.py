@@ -52,7 +52,9 @@ class DeviceWork:
     @property
     def open(self) -> Stretches:
         """When the device may have worked or waited for a launch."""
-        return union(self.starts, self.known_from)
+        bound = np.flatnonzero(self.launch_bound)
+        starts = self.starts[bound]
+        return union(starts, np.clip(self.launch_ends[bound], starts, self.ends[bound]))
 
 
 def device_work(spans: RunSpans) -> DeviceWork:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.bounds import Bound, BoundShares
-from harness.analysis.derived import Derived, with_derived
+from harness.analysis.derived import with_derived
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import device_work, launch_bound_shares
-from harness.analysis.replay.recording import record_from
+from harness.analysis.replay.recording import record
 from harness.analysis.spans import spans_of
 from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup_number
@@ -123,10 +123,7 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 class DerivedSteps(NamedTuple):
-    """The steps table with its derived columns as the present rules have them, and whether it had others before.
-
-    ``unsplit``: why its waits were not split by stage, where they were not; see :mod:`harness.analysis.derived`.
-    """
+    """The steps table with its derived columns as the present rules have them; see :mod:`harness.analysis.derived`."""
 
     table: pa.Table | None
     changed: bool
@@ -139,15 +136,20 @@ def derived_steps(run: RunData) -> DerivedSteps:
 
 
 def _derived_steps(run: RunData) -> DerivedSteps:
-    steps = run.steps
-    if steps is None or not len(steps) or not run.has_spans:
-        return DerivedSteps(steps, changed=False)
+    if not run.step_count or not run.has_spans:
+        return DerivedSteps(run.steps, changed=False)
     try:
-        recording = record_from(run, steps)
+        recording = record(run)
     except InputError:
         recording = None
-    found: Derived = with_derived(steps, spans_of(run), bool(run.record.facts.asynchronous), recording)
-    return DerivedSteps(found.table, not found.table.equals(steps), found.unsplit)
+    # The table as it was has no name here: of a long run it goes column by column.
+    return DerivedSteps(*with_derived(_read(run), spans_of(run), bool(run.record.facts.asynchronous), recording))
+
+
+def _read(run: RunData) -> pa.Table:
+    steps = run.steps
+    assert steps is not None, "asked of a run without a steps table"
+    return steps
 
 
 def _measure(run: RunData) -> RunLedger | None:

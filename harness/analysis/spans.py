@@ -91,9 +91,9 @@ class RunSpans:
         """The number that stands for ``name``; -1 where no span has it."""
         return self.names.index(name) if name in self.names else -1
 
-    def of(self, spans: Spans, *names: str) -> Spans:
-        """Those of ``spans`` that have one of ``names``."""
-        return spans.where(np.isin(spans.names, [self.code(name) for name in names]))
+    def of(self, spans: Spans, name: str) -> Spans:
+        """Those of ``spans`` that have this name."""
+        return spans.where(spans.names == self.code(name))
 
 
 def spans_of(run: RunData) -> RunSpans:

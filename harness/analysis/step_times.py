@@ -42,7 +42,7 @@ def step_times(runs: Sequence[RunData], most: int = MOST_POINTS) -> tuple[StepTi
 
 
 def _of(run: RunData, most: int) -> StepTimes | None:
-    table = run.steps
+    table = run.step_columns(["step", "turn", "warmup", "start_ns", "wall_ns"])
     if table is None or not len(table):
         return None
     wall, start = column(table, "wall_ns"), column(table, "start_ns")

@@ -39,6 +39,7 @@ class StoredTable:
         else:
             import pyarrow as pa
 
+            _give_back_at_once()
             for _ in self.batches([name for name, _ in self._columns]):
                 pass
             pa.default_memory_pool().release_unused()
@@ -261,6 +262,13 @@ class RunData:
         pa.default_memory_pool().release_unused()
         with suppress(AttributeError, OSError):  # glibc keeps what is freed in pieces, which adds up over long runs
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def _give_back_at_once() -> None:
+    """Let the system have each large array back when it is freed: glibc learns to keep them, for runs of millions."""
+    m_mmap_threshold, large_bytes = -3, 1 << 20  # malloc.h
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, large_bytes)
 
 
 def _filtered(value: StoredTable | pa.Table | None, chosen: Any) -> pa.Table | None:

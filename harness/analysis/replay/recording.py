@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,20 +94,15 @@ def record(run: RunData) -> Recording:
 
     A long run is cut after :data:`MOST_RECORDED` measured steps.
     """
-    return record_from(run, None)
-
-
-def record_from(run: RunData, steps: pa.Table | None) -> Recording:
-    """Like :func:`record`, with the run's table of ``steps`` where it is in memory already."""
-    found = run.once("recording", lambda: _record(run, run.steps if steps is None else steps))
+    found = run.once("recording", lambda: _record(run))
     if isinstance(found, InputError):
         raise found
     return found
 
 
-def _record(run: RunData, steps: pa.Table | None) -> Recording | InputError:
+def _record(run: RunData) -> Recording | InputError:
     try:
-        return _recorded(run, steps)
+        return _recorded(run, run.step_columns(["start_ns", "wall_ns", "warmup", "tokens"]))
     except InputError as error:
         return error
 
@@ -186,7 +181,11 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
 def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
     """Return phases, launches and syncs begun before ``until_ns``, sorted by start, and the stages of their batches."""
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
-    work = device_work(spans)
+    begun = np.flatnonzero(spans.launches.starts < until_ns)
+    early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
+    work = device_work(
+        replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces))
+    )
     columns = (
         work.names,
         work.launch_starts,
