@@ -162,7 +162,9 @@ def test_without_a_control_nothing_is_decided_and_the_sentence_says_what_to_ask_
 
 def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():
     found = {floor: with_floor([BASE, slower(1.2)], floor) for floor in (0.02, 0.3)}
-    assert [c.measured.verdict for c in found.values()] == ["loss", "none"]
+    assert [c.measured.verdict for c in found.values()] == ["loss", "undecided"]
+    assert found[0.3].measured.undecided == "too coarse"
+    assert "the median does not clear the noise floor of 30 %; repeat with more than 5 blocks" in sentence(found[0.3])
     assert "noise floor 2.0 % as the scenario declares, not measured" in sentence(found[0.02])
     measured = with_floor([BASE, slower(1.2), *BASE.controls("a-a")], 0.3)
     assert measured.measured.noise_floor_of == "text-padded"
