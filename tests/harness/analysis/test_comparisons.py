@@ -171,6 +171,12 @@ def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():
     assert measured.measured.verdict == "loss"  # what was measured counts
 
 
+@pytest.mark.parametrize("declared", [1, 2.0, 0, 0.0, -0.1, "2%", "0.02", True, None, [0.02], math.nan])
+def test_what_is_no_fraction_is_no_floor(declared):
+    """The scenario's checks refuse these; another program's study.json may hold them."""
+    assert with_floor([BASE, slower(1.2)], declared).measured.undecided == "no noise floor"
+
+
 def test_a_control_on_another_device_is_no_floor():
     other = Arm("other", facts={"device": "another"})
     arms = [BASE, slower(1.5), other, *other.controls("a-a")]
