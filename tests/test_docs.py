@@ -23,6 +23,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 _FROM_ROOT = re.compile(r"(?<![\w./-])(?:harness|trainer|tests|docs|scenarios|profiles|\.ci)/[\w./-]*")
 _MODULE = re.compile(r"(?<![\w./-])(?:harness|trainer|tests)(?:\.[a-z_]+)+")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+_TEST = re.compile(r"(tests/[\w./-]+\.py)::(\w+)")
 _SUFFIXES = (".py", ".md", ".toml", ".txt")
 # What the harness writes, and names that stand for another's choice.
 _NOT_OURS = {"summary.md", "log.txt", "NAME.py"}
@@ -30,7 +31,16 @@ _NOT_OURS = {"summary.md", "log.txt", "NAME.py"}
 
 def missing(text: str, folder: Path) -> set[str]:
     """The names in ``text``, a document in ``folder``, of files that this repository does not have."""
-    return set(_missing_links(text, folder)) | set(_missing_paths(text, folder)) | set(_missing_modules(text))
+    found = (_missing_links(text, folder), _missing_paths(text, folder), _missing_modules(text), _missing_tests(text))
+    return {name for names in found for name in names}
+
+
+def _missing_tests(text: str) -> Iterator[str]:
+    """Tests, named as pytest does, that their file does not define."""
+    for path, name in _TEST.findall(text):
+        file = ROOT / path
+        if not file.is_file() or not re.search(rf"^ *def {name}\(", file.read_text(), re.MULTILINE):
+            yield f"{path}::{name}"
 
 
 def _missing_links(text: str, folder: Path) -> Iterator[str]:
@@ -86,6 +96,7 @@ def test_what_a_document_names_exists(document: Path) -> None:
         "```\nscenario ──> harness/gone.py (checks)\n```",
         "`harness.analysis.gone`",
         "`harness.analysis.study.gone_function`",
+        "tests/test_docs.py::test_gone",
     ],
 )
 def test_what_is_not_there_is_found(text: str) -> None:
@@ -97,6 +108,7 @@ def test_what_is_not_there_is_found(text: str) -> None:
     [
         "[there](docs/architecture.md#x) and [elsewhere](https://example.org/gone.md)",
         "`analysis/study.py`, `harness/probes/`, `tokens/s`, `harness run scenarios/quickstart.yaml`",
+        "`tests/test_docs.py::test_what_a_document_names_exists`",
         "`runs/<arm>/<block>/*.parquet`, `python -m tests.known_truth`, `harness.analysis.study.analyse`",
     ],
 )

@@ -121,13 +121,12 @@ def _advice(comparisons: Sequence[Comparison | NotCompared], arms: _Arms) -> tup
 
 def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
     by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
-    declared = study.scenario_text.get("noise_floor")
     measured = compare(
         *names,
         by_name,
         arms.controls,
         comparisons=len(study.comparisons),
-        allowance=declared if isinstance(declared, float) else None,
+        allowance=_declared_floor(study),
     )
     if isinstance(measured, Missing):
         return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
@@ -142,6 +141,12 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
             *differences(cards, *names),
         ),
     )
+
+
+def _declared_floor(study: StudyRecord) -> float | None:
+    """The noise floor of the scenario, as a fraction; None where it declares none, or a study.json no fraction."""
+    declared = study.scenario_text.get("noise_floor")
+    return declared if isinstance(declared, float) and 0 < declared < 1 else None
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:

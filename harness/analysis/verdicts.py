@@ -14,8 +14,10 @@ from harness.analysis.losses import Losses
 from harness.analysis.statistics import CONFIDENCE, Estimate
 
 Verdict = Literal["gain", "loss", "none", "undecided"]
-# fewer blocks than an interval takes; no A/A control and no allowance; a loss that is NaN or rose; losses that differ
-UndecidedKind = Literal["too few blocks", "no noise floor", "diverged", "other loss"]
+# fewer blocks than an interval takes; no A/A control and no allowance; nothing seen where much would go unnoticed; a
+# loss that is NaN or rose; losses that differ
+UndecidedKind = Literal["too few blocks", "no noise floor", "too coarse", "diverged", "other loss"]
+COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = No
     """``ratio``: with the interval that holds for all comparisons of the study together.
 
     Gain or loss: only where that interval excludes 1 and the median clears the floor. A gain also needs finite losses
-    that are alike: what does not train may well be fast.
+    that are alike: what does not train may well be fast. None: only where more than :data:`COARSE` would have shown.
     """
     if ratio.ci_low is None or ratio.ci_high is None or ratio.distance is None:
         return Judged("undecided", None, "too few blocks")
@@ -44,7 +46,7 @@ def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = No
         return Judged("undecided", None, "no noise floor")
     resolution = max(ratio.distance, noise_floor)
     if abs(ratio.median - 1) <= noise_floor or ratio.ci_low <= 1 <= ratio.ci_high:
-        return Judged("none", resolution)
+        return Judged("none", resolution) if resolution <= COARSE else Judged("undecided", resolution, "too coarse")
     if ratio.median < 1:
         return Judged("loss", resolution)
     if losses is not None and losses.diverged:

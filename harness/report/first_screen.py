@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
-from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.analysis.statistics import Estimate
 from harness.analysis.verdicts import Verdict
 from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
@@ -19,7 +19,6 @@ from harness.report.changes import change
 from harness.report.confounds import confound_lines
 from harness.report.names import ArmNames
 from harness.report.sentences import (
-    COARSE,
     NOTHING,
     disagreements,
     emulated_devices,
@@ -81,13 +80,6 @@ def first_screen(report: StudyReport) -> FirstScreen:
     )
 
 
-def verdict_of(m: Measured) -> Verdict:
-    """The verdict; undecided where there is no interval, or none narrow enough to say that nothing changed."""
-    if m.undecided is not None or m.resolution is None:
-        return "undecided"
-    return "undecided" if m.verdict == "none" and m.resolution > COARSE else m.verdict
-
-
 def could_gain(m: Measured) -> Estimate | None:
     """How many times as fast the baseline could be without data work."""
     return m.ceiling
@@ -112,9 +104,9 @@ def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames,
 
 def finding(m: Measured) -> str:
     """``14 % faster (6.2 to 17 %)``."""
-    estimate, verdict = m.ratio, verdict_of(m)
-    if estimate.ci_low is None or verdict == "undecided":
-        return f"undecided, {_change(estimate)}: {_why_undecided(m)}"
+    estimate, verdict = m.ratio, m.verdict
+    if verdict == "undecided":
+        return f"undecided, {_change(estimate)}: {undecided_because(m)}"
     if verdict == "none":
         limit = percent(m.resolution or 0).removeprefix("under ")
         what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
@@ -125,16 +117,6 @@ def finding(m: Measured) -> str:
         word = "more" if verdict == "gain" else "fewer"
         return f"{_change(estimate, word + ' ' + m.measure)}{times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
-
-
-def _why_undecided(m: Measured) -> str:
-    if m.ratio.ci_low is None:
-        return f"an interval needs {MIN_BLOCKS} blocks, and it has {m.ratio.n}"
-    if (why := undecided_because(m)) is not None:
-        return why
-    if m.noise_floor is not None and _off_one(m.ratio) and abs(m.ratio.median - 1) <= m.noise_floor:
-        return f"it does not clear the noise floor of {percent(m.noise_floor)}"
-    return f"a change under {percent(m.resolution or 0)} would not show"
 
 
 def _off_one(estimate: Estimate) -> bool:
@@ -191,7 +173,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     m = c.measured
     known = (m.isolated, could_gain(m), predicted_ratio(c), m.ratio)
     figures = [NOT_MEASURED if one is None else ratio(one.median) for one in known]
-    return (label, *figures, VERDICTS[verdict_of(m)])
+    return (label, *figures, VERDICTS[m.verdict])
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:

@@ -29,7 +29,7 @@ from harness.report.drawing import (
     text_right_of,
     title,
 )
-from harness.report.first_screen import VERDICTS, could_gain, verdict_of
+from harness.report.first_screen import VERDICTS, could_gain
 from harness.report.names import ArmNames, middle_out
 from harness.report.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
@@ -147,9 +147,9 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames) -> Figure:
             low, high = max(1 - m.noise_floor, 1e-3), 1 + m.noise_floor
             axes.fill_betweenx([row - 0.5, row + 0.5], low, high, color="#E4E4E4", label=band_label, zorder=0)
             band_label = None
-        colour = VERDICT_COLOURS[verdict_of(m)]
+        colour = VERDICT_COLOURS[m.verdict]
         point(axes, m.ratio, row, colour, "o", None)
-        verdict = VERDICTS[verdict_of(m)]
+        verdict = VERDICTS[m.verdict]
         if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
             verdict += f", {ratio(m.trained_per_step)} tokens a step"
         text_right_of(axes, row, f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})", colour)

@@ -9,11 +9,11 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Comparison, NotCompared, PredictedRatio
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.analysis.verdicts import COARSE
 from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
 from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
-COARSE = 0.1  # a study that resolves no better says so
 NOTHING = 0.001  # a share of the step below this is called nothing
 
 
@@ -65,8 +65,6 @@ def _finding(m: Measured, baseline: str) -> str:
         return f"{found}, as the median does not clear the noise floor"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
         return f"{found}, as the interval for all {m.comparisons} comparisons together holds 1"
-    if (m.resolution or 0) > COARSE:
-        found += f", too coarse to decide much: repeat with more than {count(measured.n, 'block')} or a quieter machine"
     return found
 
 
@@ -82,6 +80,8 @@ def undecided_because(m: Measured) -> str | None:
             what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
             how = f"repeat with --repeats {ASK_FOR}" if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
+        case "too coarse":
+            return f"{_unseen(m)}; repeat with more than {count(m.ratio.n, 'block')} or on a quieter machine"
         case "diverged":
             return f"the loss of {listing(list(m.losses.diverged))} diverged, and what does not train is no gain"
         case "other loss":
@@ -91,6 +91,14 @@ def undecided_because(m: Measured) -> str | None:
                 f"the losses differ ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
                 "and what trains otherwise is no gain"
             )
+
+
+def _unseen(m: Measured) -> str:
+    """What a study that could not have seen a difference has instead of a verdict."""
+    together = m.together or m.ratio
+    if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
+        return f"the median does not clear the noise floor of {percent(m.noise_floor or 0)}"
+    return f"a difference of up to {percent(m.resolution or 0)} would not have shown"
 
 
 def _few_aa_blocks(m: Measured) -> bool:
@@ -168,7 +176,7 @@ def _reason(c: Comparison) -> str:
         text += f", so without any data work {c.baseline} would be no faster ({ratio(m.ceiling.median)}: {known})"
     else:
         text += f", so without any data work {c.baseline} would be {ratio(m.ceiling.median)} as fast ({known})"
-    if gain >= NOTHING and m.verdict == "none" and m.resolution is not None and gain < m.resolution:
+    if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
         text += ", less than this study can resolve"
     if not isolated:
         text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"

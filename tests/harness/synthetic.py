@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.comparisons import Absent, Figure
+from harness.analysis.losses import Losses
 from harness.analysis.report_types import StudyReport
+from harness.analysis.statistics import Estimate
+from harness.analysis.verdicts import judge
 from harness.report import markdown
 from harness.report.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
@@ -236,3 +240,29 @@ def _table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 def page_of(report: StudyReport) -> str:
     """The text of summary.md as it would be written, without pictures."""
     return markdown.page(report, first_screen(report), []).markdown
+
+
+def judged(
+    report: StudyReport,
+    ratio: Estimate,
+    noise_floor: float | None,
+    losses: Losses | None = None,
+    together: Estimate | None = None,
+) -> StudyReport:
+    """``report`` with each comparison's measured ratio replaced, and judged anew."""
+    found = judge(together or ratio, noise_floor, losses)
+    absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
+    changes = {
+        "ratio": ratio,
+        "together": together or ratio,
+        "comparisons": 1 if together is None else 7,
+        "noise_floor": noise_floor,
+        "losses": losses or Losses(),
+        "absent": absent,
+        "verdict": found.verdict,
+        "resolution": found.resolution,
+        "undecided": found.undecided,
+    }
+    return replace(
+        report, comparisons=tuple(replace(c, measured=replace(c.measured, **changes)) for c in report.compared)
+    )

@@ -84,8 +84,9 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, 
     # its right name; inside, never by the wrong one.
     outside = abs(ratio - 1) > max(floor, WITHIN_SHARE)
     direction = "gain" if ratio > 1 else "loss"
-    right = verdict == direction or (verdict == "none" and not outside)
     called = verdict in ("gain", "loss")
+    unseen = verdict == "none" or comparison.measured.undecided == "too coarse"
+    right = verdict == direction or (unseen and not outside)
     if called and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1):
         right = True  # next to nothing is declared: neither name is wrong, and it is listed by itself
     false_call = called and abs(ratio - 1) <= 0.1 * abs(comparison.measured.step_time.median - 1)

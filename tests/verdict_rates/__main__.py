@@ -6,9 +6,11 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.analysis.statistics import INDEPENDENT
 from tests.verdict_rates.simulate import (
     LIMIT,
     SCATTER,
+    believing,
     checks,
     coverage,
     false_verdicts,
@@ -23,6 +25,7 @@ from tests.verdict_rates.simulate import (
 
 COMPARISONS, BLOCKS = (1, 3, 7, 20), (3, 5, 8, 20)
 DIFFERENCES = (0.02, 0.03, 0.05, 0.10)
+PROBABILITIES, PRICED = (0.9, 0.7, 0.5, 0.3), (5, 8, 12)
 CORRELATIONS, LENGTHS = (0.0, 0.3, 0.6), (5, 8, 12, 20)
 # The rule before, which took neighbouring blocks for independent: the same simulation at ff3ee4e.
 COVERED_BEFORE = {
@@ -117,7 +120,29 @@ def _coverage(studies: int) -> Iterator[str]:
     yield from (
         "",
         "At 0.6 the intervals still cover less than they claim: so few blocks do not tell such a correlation from",
-        "chance, and widening every interval for it would cost independent blocks, the usual case, their power.",
+        "chance, and widening every interval for it would cost independent blocks, the usual case, their power. The",
+        f"price, by the probability that blocks are held to be independent before any is seen (`INDEPENDENT`; it is "
+        f"{INDEPENDENT:g}; {studies // 2} studies, power {studies // 5}):",
+        "",
+        "| held independent | blocks | covered at 0.3 | at 0.6 | width at 0 / now | 3 % called a gain, at 0 |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    )
+    for probability in PROBABILITIES:
+        for blocks in PRICED:
+            now = coverage(studies // 2, blocks, 0.0).width
+            with believing(probability):
+                free, some, much = (coverage(studies // 2, blocks, rho) for rho in (0.0, 0.3, 0.6))
+                found = power(studies // 5, 1, blocks, 0.03)
+            yield (
+                f"| {probability:g} | {blocks} | {some.covered:.3f} | {much.covered:.3f} | {free.width / now:.2f} | "
+                f"{found:.0%} |"
+            )
+    yield from (
+        "",
+        "Tried by hand (1,000 studies each): priors of other shapes, the mean of the roots instead of the root of the",
+        "mean variance, the quantile of the mixture, fewer degrees of freedom for a smaller effective sample. At equal",
+        "width none covers more at 0.6 by over three points, with 5 and 8 blocks by over one. A lag-1 correlation",
+        "corrected for its bias (Kendall) covers less at equal width with 5 and 8 blocks.",
     )
 
 

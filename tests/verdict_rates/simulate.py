@@ -6,12 +6,14 @@ Only the values of blocks are drawn; everything else is the code that judges rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis import statistics
 from harness.analysis.comparisons import Blocks, Controls, Measured, compare
 from harness.analysis.ledger import RepetitionTotals, RunLedger
 from harness.analysis.statistics import from_block_values
@@ -125,6 +127,17 @@ def coverage(studies: int, blocks: int, rho: float, seed: int = 2) -> Coverage:
         covered += found.ci_low <= 0 <= found.ci_high
         width += found.ci_high - found.ci_low
     return Coverage(studies, covered / studies, width / studies)
+
+
+@contextmanager
+def believing(probability: float) -> Iterator[None]:
+    """Intervals as they would be if blocks were held to be independent with another probability."""
+    chosen = statistics.INDEPENDENT
+    statistics.INDEPENDENT = probability
+    try:
+        yield
+    finally:
+        statistics.INDEPENDENT = chosen
 
 
 def independent(generator: np.random.Generator, days: int, deviation: float) -> Values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.verdict_rates.simulate import checks, coverage, false_verdicts, lasting, power
+from tests.verdict_rates.simulate import believing, checks, coverage, false_verdicts, lasting, power
 
 
 @pytest.mark.parametrize(("comparisons", "blocks"), [(1, 3), (7, 5)])
@@ -28,6 +28,15 @@ def test_what_is_there_is_found() -> None:
 )
 def test_intervals_cover_where_blocks_depend_on_one_another(blocks: int, rho: float, least: float) -> None:
     assert coverage(300, blocks, rho).covered >= least
+
+
+def test_more_coverage_at_a_strong_correlation_is_paid_by_independent_blocks() -> None:
+    free, much = coverage(200, 8, 0.0), coverage(200, 8, 0.6)
+    with believing(0.3):
+        widened, covered = coverage(200, 8, 0.0), coverage(200, 8, 0.6)
+    assert covered.covered > much.covered + 0.02
+    assert 1.15 * free.width < widened.width < 1.3 * free.width
+    assert coverage(200, 8, 0.0) == free  # and what is believed is as before
 
 
 def test_independent_blocks_pay_little_for_that() -> None:

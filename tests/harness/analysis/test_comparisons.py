@@ -172,11 +172,19 @@ def test_without_a_control_nothing_is_decided_and_the_sentence_says_what_to_ask_
 
 def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():
     found = {floor: with_floor([BASE, slower(1.2)], floor) for floor in (0.02, 0.3)}
-    assert [c.measured.verdict for c in found.values()] == ["loss", "none"]
+    assert [c.measured.verdict for c in found.values()] == ["loss", "undecided"]
+    assert found[0.3].measured.undecided == "too coarse"
+    assert "the median does not clear the noise floor of 30 %; repeat with more than 5 blocks" in sentence(found[0.3])
     assert "noise floor 2.0 % as the scenario declares, not measured" in sentence(found[0.02])
     measured = with_floor([BASE, slower(1.2), *BASE.controls("a-a")], 0.3)
     assert measured.measured.noise_floor_of == "text-padded"
     assert measured.measured.verdict == "loss"  # what was measured counts
+
+
+@pytest.mark.parametrize("declared", [1, 2.0, 0, 0.0, -0.1, "2%", "0.02", True, None, [0.02], math.nan])
+def test_what_is_no_fraction_is_no_floor(declared):
+    """The scenario's checks refuse these; another program's study.json may hold them."""
+    assert with_floor([BASE, slower(1.2)], declared).measured.undecided == "no noise floor"
 
 
 def test_a_control_on_another_device_is_no_floor():

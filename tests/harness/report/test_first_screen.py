@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.comparisons import Measured
 from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
-from tests.harness.synthetic import Arm, build, page_of
+from tests.harness.synthetic import Arm, build, judged, page_of
 
 TEXT = Arm("text-padded", tokenize=9.0, declared={"data.path": "text-padded"})
 TOKENS = Arm("tokens-padded", tokenize=0.0, declared={"data.path": "tokens-padded"})
@@ -33,11 +32,6 @@ def screen(*arms: Arm, **how: object) -> FirstScreen:
 @pytest.fixture(scope="module")
 def gain() -> StudyReport:
     return analysed(TEXT, TOKENS)
-
-
-@pytest.fixture
-def measured(gain: StudyReport) -> Measured:
-    return gain.compared[0].measured
 
 
 def test_a_gain_is_said_as_a_person_would(gain: StudyReport) -> None:
@@ -60,27 +54,33 @@ def test_more_tokens_a_step_are_not_called_faster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("ratio", "floor", "words"),
     [
-        ({"ratio": Estimate(0.92, 0.90, 0.95, 5), "verdict": "loss"}, "8.0 % slower (5.0 to 10 %)"),
-        ({"ratio": Estimate(4.2, 3.9, 4.4, 5), "verdict": "gain"}, "4.20x as fast (3.90x to 4.40x)"),
-        ({"ratio": Estimate(1.02, None, None, 2)}, "undecided, 1.020x: an interval needs 3 blocks, and it has 2"),
+        (Estimate(0.92, 0.90, 0.95, 5), 0.01, "8.0 % slower (5.0 to 10 %)"),
+        (Estimate(4.2, 3.9, 4.4, 5), 0.01, "4.20x as fast (3.90x to 4.40x)"),
         (
-            {"ratio": Estimate(1.1, 0.8, 1.4, 5), "verdict": "none", "resolution": 0.4, "noise_floor": 0.01},
-            "undecided, 1.100x (0.800x to 1.400x): a change under 40 % would not show",
+            Estimate(1.02, None, None, 2),
+            0.01,
+            "undecided, 1.020x: fewer than 3 blocks give no interval; repeat with --repeats 5",
         ),
         (
-            {"ratio": Estimate(1.2, 1.1, 1.3, 5), "verdict": "none", "resolution": 0.3, "noise_floor": 0.25},
-            "undecided, 1.200x (1.100x to 1.300x): it does not clear the noise floor of 25 %",
+            Estimate(1.1, 0.8, 1.4, 5),
+            0.01,
+            "undecided, 1.100x (0.800x to 1.400x): a difference of up to 40 % would not have shown; repeat with more "
+            "than 5 blocks or on a quieter machine",
         ),
         (
-            {"ratio": Estimate(1.02, 1.01, 1.03, 5), "verdict": "none", "resolution": 0.04, "noise_floor": 0.04},
-            "no difference you could tell from noise (under 4.0 %)",
+            Estimate(1.2, 1.1, 1.3, 5),
+            0.25,
+            "undecided, 1.200x (1.100x to 1.300x): the median does not clear the noise floor of 25 %; repeat with more "
+            "than 5 blocks or on a quieter machine",
         ),
+        (Estimate(1.02, 1.01, 1.03, 5), 0.04, "no difference you could tell from noise (under 4.0 %)"),
+        (Estimate(1.02, 0.98, 1.05, 5), 0.01, "no gain you could see (under 5.0 %)"),
     ],
 )
-def test_every_finding_has_its_words(measured: Measured, changes: dict[str, object], words: str) -> None:
-    assert finding(replace(measured, **changes)) == words
+def test_every_finding_has_its_words(gain: StudyReport, ratio: Estimate, floor: float, words: str) -> None:
+    assert finding(judged(gain, ratio, floor).compared[0].measured) == words
 
 
 def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None:

@@ -202,6 +202,9 @@ WRONG: dict[str, tuple[str, int, str]] = {
         "controls[0]: must be 'a-a', 'ideal-data', 'data-only' or 'dose'; got",
     ),
     "repeats": (f"{HEAD}{ARMS}repeats: 1001\n", 5, "repeats: must be less than or equal to 1000; got 1001"),
+    "floor of 100 %": (f"{HEAD}{ARMS}noise_floor: 1\n", 5, "noise_floor: must be less than 1; got 1"),
+    "floor in percent": (f"{HEAD}{ARMS}noise_floor: 2.0\n", 5, "noise_floor: must be less than 1; got 2.0"),
+    "floor as text": (f"{HEAD}{ARMS}noise_floor: 2%\n", 5, "noise_floor: must be a number; got '2%'"),
     "no parent": (f"{HEAD}extends: nowhere.yaml\n{ARMS}", 3, "extends: "),
 }
 
