@@ -15,7 +15,7 @@ from tests.known_truth.waited import HOPELESS, SPOILED, allowance, waited_share
 from tests.studies import run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-TRIES = 3
+TRIES = 2
 
 
 @dataclass(frozen=True)

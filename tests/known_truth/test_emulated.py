@@ -15,7 +15,7 @@ from tests.known_truth.waited import HOPELESS, SPOILED, allowance
 from tests.studies import run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-TRIES = 3
+TRIES = 2
 STEPS = 40  # of each of three runs
 SEEDS = [0, 2, 6]  # a worker and a host that never blocks, inline, a worker and the norm read each step
 
