@@ -96,6 +96,27 @@ def test_a_new_day_is_one_more_draw_against_what_it_is_compared_with(centred: bo
     assert days(*factors, centred=centred).between("step", 0.95) == (pytest.approx(drawn * student_t(0.975, 4)), True)
 
 
+def test_slow_blocks_of_the_baseline_leave_open_a_speedup_and_no_slowdown() -> None:
+    """Their scatter reaches below the change, that of the candidate's above it."""
+    even, slow = {"step": [10.0] * 7}, {"step": [10.0] * 4 + [11.0, 11.5, 12.0]}
+
+    def reach(baseline: dict[str, Any], candidate: dict[str, Any]) -> tuple[bool, bool]:
+        sides = series(part_ms=baseline), series(part_ms=candidate)
+        between = compare_series(*sides, LIMITS, days=STEADY).comparison.step.between
+        assert between is not None
+        assert between.blocks_only is not None
+        return between.blocks_only.ci_low < -0.05, between.blocks_only.ci_high > 0.05
+
+    assert (reach(slow, even), reach(even, slow)) == ((True, False), (False, True))
+
+
+def test_a_series_of_blocks_has_no_seed_of_its_own() -> None:
+    """Each block has its own: an arm of another seed did not change."""
+    record, runs = study(blocks=4)
+    runs = [recorded(one, config={"seed": one.record.block, "log_every": 5}) for one in runs]
+    assert series_of(record, runs)[HEAD].config == {"log_every": 5}
+
+
 def test_days_in_a_row_that_are_alike_say_less_than_as_many_others() -> None:
     drifting, shuffled = days(1, 1.01, 1.02, 1.03, 1.04, 1.05), days(1, 1.04, 1.01, 1.05, 1.02, 1.03)
     assert drifting.between("step", 0.95)[0] > 1.2 * shuffled.between("step", 0.95)[0]
