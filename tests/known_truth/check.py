@@ -14,7 +14,7 @@ from harness.study.store import StudyFolder
 from tests.known_truth.machine import costs_of, pooled
 from tests.known_truth.pipelines import STEPS, Pipeline, draw
 from tests.known_truth.truth import Expected, Machine, expected
-from tests.known_truth.waited import allowance, most_waited
+from tests.known_truth.waited import allowance, mean_waited
 
 WITHIN_SHARE, WITHIN_MS = 0.03, 0.3  # of a step, or this many milliseconds: whichever is more
 
@@ -45,8 +45,8 @@ class Row:
     unedited: list[float]  # per run, in the order recorded
     resampled: list[float]  # per run, from the durations of measured steps alone, as predictions are made
     edited: float
-    waited: float  # share of their steps that runs waited for a core: the most of the pipeline's, its control's
-    waited_edited: float  # ... and of those with the edit, which verdict and prediction rest on, too
+    waited: float  # share of their steps that runs waited for a core: of the pipeline, or of its control, the more
+    waited_edited: float  # ... or of the pipeline with the edit, which verdict and prediction rest on, too
 
     @property
     def ledger_right(self) -> bool:
@@ -66,8 +66,8 @@ def check(study: StudyFolder, seeds: list[int], steps: int = STEPS) -> list[Row]
 def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, steps: int) -> Row:
     pipeline, edit = draw(seed)
     own = _runs_of(runs, f"p{seed}")
-    waited = most_waited([*own, *_runs_of(runs, f"p{seed}+a-a")])
-    waited_edited = max(waited, most_waited(_runs_of(runs, f"p{seed}-edited")))
+    waited = max(mean_waited(own), mean_waited(_runs_of(runs, f"p{seed}+a-a")))
+    waited_edited = max(waited, mean_waited(_runs_of(runs, f"p{seed}-edited")))
     truth, edited_truth = (expected(one, machine, steps, len(own)) for one in (pipeline, pipeline.edited(edit)))
     arm, other = report.arm(f"p{seed}"), report.arm(f"p{seed}-edited")
     comparison = next(c for c in report.compared if c.baseline == f"p{seed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import fmean
 
 from harness.analysis.probes.samples import split, total
 from harness.study.run_data import RunData
@@ -18,6 +19,10 @@ def waited_share(run: RunData) -> float:
     That of the main thread (column ``contended_ns``) and of all its loader workers (host probe) together: no step is
     longer by more than that because of it.
     """
+    return run.once("waited for a core", lambda: _waited_share(run))
+
+
+def _waited_share(run: RunData) -> float:
     columns = run.step_columns(("warmup", "wall_ns", "contended_ns"))
     assert columns is not None
     steps = [step for step in columns.to_pylist() if not step["warmup"]]
@@ -29,9 +34,9 @@ def waited_share(run: RunData) -> float:
     return main + (sum(delays) / seconds if seconds else 0.0)
 
 
-def most_waited(runs: Iterable[RunData]) -> float:
-    """Of the run that waited most."""
-    return max(waited_share(run) for run in runs)
+def mean_waited(runs: Iterable[RunData]) -> float:
+    """Mean over the runs of an arm, whose figures are means or medians over them."""
+    return fmean(waited_share(run) for run in runs)
 
 
 def allowance(share: float) -> float:
