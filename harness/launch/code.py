@@ -30,6 +30,7 @@ from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 
 OWN_FOLDER = Path(__file__).parents[2]  # of the code that is running now
+INSTALLED = ("site-packages", "dist-packages")  # folders that pip puts this code into, unless it is told `-e`
 _PIP_S = 3600
 # Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
 _PROBE = """
@@ -74,6 +75,8 @@ def environment_for(folder: Path) -> dict[str, str]:
     That code is found before any installed one, and before any in the current directory: ``python -m`` would look there
     first, and a probe of one state would be that of the state from whose folder the study was started.
     """
+    if folder.name in INSTALLED:  # found there anyhow; on PYTHONPATH every package beside it would precede Python's own
+        return {**os.environ, "PYTHONSAFEPATH": "1"}
     others = os.environ.get("PYTHONPATH")
     path = str(folder) + (f"{os.pathsep}{others}" if others else "")
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -11,30 +11,29 @@ import pytest
 
 from tests.known_truth.check import Row, check
 from tests.known_truth.pipelines import draw, scenario
+from tests.known_truth.waited import HOPELESS, SPOILED
 from tests.studies import run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-TRIES = 4
+TRIES = 2
 STEPS = 40  # of each of three runs
 SEEDS = [0, 2, 6]  # a worker and a host that never blocks, inline, a worker and the norm read each step
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """A neighbour on the machine spoils hand-overs and wake-ups: only the pipelines that it spoiled are repeated."""
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Row]:
+    """Pipelines whose runs waited for a core, by their own record, are repeated; the least delayed try is judged."""
     found: dict[int, Row] = {}
     spoiled = SEEDS
     for _ in range(TRIES):
         folder: Path = tmp_path_factory.mktemp("pipelines")
-        found |= {row.seed: row for row in check(run_study(scenario(spoiled, 3, STEPS), folder), spoiled, STEPS)}
-        spoiled = [seed for seed, row in found.items() if not right(row)]
+        for row in check(run_study(scenario(spoiled, 3, STEPS), folder), spoiled, STEPS):
+            if row.seed not in found or row.waited_edited < found[row.seed].waited_edited:
+                found[row.seed] = row
+        spoiled = [seed for seed, row in found.items() if row.waited_edited > SPOILED]
         if not spoiled:
             break
-    return [found[seed] for seed in SEEDS]
-
-
-def right(row: Row) -> bool:
-    return row.ledger_right and row.verdict_right and max(map(abs, row.unedited)) <= 0.05 and abs(row.edited) <= 0.08
+    return found
 
 
 def test_the_seeds_still_are_what_they_are_chosen_for() -> None:
@@ -42,10 +41,11 @@ def test_the_seeds_still_are_what_they_are_chosen_for() -> None:
     assert [(one.workers, one.check_finite) for one in pipelines] == [(1, False), (0, True), (1, True)]
 
 
-@pytest.mark.parametrize("place", range(len(SEEDS)))
-def test_a_random_pipeline_is_found_again(rows: list[Row], place: int) -> None:
-    row = rows[place]
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_pipeline_is_found_again(rows: dict[int, Row], seed: int) -> None:
+    row = rows[seed]
+    assert max(map(abs, row.unedited)) <= 0.05  # whatever it waited for: that is in the record that is replayed
+    assert row.waited_edited <= HOPELESS, f"no run to judge: in {TRIES} tries, {row.waited_edited:.0%} without a core"
     assert row.ledger_right, (row.worst_starved, row.worst_hidden, row.worst_exposed, row.allowed_ms)
     assert row.verdict_right, (row.verdict, row.true_ratio, row.noise_floor)
-    assert max(map(abs, row.unedited)) <= 0.05
-    assert abs(row.edited) <= 0.08
+    assert abs(row.edited) <= 0.08 + row.edited_allowed

@@ -16,10 +16,11 @@ from harness.study.contract import PHASES, STAGES
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
+from tests.known_truth.waited import HOPELESS, waited_share
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SCENARIO = ROOT / "scenarios" / "known-truth.yaml"
-TRIES = 5
+TRIES = 3
 STEPS = 40
 WAITED = 0.02  # share of a step or batch that it waited for a core: less is nothing, more on average spoils an arm
 COMPUTE = {"forward": 4, "backward": 8, "optimizer": 2, "sync": 1, "other": 1}
@@ -43,11 +44,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
         (study,) = out.glob("known-truth/*")
         for run in StudyFolder(study).runs():
             before = found.get(run.record.arm)
-            if before is None or disturbed(run) < disturbed(before):
+            if before is None or waited_share(run) < waited_share(before):
                 found[run.record.arm] = run
-        spoiled = [arm for arm, run in found.items() if disturbed(run) > WAITED]
+        spoiled = [arm for arm, run in found.items() if waited_share(run) > WAITED]
         if not spoiled:
             break
+    hopeless = [f"{arm} {share:.0%}" for arm, run in found.items() if (share := waited_share(run)) > HOPELESS]
+    assert not hopeless, f"no run to judge: in {TRIES} tries, without a core: {', '.join(hopeless)}"
     return found
 
 
@@ -57,15 +60,6 @@ def measured(run: RunData) -> list[int]:
     rows = [row for row, warmup in enumerate(run.steps.column("warmup").to_pylist()) if not warmup]
     assert len(rows) >= STEPS
     return rows
-
-
-def disturbed(run: RunData) -> float:
-    """Share of the measured steps that the main thread, or a worker that is busy, waited for a core."""
-    assert run.steps is not None
-    steps = run.steps.to_pylist()
-    late = beyond_cpu(run, "loader-0") if busy_worker(run) else {}
-    waited = sum((steps[row]["contended_ns"] or 0) + sum(of[row] for of in late.values()) for row in measured(run))
-    return waited / sum(steps[row]["wall_ns"] for row in measured(run))
 
 
 def busy_worker(run: RunData) -> bool:
@@ -173,16 +167,23 @@ def hand_over_ms(runs: dict[str, RunData]) -> float:
     return column_ms(runs["worker1-sleep"], "during_wait_transfer")
 
 
-def found(measured_ms: float, declared_ms: float) -> bool:
-    return abs(measured_ms - declared_ms) <= max(0.05 * declared_ms, 0.3)
+def allowed_ms(*runs: RunData) -> float:
+    """How long these runs waited for cores, a step, as they recorded it; 0 where none of them is spoiled."""
+    spoiled = [run for run in runs if waited_share(run) > WAITED]
+    return sum(waited_share(run) * column_ms(run, "wall", mean=True) for run in spoiled)
+
+
+def found(measured_ms: float, declared_ms: float, *runs: RunData) -> bool:
+    """Whether ``runs`` found what is declared; a spoiled one may be off by what it waited for cores besides."""
+    return abs(measured_ms - declared_ms) <= max(0.05 * declared_ms, 0.3) + allowed_ms(*runs)
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_phases(runs: dict[str, RunData], arm: str) -> None:
     for phase, declared in COMPUTE.items():
-        assert found(column_ms(runs[arm], phase), declared), (phase, column_ms(runs[arm], phase))
+        assert found(column_ms(runs[arm], phase), declared, runs[arm]), (phase, column_ms(runs[arm], phase))
     for phase in ("h2d", "log"):
-        assert found(column_ms(runs[arm], phase), 0)
+        assert found(column_ms(runs[arm], phase), 0, runs[arm])
     steps = runs[arm].steps
     assert steps is not None
     for row in steps.to_pylist():
@@ -192,25 +193,26 @@ def test_phases(runs: dict[str, RunData], arm: str) -> None:
 @pytest.mark.parametrize("arm", ["inline-sleep", "inline-busy"])
 def test_inline_stages_are_exposed(runs: dict[str, RunData], arm: str) -> None:
     for stage, declared in {"read": 2, "tokenize": 6, "pack": 1, "transfer": 1}.items():
-        assert found(column_ms(runs[arm], f"during_wait_{stage}"), declared), stage
+        assert found(column_ms(runs[arm], f"during_wait_{stage}"), declared, runs[arm]), stage
         assert column_ms(runs[arm], f"hidden_{stage}") == 0
         exposed, during = (
             runs[arm].steps.column(f"{kind}_{stage}_ns").to_pylist() for kind in ("exposed", "during_wait")
         )
         assert exposed == during
-    assert found(column_ms(runs[arm], "fetch"), 10)
-    assert found(column_ms(runs[arm], "wall"), 10 + ALL_COMPUTE_MS)
+    assert found(column_ms(runs[arm], "fetch"), 10, runs[arm])
+    assert found(column_ms(runs[arm], "wall"), 10 + ALL_COMPUTE_MS, runs[arm])
 
 
 @pytest.mark.parametrize("arm", ["worker1-sleep", "worker1-busy"])
 def test_the_step_waits_for_the_end_of_a_slow_workers_batch(runs: dict[str, RunData], arm: str) -> None:
     run = runs[arm]
-    assert found(column_ms(run, "during_wait_read"), 0)
-    assert found(column_ms(run, "outside_read"), 4)
-    assert found(column_ms(run, "during_wait_tokenize"), 4 + 60 - ALL_COMPUTE_MS - hand_over_ms(runs))
-    assert found(column_ms(run, "outside_tokenize") + column_ms(run, "during_wait_tokenize"), 60)
-    assert found(column_ms(run, "during_wait_pack"), 10)
-    assert found(column_ms(run, "outside_pack"), 0)
+    others = run, runs["worker1-sleep"]  # whose hand-over is taken off
+    assert found(column_ms(run, "during_wait_read"), 0, run)
+    assert found(column_ms(run, "outside_read"), 4, run)
+    assert found(column_ms(run, "during_wait_tokenize"), 4 + 60 - ALL_COMPUTE_MS - hand_over_ms(runs), *others)
+    assert found(column_ms(run, "outside_tokenize") + column_ms(run, "during_wait_tokenize"), 60, run)
+    assert found(column_ms(run, "during_wait_pack"), 10, run)
+    assert found(column_ms(run, "outside_pack"), 0, run)
 
 
 @pytest.mark.parametrize("arm", ["worker1-sleep"])
@@ -227,16 +229,17 @@ def test_a_worker_that_never_catches_up_exposes_its_whole_cycle(runs: dict[str, 
     assert {stage: round(share) for stage, share in shares.items()} == {"read": 2, "tokenize": 51, "pack": 5}
     for stage, share in shares.items():
         mean = column_ms(runs[arm], f"exposed_{stage}", mean=True)
-        assert abs(mean - share) <= max(0.05 * share, 0.6), stage  # the hand-over is a fourth part
+        within = max(0.05 * share, 0.6) + allowed_ms(runs[arm])  # the hand-over is a fourth part
+        assert abs(mean - share) <= within, stage
 
 
 def test_a_slow_hand_over_is_transfer(runs: dict[str, RunData]) -> None:
     """8 ms more than the same arm without it: what the hand-over itself costs here is in both."""
     slow, plain = runs["worker1-transfer"], runs["worker1-sleep"]
     more = column_ms(slow, "during_wait_transfer") - column_ms(plain, "during_wait_transfer")
-    assert found(more, 8)
-    assert found(column_ms(slow, "during_wait_pack"), 10)
-    assert found(column_ms(slow, "during_wait_tokenize"), 4 + 60 - ALL_COMPUTE_MS - hand_over_ms(runs))
+    assert found(more, 8, slow, plain)
+    assert found(column_ms(slow, "during_wait_pack"), 10, slow)
+    assert found(column_ms(slow, "during_wait_tokenize"), 4 + 60 - ALL_COMPUTE_MS - hand_over_ms(runs), slow, plain)
 
 
 @pytest.mark.parametrize(
@@ -248,22 +251,22 @@ def test_a_slow_hand_over_is_transfer(runs: dict[str, RunData]) -> None:
 )
 def test_workers_that_keep_up_are_hidden(runs: dict[str, RunData], arm: str, stages: dict[str, int]) -> None:
     for stage, declared in stages.items():
-        assert found(column_ms(runs[arm], f"hidden_{stage}"), declared), stage
-        assert column_ms(runs[arm], f"during_wait_{stage}") == 0
-        assert found(column_ms(runs[arm], f"exposed_{stage}", mean=True), 0)
+        assert found(column_ms(runs[arm], f"hidden_{stage}"), declared, runs[arm]), stage
+        assert column_ms(runs[arm], f"during_wait_{stage}") <= allowed_ms(runs[arm])
+        assert found(column_ms(runs[arm], f"exposed_{stage}", mean=True), 0, runs[arm])
 
 
 def test_two_workers_halve_the_wait(runs: dict[str, RunData]) -> None:
     """Their batches come in pairs, so single steps differ; the mean over steps does not."""
     run = runs["worker2-sleep"]
     exposed, transfer = (column_ms(run, f"during_wait_{stage}", mean=True) for stage in ("tokenize", "transfer"))
-    assert found(exposed, 80 / 2 - ALL_COMPUTE_MS - transfer)
-    assert found(exposed + column_ms(run, "outside_tokenize", mean=True), 80)
+    assert found(exposed, 80 / 2 - ALL_COMPUTE_MS - transfer, run)
+    assert found(exposed + column_ms(run, "outside_tokenize", mean=True), 80, run)
 
 
 def test_a_jittered_cost_keeps_its_mean_and_varies(runs: dict[str, RunData]) -> None:
     run = runs["inline-jitter"]
-    assert found(column_ms(run, "during_wait_tokenize", mean=True), 6)
+    assert found(column_ms(run, "during_wait_tokenize", mean=True), 6, run)
     assert run.steps is not None
     values = [value / 1e6 for value in run.steps.column("during_wait_tokenize_ns").to_pylist()]
     assert statistics.stdev(values) > 0.3  # a uniform draw from 4.8 to 7.2 ms has 0.69
@@ -274,4 +277,4 @@ def test_costs_on_top_of_real_work(runs: dict[str, RunData]) -> None:
     for stage, declared in {"read": 2, "tokenize": 6, "pack": 1, "transfer": 1}.items():
         ours, theirs = (values_ms(runs[arm], f"during_wait_{stage}") for arm in ("real-none", "real-busy"))
         more = [b - a for a, b in zip(ours, theirs, strict=True)]
-        assert found(statistics.median(more), declared), stage
+        assert found(statistics.median(more), declared, runs["real-none"], runs["real-busy"]), stage

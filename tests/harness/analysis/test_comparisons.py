@@ -12,7 +12,9 @@ import pytest
 from harness.analysis.comparisons import Controls, Measured, compare
 from harness.analysis.ledger import _diverged, measure
 from harness.analysis.report_types import Comparison, NotCompared
+from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
+from harness.analysis.verdicts import judge
 from harness.report.confounds import confound_lines
 from harness.report.first_screen import first_screen
 from harness.report.sentences import sentence
@@ -246,6 +248,14 @@ def test_losses_that_differ_bar_a_gain(changes, verdict, lines):
     c = compared([BASE, candidate, *BASE.controls("a-a")], ("text-padded", "other"))
     assert c.measured.verdict == verdict
     assert sum("losses differ" in line for line in confound_lines(c.confounds)) == lines
+
+
+@pytest.mark.parametrize(("reaches", "floor", "resolution"), [(0.1, 0.01, 0.1), (0.01, 0.05, 0.05)])
+def test_what_goes_unnoticed_is_what_interval_and_noise_floor_both_leave(
+    reaches: float, floor: float, resolution: float
+) -> None:
+    found = judge(Estimate(1.0, 1 - reaches, 1 + reaches / 2, 5), floor)
+    assert (found.verdict, found.resolution) == ("none", pytest.approx(resolution))
 
 
 def test_a_loss_that_rises_far_above_its_start_has_diverged():

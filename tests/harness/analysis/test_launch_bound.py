@@ -80,6 +80,8 @@ def test_what_is_open_within_steps_and_how_often() -> None:
     assert (open_per_step(steps, work) / MS).tolist() == [4, 1, 1]
     whole = Stretches(*(pa.array(column).to_numpy() * MS for column in ([0, 20], [20, 30])))
     assert launch_bound_shares(whole, work, spans.names) == {"norm": 1.0, "forward": 0.5}
+    apart = Stretches(*(pa.array(column).to_numpy() * MS for column in ([20, 40], [28, 50])))  # norm: between steps
+    assert launch_bound_shares(apart, work, spans.names) == {}
 
 
 @pytest.fixture(scope="module", params=[{}, {"early": True}, {"check_finite": False}, {"drift": 40e-6}], ids=str)

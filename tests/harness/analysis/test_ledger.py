@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from harness.analysis.ledger import measure
+from harness.analysis.ledger import mean_over, measure
 from harness.study.contract import PHASES, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
@@ -61,3 +61,29 @@ def test_a_failed_run_has_no_ledger():
 def test_other_processes_load_is_the_median_of_the_host_samples():
     _, runs = build([Arm("a", other_cpu_cores=0.7)], blocks=1)
     assert measure(runs[0]).other_cpu_cores == pytest.approx(0.7)
+
+
+def test_load_elsewhere_for_which_the_hypervisor_took_cores_counts_as_others():
+    rows = [
+        (1, "host", "other_cpu_cores", 0.5),
+        (2, "host", "other_cpu_cores", 0.3),
+        (2, "host", "stolen_cpu_cores", 0.2),
+    ]
+    names = ("t_ns", "source", "metric", "value")
+    samples = pa.Table.from_pylist([dict(zip(names, one, strict=True)) for one in rows])
+    run = run_of([row(10)])
+    assert measure(RunData(run.record, run.steps, None, samples)).other_cpu_cores == pytest.approx(0.4 + 0.2)
+
+
+def test_device_busy_time_is_unknown_where_one_step_leaves_it_open():
+    """Such steps are not like the others: the mean of the others would be no mean of the run."""
+    known = {"device_busy_ns": 5_000_000}
+    assert measure(run_of([row(10, **known), row(10, **known)])).device_busy_ms == 5
+    assert measure(run_of([row(10, **known), row(10)])).device_busy_ms is None
+
+
+def test_a_mean_over_runs_is_one_over_their_steps():
+    long, short = measure(run_of([row(10, contended_ns=0)] * 3)), measure(run_of([row(10, contended_ns=4_000_000)]))
+    assert mean_over([long, short], lambda run: run.contended_ms) == 1
+    assert mean_over([long, measure(run_of([row(10)]))], lambda run: run.contended_ms) == 0
+    assert mean_over([], lambda run: run.contended_ms) is None

@@ -109,6 +109,21 @@ def test_a_blocking_call_says_what_it_cost_and_what_it_left_exposed() -> None:
     assert call.idle_ms == pytest.approx((1 + 7) / 2)  # 30..31 and 39..46
 
 
+def test_what_follows_the_last_call_lasts_until_the_steps_end() -> None:
+    spans = [("sync", "loop.py:1: item", 10, 20), ("device", "forward", 0, 18), ("device", "optimizer", 25, 100)]
+    (call,) = sync_audit(run(spans, [(0, 40, False)]))
+    assert (call.hid_ms, call.hid_behind, call.idle_ms) == (15, {"optimizer": 15}, 5)
+
+
+def test_a_batch_that_is_fetched_between_two_steps_is_in_none() -> None:
+    """As while a run is suspended: what its stages took is no part of the step before."""
+    spans = [("main", "fetch", start, start + 2, batch) for batch, start in enumerate((0, 12, 20))]
+    spans += [("main", "tokenize", start, start + 1, batch) for batch, start in enumerate((0, 12, 20))]
+    ledger = measure(run(spans, [(0, 10, False), (20, 30, False)]))
+    assert ledger is not None
+    assert (ledger.work_ms["tokenize"], ledger.exposed_ms["tokenize"]) == (1.0, 1.0)
+
+
 def test_an_unannounced_call_has_no_known_cost() -> None:
     spans = [("sync", "models/llama.py:7: unannounced", 3, 3), ("device", "forward", 0, 5)]
     (call,) = sync_audit(run(spans, [(0, 10, False)]))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from harness.launch import block
+from harness.launch import block, study
 from harness.launch.block import MOST_BATCHES, Repetitions, plan_repetitions
 from harness.launch.code import Code
 from harness.launch.memory import MOST_OF_MEMORY, choose_interleave
+from harness.study.records import ArmRecord, StudyRecord
+from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 
 GIB = 2**30
@@ -79,3 +83,55 @@ def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
     found = plan_repetitions(config, "runs", slice_steps=10)
     assert found == expected
     assert steps <= found.count * found.steps < steps + found.steps  # no repetition is only surplus
+
+
+class Stub:
+    """A run that only says what it was told to do."""
+
+    def __init__(self, arm: str, done: list[str]) -> None:
+        self.code, self.profiled = None, False
+        self.record = SimpleNamespace(arm=arm, block=0, control=None, config={"compute": {"work": "none"}})
+        self._done = done
+
+    def repeat(self, repetition: int, warmup: int, steps: int) -> None:
+        self._done.append(f"{self.record.arm}{repetition}")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_arms_alternate_there_and_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a drift of the machine's speed hits them alike; one that needs fewer repetitions is done earlier."""
+    monkeypatch.setattr(block, "ForkServer", lambda *_: SimpleNamespace(close=lambda: None))
+    done: list[str] = []
+    planned = {"a": Repetitions(4, 1, 1), "b": Repetitions(4, 1, 1), "c": Repetitions(2, 1, 1)}
+    processes: list[Any] = [Stub(arm, done) for arm in planned]
+    block.run_block(processes, planned, "slices", MagicMock(), 1)
+    assert done == ["a0", "b0", "c0", "c1", "b1", "a1", "a2", "b2", "b3", "a3"]
+    done.clear()
+    block.run_block(processes, planned, "runs", MagicMock(), 1)
+    assert done == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0", "c1"]
+
+
+@pytest.mark.parametrize(("contest", "at_once"), [(None, 8), ("base against head", 1)])
+def test_each_block_has_a_seed_for_all_its_arms_and_compared_startups_do_not_overlap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, contest: str | None, at_once: int
+) -> None:
+    begun: list[tuple[list[Any], int]] = []
+    monkeypatch.setattr(study.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(study, "RunProcess", lambda record, *_: record)
+    monkeypatch.setattr(study, "run_block", lambda runs, *_: begun.append((runs, _[-1])))
+    config = TrainerConfig.model_validate({"seed": 7}).model_dump(mode="json")
+    arms = [ArmRecord(name, config=config, contest=contest) for name in ("a", "b")]
+    record = StudyRecord("s", "q?", "running", arms=arms, scenario_text={"probes": {"host": False}})
+    for number in range(2):
+        study._run_block(StudyFolder(tmp_path), record, number, ["a", "b"], {}, {}, MagicMock())
+    assert [[run.config["seed"] for run in runs] for runs, _ in begun] == [[7, 7], [8, 8]]
+    assert len({run.session for runs, _ in begun for run in runs}) == 2
+    assert [most for _, most in begun] == [at_once, at_once]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(10, Repetitions(1, 5, 10)), (11, Repetitions(2, 5, 10))])
+def test_interleaved_repetitions_have_at_least_the_steps_asked_for(steps: int, expected: Repetitions) -> None:
+    config = TrainerConfig.model_validate({"steps": steps, "data": {"workers": 2, "prefetch": 2}})
+    assert plan_repetitions(config, "slices", slice_steps=10) == expected

@@ -119,6 +119,12 @@ def test_a_value_that_a_side_refuses(repository: Path) -> None:
         fit_config(code, config, config, errors)
 
 
+def test_installed_code_is_found_without_its_neighbours_before_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "theirs")
+    assert environment_for(Path("/v/lib/python3.11/site-packages"))["PYTHONPATH"] == "theirs"
+    assert environment_for(Path("/v/checkout"))["PYTHONPATH"] == f"/v/checkout{os.pathsep}theirs"
+
+
 def test_a_process_of_one_state_never_finds_another_in_the_current_directory(tmp_path: Path) -> None:
     """As the sampler of a base did, whose run was started from the folder of the head."""
     (tmp_path / "harness").mkdir()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
+from statistics import stdev
 from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.analysis.statistics import student_t, widening
 from harness.regression import report as regression
 from harness.regression.across import common_move, compare_series
 from harness.regression.days import Days, Session, session_of
@@ -82,6 +85,36 @@ def test_sessions_kept_say_what_a_day_may_do(kept: Days, verdict: str) -> None:
     assert comparison.verdict == verdict
     assert comparison.step.between is not None
     assert comparison.step.between.known
+
+
+@pytest.mark.parametrize(("centred", "means_of"), [(True, 5), (False, 1)])
+def test_a_new_day_is_one_more_draw_against_what_it_is_compared_with(centred: bool, means_of: int) -> None:
+    """A prediction interval, not that of a mean; one study that is compared with is itself one day's draw."""
+    factors = (1.0, 1.03, 0.98, 1.01, 0.99)
+    logs = np.log(factors)
+    drawn = stdev(logs) * sqrt(1 + 1 / means_of) * widening(logs)
+    assert days(*factors, centred=centred).between("step", 0.95) == (pytest.approx(drawn * student_t(0.975, 4)), True)
+
+
+def test_slow_blocks_of_the_baseline_leave_open_a_speedup_and_no_slowdown() -> None:
+    """Their scatter reaches below the change, that of the candidate's above it."""
+    even, slow = {"step": [10.0] * 7}, {"step": [10.0] * 4 + [11.0, 11.5, 12.0]}
+
+    def reach(baseline: dict[str, Any], candidate: dict[str, Any]) -> tuple[bool, bool]:
+        sides = series(part_ms=baseline), series(part_ms=candidate)
+        between = compare_series(*sides, LIMITS, days=STEADY).comparison.step.between
+        assert between is not None
+        assert between.blocks_only is not None
+        return between.blocks_only.ci_low < -0.05, between.blocks_only.ci_high > 0.05
+
+    assert (reach(slow, even), reach(even, slow)) == ((True, False), (False, True))
+
+
+def test_a_series_of_blocks_has_no_seed_of_its_own() -> None:
+    """Each block has its own: an arm of another seed did not change."""
+    record, runs = study(blocks=4)
+    runs = [recorded(one, config={"seed": one.record.block, "log_every": 5}) for one in runs]
+    assert series_of(record, runs)[HEAD].config == {"log_every": 5}
 
 
 def test_days_in_a_row_that_are_alike_say_less_than_as_many_others() -> None:

@@ -38,10 +38,10 @@ def test_sessions_of_other_days_are_kept_beside_the_newest(tmp_path: Path) -> No
     assert [one.level for one in new.sessions] == [0, 0, 1]
     assert [one.ms["step"] for one in new.days.level] == [pytest.approx(20, rel=0.01)]
     assert [one.level for one in save(2.01, 4).sessions] == [0, 0, 1, 1]
-    for day in range(5, 31):
+    for day in range(5, 32):
         kept = save(2.0, day)
-    assert len(kept.sessions) == 30
-    assert kept.sessions[0].created_utc.startswith("2026-01-01")
+    assert len(kept.sessions) == 30  # the oldest has made room
+    assert kept.sessions[0].created_utc.startswith("2026-01-02")
 
 
 def test_a_baseline_of_before_sessions_is_one_session(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from harness.regression.decision import confidence_at
 from harness.regression.gate import Limits, WhyUndecided, comparisons
 from harness.regression.report import markdown, sentence
 from harness.study.probes_json import ProbesRecord
@@ -141,6 +142,18 @@ def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
             runs[place] = replace(recorded(one, status="failed", error="ValueError: no"), steps=None)
     (found,) = comparisons(record, runs, Limits())
     assert (found.verdict, found.missing) == ("undecided", WhyUndecided("failed runs", ("ValueError: no",)))
+
+
+def test_looks_count_blocks_that_one_side_failed_and_parts_share_their_error() -> None:
+    """Such a block was one more at which the check might have ended; and each part is one more chance to err."""
+    record, runs = study(blocks=6)
+    head = [place for place, one in enumerate(runs) if one.record.arm == HEAD]
+    for place in head[-2:]:
+        runs[place] = replace(recorded(runs[place], status="failed", error="no"), steps=None)
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.blocks, found.step.confidence) == (4, confidence_at(6))
+    assert [part.name for part in found.parts] == ["fetch", "forward", "tokenize"]
+    assert [1 - part.decision.confidence for part in found.parts] == [pytest.approx((1 - confidence_at(6)) / 3)] * 3
 
 
 def test_what_else_differs_is_said_and_the_commit_is_not() -> None:

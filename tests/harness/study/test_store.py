@@ -201,6 +201,13 @@ def test_a_finished_run_whose_table_is_gone_is_failed_and_a_resume_runs_it_again
     assert second.record.status == "done"
 
 
+def test_runs_come_by_the_number_of_their_block(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    for block in (10, 9, 2):
+        folder.write_run(RunRecord("a", block, "failed"))
+    assert [run.record.block for run in folder.runs()] == [2, 9, 10]
+
+
 def test_json_that_is_nested_too_deep_is_one_line(tmp_path: Path) -> None:
     folder = study(tmp_path)
     deep = "[" * 100_000

@@ -17,7 +17,8 @@ import trainer
 from tests.commands import Done, fork_servers
 from tests.studies import copy_code
 
-# pytest-benchmark asks git. What is judged differs by more than any neighbour of these tests makes of it.
+# pytest-benchmark asks git. The slow arm takes 7 ms a step, the plain one 5: where a neighbour makes steps scatter, a
+# check goes on to its next look, up to its budget.
 pytestmark = pytest.mark.slow
 SCENARIO = """
 name: tiny
@@ -27,12 +28,12 @@ base:
   data.corpus: {builtin: python-docs, documents: 60}
   data.tokenizer.train: {vocab_size: 512}
   compute.device.emulated: gh200
-  compute.device.kernels: {forward_ms: 1, backward_ms: 1, norm_ms: 0, optimizer_ms: 0.5, h2d_ms: 0}
+  compute.device.kernels: {forward_ms: 2, backward_ms: 2, norm_ms: 0, optimizer_ms: 1, h2d_ms: 0}
   steps: 24
   warmup_steps: 2
 arms:
   plain: {}
-  slow: {compute.device.kernels.backward_ms: 6}
+  slow: {compute.device.kernels.backward_ms: 4}
 repeats: 4
 slice_steps: 4
 probes: {host: false}
@@ -102,7 +103,7 @@ def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Suite) 
     assert "Traceback" not in done.stdout
     benchmarks = {one["name"]: one for one in json.loads((suite / "found.json").read_text())["benchmarks"]}
     found = benchmarks["test_plain"]
-    assert found["stats"]["mean"] > 0.0024  # 2.5 ms are declared; a neighbour only adds to them
+    assert found["stats"]["mean"] > 0.0049  # 5 ms are declared; a neighbour only adds to them
     assert found["stats"]["rounds"] >= 4 * 6  # blocks and repetitions
     info = found["extra_info"]
     assert info["verdict"] == "faster"
@@ -128,7 +129,7 @@ def test_nothing_is_measured_where_benchmarks_are_disabled(suite: Suite) -> None
 def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: Suite) -> None:
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 3"))
     test = suite / "test_speed.py"
-    test.write_text(KEPT.format(arm="slow", within="100%"))
+    test.write_text(KEPT.format(arm="slow", within="25%"))
     missing = suite.run("-rs")
     assert "1 skipped" in missing.stdout
     assert "no baseline of tiny, slow" in missing.stdout
@@ -145,7 +146,7 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: S
     ]  # without it, and with it
     (path,) = (suite / "results" / "baselines").glob("*/*.json")
     faster = json.loads(path.read_text())
-    faster["part_ms"]["step"] = [value / 30 for value in faster["part_ms"]["step"]]
+    faster["part_ms"]["step"] = [value / 2 for value in faster["part_ms"]["step"]]
     path.write_text(json.dumps(faster))
     slower = suite.run()
     assert slower.returncode == 1

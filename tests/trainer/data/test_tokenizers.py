@@ -15,6 +15,7 @@ from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.data.train_tokenizer import read_facts, write_facts
 from trainer.errors import InputError
 
 Kind = Literal["bpe", "unigram", "wordpiece"]
@@ -190,3 +191,13 @@ print(sorted(heavy))
         heavy.append(result.stdout.strip())
     assert "torch" not in heavy[0]
     assert heavy[1] == "[]"
+
+
+def test_facts_that_a_later_version_added_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write_facts(tmp_path, {"a": 0, "b": 6}, 3, None, None)
+    facts = read_facts(tmp_path)
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of a later version": 1}))
+    assert read_facts(tmp_path) == facts
+    assert (facts.vocab_size, facts.eos_id) == (7, 3)
