@@ -79,7 +79,7 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
     waits = waits_of(steps, spans)
     if waits is None or _incomplete(steps, waits):
         return Derived(steps, changed=False, unsplit="spans missing")
-    count, step_bounds, columns = len(steps), bounds(steps), _Columns(steps)
+    count, step_bounds, columns = len(steps), bounds(steps), _Replacing(steps)
     del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
     if asynchronous:
         for name, values in _device_columns(step_bounds, spans, waits):
@@ -90,7 +90,7 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
     return Derived(columns.table, columns.changed, None if isinstance(exposed, Split) else exposed)
 
 
-class _Columns:
+class _Replacing:
     """The columns of a table, to be replaced one by one; ``changed``: whether one of them was another before."""
 
     def __init__(self, table: pa.Table) -> None:
