@@ -1,7 +1,7 @@
 """``python -m tests [PART ...] [-- ARGUMENT ...]`` runs every test, with as many at a time as its part allows.
 
-The last lines are the slowest tests of all parts, and pytest's outcomes by part. A part that fails does not keep the
-next from running.
+``quick`` alone tries a quarter of the examples of property tests. The last lines are the slowest tests of all parts,
+and pytest's outcomes by part. A part that fails does not keep the next from running.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
+
+from tests.examples import QUICK
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
 # with few and long tests would come last, one after the other on one core. Three at a time: on two cores they wait for
@@ -38,6 +40,8 @@ def main(arguments: list[str]) -> int:
     if unknown := set(chosen) - set(PARTS):
         print(f"python -m tests: unknown part {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
         return 2
+    if chosen == ["quick"]:
+        os.environ[QUICK] = "1"
     begun_s = time.monotonic()
     counts: Counter[str] = Counter()
     parts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.process
 import os
 import shutil
@@ -15,9 +16,10 @@ from hypothesis import settings
 
 from harness.report.drawing import Picture
 from tests.commands import fork_servers
+from tests.examples import examples
 
 # On a shared machine a single example may take long for reasons of its own.
-settings.register_profile("shared machine", deadline=None)
+settings.register_profile("shared machine", examples())
 settings.load_profile("shared machine")
 
 # A shell starts what it runs in the background with SIGINT ignored, which processes started from here would inherit.
@@ -57,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if chosen is None:
         chosen = config.stash[_made_cache] = tempfile.mkdtemp(prefix="harness-test-cache-")
     os.environ["HARNESS_CACHE"] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """What the tests are made of stays for good: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -9,6 +9,8 @@ import pytest
 from tests.audit_rates.rates import Rates, honest_rates, scattered, slip_rates
 from tests.audit_rates.tables import FULL, LOG, PAPER, SHAPES, SLIPS, independent
 
+pytestmark = pytest.mark.slow  # simulations
+
 TABLES = 6
 
 

@@ -20,6 +20,8 @@ from trainer.config import DataConfig
 from trainer.data.dataset import make_pipeline
 from trainer.data.prepare import prepare
 
+pytestmark = pytest.mark.slow  # measurements
+
 
 @pytest.mark.parametrize("access", ["scalar", "zero-copy"])
 @pytest.mark.parametrize("path", ["text-padded", "tokens-padded", "tokens-stream"])

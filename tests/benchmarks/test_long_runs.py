@@ -11,6 +11,8 @@ import pytest
 
 from tests.benchmarks.long_runs import analyse, make, write
 
+pytestmark = pytest.mark.slow  # measurements
+
 STEPS = 3_000  # where times are wanted
 FEW_STEPS = 300
 

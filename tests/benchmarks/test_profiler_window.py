@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
+import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -23,6 +24,8 @@ from harness.probes.ledger.steps import StepRecorder
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings
 from trainer import telemetry
+
+pytestmark = pytest.mark.slow  # measurements
 
 STEPS, WARMUP, ACTIVE = 10, 2, 4
 ROUNDS = 200

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trainer.config import PRESETS, ModelConfig
 from trainer.devices.flops import flops_per_token, parameters
 from trainer.errors import InputError
@@ -18,7 +19,7 @@ def test_parameter_count_is_the_models_own(preset: str) -> None:
     assert shape.vocab_size == 1024  # rounded up to a multiple of 64
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     family=st.sampled_from(["gpt2", "llama"]),
     layers=st.integers(1, 3),

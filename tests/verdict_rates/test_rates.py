@@ -6,6 +6,8 @@ import pytest
 
 from tests.verdict_rates.simulate import believing, checks, coverage, false_verdicts, lasting, power
 
+pytestmark = pytest.mark.slow  # simulations
+
 
 @pytest.mark.parametrize(("comparisons", "blocks"), [(1, 3), (7, 5)])
 def test_identical_arms_seldom_get_a_verdict_however_many_are_compared(comparisons: int, blocks: int) -> None:

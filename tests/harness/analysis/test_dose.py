@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.dose import Dose, dose, parse_control
@@ -22,6 +22,7 @@ from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
+from tests.examples import examples
 from tests.harness.analysis.by_hand import span
 
 MS = 1_000_000
@@ -196,6 +197,7 @@ class TestKnownTruth:
         assert found.blocks_needed is None
         assert "even 1000 blocks would not decide" in dose_line(found)
 
+    @pytest.mark.slow
     def test_so_many_more_blocks_do_decide(self) -> None:
         loop = Pipeline(tokenize=0.6, noise=0.03)
         few = loop.dosed(blocks=4, seed=3)
@@ -212,7 +214,7 @@ class TestKnownTruth:
         assert dose_line(found).endswith("fewer than 3 blocks give no interval")
 
     @pytest.mark.slow
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     @given(
         workers=st.integers(0, 4),
         tokenize=st.floats(1.0, 40.0),
@@ -339,7 +341,7 @@ def line(blocks: list[tuple[float, float, float]], times: float = 1, slower: flo
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(BLOCK, min_size=3, max_size=6), st.floats(0.5, 20), st.floats(0, 50))
 def test_neither_the_unit_nor_a_constant_part_of_the_step_changes_the_slope(
     blocks: list[tuple[float, float, float]], times: float, shift: float
@@ -354,7 +356,7 @@ def test_neither_the_unit_nor_a_constant_part_of_the_step_changes_the_slope(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(BLOCK, min_size=3, max_size=6), st.floats(0.5, 3))
 def test_a_step_that_pays_so_many_times_more_has_so_many_times_the_slope(
     blocks: list[tuple[float, float, float]], slower: float
@@ -365,7 +367,7 @@ def test_a_step_that_pays_so_many_times_more_has_so_many_times_the_slope(
     assert other.slope.median == pytest.approx(slower * plain.slope.median, abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(BLOCK, min_size=3, max_size=6), st.randoms())
 def test_the_order_of_blocks_and_doses_does_not_matter(blocks: list[tuple[float, float, float]], random: Any) -> None:
     def columns(k: int, block: int) -> dict[str, float]:

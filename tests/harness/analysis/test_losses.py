@@ -73,6 +73,7 @@ def trained(seed: int, *, explodes: bool = False) -> RunData:
     return RunData(RunRecord("x", seed, "done"), table, None, None)
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_in_nan_is_no_gain_however_fast() -> None:
     healthy = {seed: found for seed in range(3) if (found := measure(trained(seed))) is not None}
     run = trained(0, explodes=True)

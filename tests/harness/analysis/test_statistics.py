@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.statistics import Estimate, estimate, from_block_values, from_blocks, paired_ratio, student_t
+from tests.examples import examples
 
 POSITIVE = st.floats(1e-3, 1e6)
 VALUES = st.dictionaries(
@@ -70,7 +71,7 @@ def test_pairing_by_repetition_cancels_a_drift_that_pairing_by_block_cannot():
 
 
 @given(VALUES, VALUES, st.booleans())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired):
     by_repetition = dict.fromkeys(range(10), paired)
     ratio, swapped = paired_ratio(first, second, by_repetition), paired_ratio(second, first, by_repetition)
@@ -86,7 +87,7 @@ def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired
 
 
 @given(VALUES, st.floats(0.01, 100))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_scaling_all_values_scales_the_estimate(values, factor):
     scaled = {
         block: {repetition: (amount * factor, per) for repetition, (amount, per) in repetitions.items()}
@@ -100,7 +101,7 @@ def test_scaling_all_values_scales_the_estimate(values, factor):
 
 
 @given(VALUES, VALUES, st.randoms())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_the_order_of_blocks_and_repetitions_does_not_matter(first, second, random):
     def shuffled(values):
         blocks = list(values.items())
@@ -158,7 +159,7 @@ def test_on_a_linear_scale_the_interval_covers_a_truth_of_any_sign():
 
 
 @given(SIGNED, st.floats(-50, 50), st.floats(0.01, 50))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_on_a_linear_scale_shift_unit_and_sign_go_through(values, shift, factor):
     def bounds(found):
         return [found.median, *(bound for bound in (found.ci_low, found.ci_high) if bound is not None)]
@@ -172,7 +173,7 @@ def test_on_a_linear_scale_shift_unit_and_sign_go_through(values, shift, factor)
 
 
 @given(SIGNED.map(lambda values: [value / 100 for value in values]))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_on_a_log_scale_it_is_the_same_interval_of_the_logs(logs):
     of_logs, of_values = from_block_values(logs), from_blocks(logs)
     assert of_values.median == math.exp(of_logs.median)

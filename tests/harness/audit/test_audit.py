@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.audit.checkup import audit
@@ -14,6 +14,7 @@ from harness.audit.figures import AuditedFigure, read_duration, read_figure
 from harness.audit.flops import PALM, Convention, conventions
 from harness.audit.result import NamedReading, RowAudit
 from harness.audit.table import AuditRow, Declared, Optimizer, Peak, Table
+from tests.examples import examples
 from trainer.devices.flops import flops_per_token, parameters
 from trainer.model import Shape, build_model
 
@@ -83,7 +84,7 @@ def reading(found: RowAudit, kind: str) -> NamedReading:
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(1e9, 1e16), st.integers(1, 64), st.integers(1, 512), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_true_row_is_consistent_at_any_rounding(
     shape: Shape, sequence: int, tokens_per_s: float, peak: float, devices: int, batch_size: int, data: st.DataObject
 ) -> None:
@@ -102,7 +103,7 @@ def test_a_true_row_is_consistent_at_any_rounding(
 
 
 @given(shapes(), LENGTHS, LENGTHS, st.floats(1, 1e9), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_another_sequence_length_is_named(
     shape: Shape, declared: int, actual: int, tokens_per_s: float, with_step: bool
 ) -> None:
@@ -118,7 +119,7 @@ def test_another_sequence_length_is_named(
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_another_formula_is_named(shape: Shape, sequence: int, tokens_per_s: float, data: st.DataObject) -> None:
     counted = data.draw(st.sampled_from(conventions(shape)[1:]))
     found = judge(row(counted, sequence=sequence, tokens_per_s=tokens_per_s), Declared(shape, sequence, 1, 989e12))
@@ -127,7 +128,7 @@ def test_another_formula_is_named(shape: Shape, sequence: int, tokens_per_s: flo
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(0.3, 3))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_another_peak_is_solved_for(shape: Shape, sequence: int, tokens_per_s: float, factor: float) -> None:
     made = row(conventions(shape)[0], sequence=sequence, tokens_per_s=tokens_per_s, peak=factor * 989e12)
     found = judge(made, Declared(shape, sequence, 1, 989e12))
@@ -140,7 +141,7 @@ def test_another_peak_is_solved_for(shape: Shape, sequence: int, tokens_per_s: f
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.integers(1, 128), st.integers(1, 128))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_another_number_of_devices_is_named(
     shape: Shape, sequence: int, tokens_per_s: float, declared: int, actual: int
 ) -> None:
@@ -152,7 +153,7 @@ def test_another_number_of_devices_is_named(
 
 
 @given(shapes(), LENGTHS, st.floats(100, 1e9), st.floats(0.05, 0.99))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_share_of_real_tokens_is_solved_for(shape: Shape, sequence: int, rate: float, share: float) -> None:
     true = row(conventions(shape)[0], sequence=sequence, tokens_per_s=rate)
     found = judge(replace(true, tokens_per_s=printed(rate * share, 8)), Declared(shape, sequence, 1, 989e12))
@@ -259,7 +260,7 @@ def test_durations() -> None:
 
 
 @given(st.floats(0.1, 1e4), st.floats(0.1, 1e4), st.lists(st.integers(1, 64), min_size=2, max_size=5, unique=True))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_line_through_batch_sizes_is_found(fixed: float, each: float, sizes: list[int]) -> None:
     rows = [AuditRow(f"b{n}", kind="k", batch_size=n, step_ms=printed(fixed + n * each, 12)) for n in sizes]
     (fit,) = audit(Table("", "", rows, Declared(GPT2, 1024, 1, 312e12))).fits

@@ -28,6 +28,7 @@ def made(folder: Path, factor: float = 1.0, seed: int = 0, created_utc: str = "2
     return str(folder)
 
 
+@pytest.mark.slow
 def test_compare_decides_and_exits_accordingly(before: str, tmp_path: Path) -> None:
     slow = harness("compare", before, made(tmp_path / "b", 1.5, seed=1))
     assert slow.returncode == 3, slow.stderr
@@ -61,6 +62,7 @@ def test_compare_wants_arms_that_both_have(before: str, tmp_path: Path) -> None:
     assert "no such file" in harness("compare", before, str(tmp_path / "none")).stderr
 
 
+@pytest.mark.slow
 def test_a_baseline_is_kept_listed_and_checked(before: str, tmp_path: Path) -> None:
     kept = str(tmp_path / "baselines")
     assert "no baseline under" in harness("baseline", "list", "--baselines", kept).stdout

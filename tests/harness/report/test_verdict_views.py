@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.losses import Losses
@@ -20,6 +20,7 @@ from harness.report import html, markdown, plots, terminal
 from harness.report.first_screen import VERDICTS, first_screen
 from harness.report.sentences import sentence
 from harness.report.summary import summary
+from tests.examples import examples
 from tests.harness.synthetic import Arm, build, judged
 
 TEXT, TOKENS = Arm("text", tokenize=9.0), Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
@@ -140,7 +141,7 @@ def estimates(least: int = 2) -> st.SearchStrategy[Estimate]:
     floor=st.none() | st.floats(0.0, 0.5),
     losses=st.sampled_from([Losses(3.0, 3.0), Losses(3.0, None, ("tokens",)), Losses(3.0, 2.0, differ=True)]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_views_of_text_agree_whatever_was_measured(ratio: Estimate, floor: float | None, losses: Losses) -> None:
     report = judged(STUDY, ratio, floor, losses)
     found = in_text(report)

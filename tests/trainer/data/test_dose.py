@@ -154,6 +154,7 @@ def test_in_a_worker_too(make_config: Make) -> None:
     assert trace.spans[0].end_ns - trace.spans[0].start_ns >= 3 * 2_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("trained", [8, 0])
 def test_more_forward_passes_leave_loss_and_gradients_alone(precision: str, trained: int) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.trainer.data.conftest import write_parquet
 from tests.trainer.data.recorder import StageRecorder
 from tests.trainer.data.test_packing import assert_same
@@ -43,7 +44,7 @@ def documents_of(config: DataConfig, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("packing", ["padded", "stream"])
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(length=st.sampled_from([2, 3, 16, 64]), batch_size=st.integers(1, 9), seed=st.integers(0, 3))
 def test_all_paths_and_accesses_agree_over_several_epochs(
     make_config: Make, packing: str, length: int, batch_size: int, seed: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from harness.analysis.replay.critical_path import TRANSFER, PathLink, critical_path_ms
 from harness.analysis.replay.predict import unedited_error
 from harness.analysis.replay.recording import record
+from tests.examples import examples
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
 from tests.harness.analysis.replay.test_oracle import pipelines
@@ -15,7 +16,7 @@ from tests.harness.analysis.replay.test_oracle import pipelines
 STEADY = {"spread": 0.0, "jitter": 0.0, "steps": 60, "log_every": 1000}
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@examples(20, derandomize=True)
 @given(pipelines())
 def test_the_links_sum_to_the_step(truth: Truth) -> None:
     run = oracle.run(truth.having(steps=40))

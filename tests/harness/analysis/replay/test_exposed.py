@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.ledger import RunLedger, derived_steps, measure
@@ -15,6 +15,7 @@ from harness.analysis.replay.exposed import Split, split
 from harness.analysis.replay.recording import record
 from harness.study.contract import PLACES, STAGES
 from harness.study.run_data import RunData
+from tests.examples import examples
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
 
@@ -97,7 +98,7 @@ def pipelines(draw: st.DrawFn) -> Truth:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25, derandomize=True)
 @given(pipelines())
 def test_shares_are_whole_never_negative_and_sum_to_the_wait_of_a_synchronous_step(truth: Truth) -> None:
     run = oracle.run(truth)

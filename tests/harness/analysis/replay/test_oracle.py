@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.replay import Replays, parse_edits, predict, replace_data, unedited_error
+from tests.examples import examples
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
 
@@ -80,7 +81,7 @@ def changes(truth: Truth) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, derandomize=True)
 @given(truth=pipelines())
 def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
     run = oracle.run(truth)
@@ -89,7 +90,7 @@ def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(truth=pipelines(), data=st.data())
 def test_an_edited_replay_predicts_the_oracle_of_the_edited_pipeline(truth: Truth, data: st.DataObject) -> None:
     options = changes(truth)
@@ -102,7 +103,7 @@ def test_an_edited_replay_predicts_the_oracle_of_the_edited_pipeline(truth: Trut
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, derandomize=True)
+@examples(20, derandomize=True)
 @given(truth=pipelines(), other=pipelines())
 def test_the_loader_of_another_run_predicts_the_pair(truth: Truth, other: Truth) -> None:
     loader = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.replay import Replays
+from tests.examples import examples
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
 from tests.harness.analysis.replay.test_oracle import pipelines
@@ -31,7 +32,7 @@ def without(truth: Truth, kind: str, name: str) -> Truth | None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(truth=pipelines(), data=st.data())
 def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Truth, data: st.DataObject) -> None:
     truth = truth.having(jitter=0.0, spread=0.0, steps=28)

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic_ns
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.derived import with_derived
@@ -17,6 +17,7 @@ from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS
 from harness.study.store import read_table
+from tests.examples import examples
 from trainer import telemetry
 from trainer.inject import spend
 from trainer.telemetry import BatchTrace, Blocked, Kernel, StageSpan
@@ -50,7 +51,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(events, min_size=1, max_size=6), st.booleans())
 def test_phases_sum_to_the_wall_time_exactly_whatever_a_trainer_does(steps, paused) -> None:
     recorder = StepRecorder(RunQueue(compute_threads=True))
