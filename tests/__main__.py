@@ -1,6 +1,6 @@
 """``python -m tests [PART ...] [-- ARGUMENT ...]`` runs every test, with as many at a time as its part allows.
 
-``quick`` alone tries a quarter of the examples of property tests. The last lines are the slowest tests of all parts,
+``quick`` alone tries a tenth of the examples of property tests. The last lines are the slowest tests of all parts,
 and pytest's outcomes by part. A part that fails does not keep the next from running.
 """
 
