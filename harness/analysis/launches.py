@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.intervals import Int, Stretches, clip, covered, union
+from harness.analysis.intervals import Int, Stretches, clip, touches, union
 from harness.analysis.spans import RunSpans
 
 # A device that waits for launches is done one kernel after the last of them. Such a kernel is shorter than its launch
@@ -61,7 +61,8 @@ def device_work(spans: RunSpans) -> DeviceWork:
     """The work of a run's device. A piece whose launching blocked on the device did not wait for launches."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
-    blocked = covered(launches.starts, launches.ends, union(spans.blocking.starts, spans.blocking.ends)) > 0
+    waits = union(spans.blocking.starts, spans.blocking.ends)
+    blocked = touches(launches.starts, launches.ends, waits) & (launches.ends > launches.starts)
     return DeviceWork(
         names=kernels.names,
         starts=kernels.starts,
