@@ -110,7 +110,9 @@ def test_samples_are_where_the_program_was_within_two_periods(which, request):
                 misses.append(away)
                 checked += 1
     assert checked > 20
-    assert np.quantile(misses, 0.95) < 2 * period_ns
+    # Where py-spy waits for a core its samples come late, as do those of its clock marks.
+    share = 0.95 if clock.agreeing == clock.edges else 0.9
+    assert np.quantile(misses, share) < 2 * period_ns + clock.late_ns
 
 
 @slow
