@@ -115,7 +115,8 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> InputError:
-        reason = " ".join(str(error).split())  # some of Arrow's have several lines
+        # Some of Arrow's have several lines, and bytes of the file in them.
+        reason = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
         return InputError(f"{self._path}: not a readable parquet file ({reason})")
 
     def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
