@@ -71,8 +71,8 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
     """Return ``steps`` with its derived columns computed by the present rules.
 
     Return it unchanged where the phases of steps were not recorded (a run measured bare), where steps have no times,
-    and where spans are missing: a step that fetched must have a span of it. ``recording``: of the same run; None where
-    it cannot be replayed.
+    and where spans are missing or damaged: a step that fetched must have a span of it. ``recording``: of the same run;
+    None where it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
         return Derived(steps, changed=False, unsplit="no times")
@@ -116,7 +116,9 @@ class _Replacing:
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
-    """Whether a step spent time fetching without any span: then the spans table is not what the run wrote."""
+    """Whether a step fetched without any span, or for less than no time: spans that are not what the run wrote."""
+    if (waits.ends < waits.starts).any():
+        return True
     waited = np.zeros(len(steps), dtype=np.bool_)
     waited[waits.rows[waits.rows >= 0]] = True
     return bool(((integers(steps, "fetch_ns") > 0) & ~waited).any())

@@ -23,7 +23,7 @@ UNSPLIT = {
     "replay is off": "the replay of the run as it was is off by more than its tolerance",
     "device not recorded": "what its device did was not recorded",
     "no times": "its steps have no times",
-    "spans missing": "its spans are missing",
+    "spans missing": "its spans are missing or damaged",
 }
 
 

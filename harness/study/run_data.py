@@ -51,9 +51,10 @@ class StoredTable:
         import pyarrow as pa
 
         kinds = dict(self._columns)
-        return pa.Table.from_batches(
-            self.batches(names), pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
-        )
+        schema = pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
+        # Another program may have written that no value is null, which is no schema of ours.
+        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in self.batches(names))
+        return pa.Table.from_batches(batches, schema)
 
     def read(self) -> pa.Table:
         """The whole table; columns that came later are null where it lacks them."""
@@ -114,7 +115,9 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> InputError:
-        return InputError(f"{self._path}: not a readable parquet file ({error})")
+        # Some of Arrow's have several lines, and bytes of the file in them.
+        reason = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
+        return InputError(f"{self._path}: not a readable parquet file ({reason})")
 
     def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
         import pyarrow as pa

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.derived import with_derived
+from harness.analysis.exposure import BatchWaits, StageSpans, stage_times
+from harness.analysis.intervals import Stretches
 from harness.analysis.spans import COLUMNS, read_spans
 from harness.study.contract import SPAN_COLUMNS, STAGES, STEP_COLUMNS, arrow_schema
 from tests.harness.analysis.by_hand import attribute, outside, span, split_wait
@@ -51,8 +54,10 @@ def test_a_hand_over_outside_the_wait_is_no_work_outside():
 
 
 def test_a_wait_cannot_end_before_it_starts():
+    row, none = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    waits = BatchWaits(row, row + 10, row + 9, row == 0)
     with pytest.raises(ValueError, match="cannot end"):
-        split_wait((10, 9), [])
+        stage_times(waits, StageSpans(none, none, none, none), Stretches(none, none), 1)
 
 
 @given(WAITS, SPANS)

@@ -64,6 +64,8 @@ def test_a_bracket_that_ends_with_its_launches(
 
 def test_work_whose_launching_blocks_on_the_device_did_not_wait_for_launches() -> None:
     assert device_work(drawn(("h2d", 0, 5, 0, 5), blocked=(1, 5))).launch_bound.tolist() == [False]
+    for blocked in ((2, 2), (5, 9)):  # a call that is only known to block, not for how long; one behind the launching
+        assert device_work(drawn(("h2d", 0, 5, 0, 5), blocked=blocked)).launch_bound.tolist() == [True]
 
 
 def test_nothing_runs_before_it_is_launched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.intervals import Stretches, covered, difference, innermost, intersection, total, union
+from harness.analysis import intervals
+from harness.analysis.intervals import Stretches, covered, difference, innermost, intersection, total, touches, union
 from harness.analysis.ledger import measure
 from harness.analysis.overlap import hidden_behind, sync_audit
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
@@ -151,11 +153,16 @@ def test_interval_arithmetic_is_that_of_sets(first: Any, second: Any) -> None:
     ours, theirs = union(*first), union(*second)
     assert points(ours) == points(first)
     assert (ours.ends[:-1] < ours.starts[1:]).all()
+    assert (ours.starts < ours.ends).all()
     assert points(intersection(ours, theirs)) == points(first) & points(second)
     assert points(difference(ours, theirs)) == points(first) - points(second)
     assert total(ours) == len(points(first))
     parts = [set(range(start, end)) & points(theirs) for start, end in zip(*first, strict=True)]
     assert covered(*first, theirs).tolist() == [len(part) for part in parts]
+    with patch.object(intervals, "SPANS_AT_ONCE", 3):
+        assert covered(*first, theirs).tolist() == [len(part) for part in parts]
+    lasting = first[0] < first[1]
+    assert touches(*first, theirs)[lasting].tolist() == [bool(part) for part in np.array(parts, object)[lasting]]
 
 
 @given(STRETCHES)

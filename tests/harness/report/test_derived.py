@@ -97,6 +97,18 @@ def test_spans_that_are_missing_do_not_make_measured_waits_nothing(recorded: Stu
         assert kept(recorded) == stored
 
 
+def test_a_fetch_that_ends_before_it_starts_leaves_what_was_recorded(recorded: StudyFolder) -> None:
+    exposed(recorded)
+    stored, path = kept(recorded), recorded.run("text", 0) / "spans.parquet"
+    spans = pq.read_table(path)
+    rows = spans.to_pylist()
+    fetch = next(row for row in rows if row["name"] == "fetch")
+    fetch["end_ns"] = fetch["start_ns"] - 1
+    pq.write_table(pa.Table.from_pylist(rows, schema=spans.schema), path)
+    exposed(recorded)
+    assert kept(recorded) == stored
+
+
 def test_columns_of_others_stay_in_the_table(recorded: StudyFolder) -> None:
     path = recorded.run("text", 0) / "steps.parquet"
     steps = pq.read_table(path)

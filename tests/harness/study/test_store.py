@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from harness.study import run_data
 from harness.study.contract import STEP_COLUMNS
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
@@ -37,6 +38,33 @@ def test_a_damaged_table_fails_its_own_run_only(tmp_path: Path) -> None:
     assert second.record.status == "done"
     assert second.steps is not None
     assert second.steps.column("wall_ns").to_pylist() == [5, 6]
+
+
+def test_a_table_that_is_damaged_in_its_middle_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = study(tmp_path)
+    damaged = folder.run("a", 0) / "steps.parquet"
+    pq.write_table(pq.read_table(damaged), damaged, row_group_size=1)
+    second = pq.read_metadata(damaged).row_group(1).column(0).data_page_offset
+    content = bytearray(damaged.read_bytes())
+    content[second : second + 8] = b"\xff" * 8
+    damaged.write_bytes(content)
+    for small in (run_data.SMALL_FILE_BYTES, 0):  # read as a whole, and one row group ahead
+        monkeypatch.setattr(run_data, "SMALL_FILE_BYTES", small)
+        error = next(folder.runs()).record.error or ""
+        assert "steps.parquet: not a readable parquet file (" in error
+        assert error.isprintable(), error
+
+
+def test_columns_of_which_another_program_says_that_none_is_null_are_read(tmp_path: Path) -> None:
+    path = study(tmp_path).run("a", 0) / "steps.parquet"
+    table = pq.read_table(path)
+    place, never_null = table.column_names.index("wall_ns"), pa.field("wall_ns", pa.int64(), nullable=False)
+    pq.write_table(table.set_column(place, never_null, table.column("wall_ns")), path)
+    for read_before in (False, True):
+        stored = run_data.StoredTable(path, STEP_COLUMNS)
+        if read_before:
+            stored.read()
+        assert stored.columns(["wall_ns", "tokens"]).to_pydict() == {"wall_ns": [5, 6], "tokens": [None, None]}
 
 
 @pytest.mark.parametrize(

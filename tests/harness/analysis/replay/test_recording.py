@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from harness.analysis.replay import unedited_error
+from harness.analysis.replay import recording, unedited_error
+from harness.analysis.replay.critical_path import critical_path_ms
+from harness.analysis.replay.pipeline import build
 from harness.analysis.replay.recording import record
+from harness.scenario.edits import Edits
 from harness.study.run_data import RunData
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import MS, Truth
@@ -157,3 +161,44 @@ def test_tables_without_cpu_time_are_replayed_too() -> None:
     index = run.spans.column_names.index("cpu_ns")
     untold = run.spans.set_column(index, "cpu_ns", pa.nulls(run.spans.num_rows, pa.int64()))
     assert abs(unedited_error(replace(run, spans=untold))) < 0.02
+
+
+@pytest.mark.parametrize("truth", [Truth(workers=2, steps=30), Truth(asynchronous=False, workers=0, steps=30)])
+def test_a_long_run_is_replayed_from_its_beginning(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the same run that ended after so many measured steps: nothing that came later has a part in it."""
+    run = oracle.run(truth)
+    count = int(np.flatnonzero(~run.steps.column("warmup").to_numpy())[19]) + 1
+    last = run.steps.slice(count - 1, 1).to_pylist()[0]
+    begun = pc.less(run.spans.column("start_ns"), last["start_ns"] + last["wall_ns"])
+    ended = record(RunData(run.record, run.steps.slice(0, count), run.spans.filter(begun), None))
+    assert record(oracle.run(truth)).measured.sum() == truth.steps
+    monkeypatch.setattr(recording, "MOST_RECORDED", 20)
+    cut = record(run)
+    assert (int(cut.measured.sum()), len(cut.wall_ns)) == (20, count)
+    assert cut.wall_ns.tolist() == ended.wall_ns.tolist()
+    assert len(cut.batches.ends_ns) == len(ended.batches.ends_ns) == count
+    assert critical_path_ms(cut) == critical_path_ms(ended)
+    assert cut.tokens == ended.tokens
+
+
+def test_predictions_know_nothing_of_warmup_steps() -> None:
+    found = record(oracle.run(Truth(warmup=8, log_every=2)))
+    never = 1e15
+    slow = [
+        tuple(
+            replace(event, duration=np.where(found.measured[one.steps], event.duration, never)) for event in one.events
+        )
+        for one in found.classes
+    ]
+    marked = replace(
+        found,
+        classes=tuple(replace(one, events=events) for one, events in zip(found.classes, slow, strict=True)),
+    )
+    mixed = [place for place, one in enumerate(found.classes) if 0 < found.measured[one.steps].sum() < len(one.steps)]
+    assert mixed
+
+    def slowest(**how: bool) -> float:
+        programs = build(marked, Edits(), **how).programs
+        return max(float(programs[place].durations.max()) for place in mixed)
+
+    assert slowest() < never <= slowest(exact=True)
