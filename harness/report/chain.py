@@ -23,7 +23,7 @@ BOUNDS: dict[Bound, str] = {
     "data": "bound by data work (no other cause costs them more)",
     "host": "host-bound (the device runs dry while the host does other work than data and launching)",
     "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
-    "device": "device-bound (the device never runs dry)",
+    "device": "device-bound (the device hardly runs dry, with room before it would)",
     "balanced": "balanced (the device hardly runs dry, with no room before it would)",
 }
 
@@ -63,8 +63,8 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     )
     text += f"), {c.candidate} {ms(other)}"
     left = waits.step_ms - (work - other)
-    if left <= 0:
-        yield ChainLink("share of the step", None, f"{text}: more than a step, so most of it must be hidden")
+    if left <= 0 or work > waits.step_ms:  # workers side by side
+        yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
         return
     limit = waits.step_ms / left
     yield ChainLink(
@@ -134,11 +134,14 @@ def _measured(m: Measured) -> Iterator[ChainLink]:
     if m.step_time is not None:
         text = f"steps are {ratio(m.step_time.median)} as fast ({interval(m.step_time)})"
         yield ChainLink("measured", m.step_time.median, text)
-    trained = m.trained_per_step
-    if trained is not None and abs(trained - 1) > SAME:
+    each = m.measured_per_step
+    if each is not None and abs(each - 1) > SAME:
+        trains = m.measure == "trained tokens/s"
+        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME
         yield ChainLink(
-            "trained tokens",
+            "trained tokens" if trains else "tokens",
             m.ratio.median,
-            f"and each trains {ratio(trained)} as many tokens on average, which makes {ratio(m.ratio.median)} the "
-            f"{m.measure} (median over blocks): that part is padding, not time",
+            f"and each {'trains' if trains else 'computes'} {ratio(each)} as many tokens on average, which makes "
+            f"{ratio(m.ratio.median)} the {m.measure} (median over blocks): that part is "
+            f"{'padding' if padding else 'what a step holds'}, not time",
         )

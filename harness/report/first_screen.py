@@ -20,6 +20,7 @@ from harness.report.confounds import confound_lines
 from harness.report.names import ArmNames
 from harness.report.sentences import (
     NOTHING,
+    WORTH,
     disagreements,
     emulated_devices,
     predicted_ratio,
@@ -111,11 +112,12 @@ def finding(m: Measured) -> str:
         limit = percent(m.resolution or 0).removeprefix("under ")
         what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
         return f"no {what} (under {limit})"
-    more = m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME
-    if more:  # padding or batch size changed: that is no change of speed
-        times = "" if m.trained_per_step is None else f", training {ratio(m.trained_per_step)} as many in each step"
+    each = m.measured_per_step
+    if each is None or abs(each - 1) > SAME:  # padding or batch size changed, or may have: that is no change of speed
+        counted = "training" if m.measure == "trained tokens/s" else "computing"
+        times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
         word = "more" if verdict == "gain" else "fewer"
-        return f"{_change(estimate, word + ' ' + m.measure)}{times}"
+        return f"{_change(estimate, word + ' ' + m.measure)}, {times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
 
 
@@ -147,7 +149,10 @@ def _data(c: Comparison, baseline: str) -> str:
     work = waits.work_ms
     if work < NOTHING * waits.step_ms:
         return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
-    return f"Data costs {number(work)} of {step} and {_where(c, waits, work)}."
+    costs = f"Data costs {number(work)} of {step}"
+    if work > waits.step_ms:  # several workers at once
+        costs = f"Data work is {number(work)} ms for each {number(waits.step_ms)} ms step"
+    return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
 def _where(c: Comparison, waits: Waits, work: float) -> str:
@@ -156,11 +161,23 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
         return "how much of it is waited for was not measured"
     behind = [name for name, value in c.explained.hidden_behind_ms.items() if value >= 0.2 * hidden]
     where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
-    if waited < max(NOTHING * waits.step_ms, 0.05 * work):
+    # Many workers do more work than a step is long: little of that may still be much of the step.
+    if waited < max(NOTHING * waits.step_ms, 0.05 * min(work, waits.step_ms)):
         return f"is hidden {where}"
+    parallel = sum(waits.parallel_ms.values())
+    if parallel >= 0.05 * work:
+        text = f"{number(waited)} of them are waited for, {number(parallel)} run while others of them are"
+        return text if hidden < 0.05 * work else f"{text}, {number(hidden)} are hidden {where}"
     if hidden < 0.05 * work:
         return "is waited for"
     return f"{number(waited)} of them are waited for, the rest is hidden {where}"
+
+
+def _for_a_core(waits: Waits) -> str:
+    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step."""
+    if waits.contended_ms is None or waits.contended_ms < WORTH * waits.step_ms or not sum(waits.hidden_ms.values()):
+        return ""
+    return f"; {number(waits.contended_ms)} ms a step go by waiting for a core"
 
 
 _BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from harness.analysis.report_types import StudyReport
@@ -12,6 +13,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
 
 TEXT = Arm("text-padded", tokenize=9.0, declared={"data.path": "text-padded"})
@@ -121,3 +123,78 @@ def test_sixteen_arms_fit_a_pull_request_and_a_terminal() -> None:
     assert len(found.headlines) == len(found.rows) == 8
     assert "(tokens / text)-padded bs1 w0 sl512" in found.rows[0][0]
     assert max(map(len, terminal.lines(found))) <= PAGE
+
+
+def waiting(found: StudyReport, step_ms: float, waited: float, parallel: float, hidden: float) -> FirstScreen:
+    """``found`` with other waits of its baseline: of several workers, whose work together may be longer than a step."""
+    (c,) = found.compared
+    waits = replace(
+        c.measured.baseline_waits,
+        step_ms=step_ms,
+        waited_ms=waited,
+        exposed_ms={"tokenize": waited},
+        hidden_ms={"tokenize": hidden},
+        parallel_ms={"tokenize": parallel},
+        stage_work_ms={"tokenize": waited + parallel + hidden},
+    )
+    explained = replace(c.explained, hidden_behind_ms={})
+    other = replace(c, measured=replace(c.measured, baseline_waits=waits), explained=explained)
+    return first_screen(replace(found, comparisons=(other,)))
+
+
+def test_many_workers_that_are_waited_for_are_not_called_hidden(gain: StudyReport) -> None:
+    (headline,) = waiting(gain, step_ms=8.5, waited=6.3, parallel=260.0, hidden=52.0).headlines
+    assert headline.support.startswith("Data work is 318 ms for each 8.50 ms step and 6.30 of them are waited for, ")
+    assert "260 run while others of them are, 52.0 are hidden behind the step." in headline.support
+
+
+def test_the_work_of_other_workers_during_a_wait_is_not_called_hidden(gain: StudyReport) -> None:
+    (headline,) = waiting(gain, step_ms=40.0, waited=18.0, parallel=18.0, hidden=0.5).headlines
+    assert (
+        headline.support == "Data costs 36.5 of 40.0 ms a step and 18.0 of them are waited for, 18.0 run while "
+        "others of them are."
+    )
+
+
+def test_hidden_work_that_takes_cores_is_not_only_called_hidden() -> None:
+    alone = Arm("base", tokenize=9.0, workers=1, contended=5.0)
+    other = Arm("other", tokenize=8.0, workers=1, contended=5.0)
+    report = analyse(*build([alone, *alone.controls("a-a"), other], [("base", "other")], noise=QUIET))
+    (headline,) = first_screen(report).headlines
+    assert headline.support.endswith("is hidden behind forward; 5.00 ms a step go by waiting for a core.")
+    assert "would be no faster but for the cores that it takes (1.000x" in page_of(report)
+
+
+def without(columns: tuple[str, ...], *arms: Arm) -> StudyReport:
+    """A study whose trainer did not count what ``columns`` hold."""
+    base, other = arms
+    study, runs = build([base, *base.controls("a-a"), other], [(base.name, other.name)], noise=QUIET)
+    return analyse(study, [_uncounted(run, columns) for run in runs])
+
+
+def _uncounted(run: RunData, columns: tuple[str, ...]) -> RunData:
+    steps = run.steps
+    assert steps is not None
+    for name in columns:
+        place = steps.column_names.index(name)
+        field = steps.schema.field(name)
+        steps = steps.set_column(place, field, pa.nulls(len(steps), field.type))
+    return RunData(run.record, steps, run.spans, run.samples)
+
+
+def test_a_larger_batch_is_not_called_faster_where_trained_tokens_are_not_counted() -> None:
+    report = without(("trained_tokens",), Arm("base"), Arm("twice", tokens=4096))
+    (headline,) = first_screen(report).headlines
+    assert headline.finding.endswith(", computing 2.00x as many in each step")
+    assert "x the tokens/s (" in headline.finding
+    page = page_of(report)
+    assert "with 2.00x as many of them per step" in page
+    assert "Steps take the same time (" in page
+    assert "that part is what a step holds, not time" in page
+
+
+def test_steps_that_hold_an_unknown_amount_are_not_called_faster() -> None:
+    half = {"forward": 4.5, "backward": 8.5, "optimizer": 3.0}
+    (headline,) = first_screen(without(("tokens", "trained_tokens"), Arm("base"), Arm("half", compute=half))).headlines
+    assert " % more steps/s (" in headline.finding
+    assert headline.finding.endswith(", what each trains was not counted")
