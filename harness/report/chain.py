@@ -23,8 +23,8 @@ BOUNDS: dict[Bound, str] = {
     "data": "bound by data work (no other cause costs them more)",
     "host": "host-bound (the device runs dry while the host does other work than data and launching)",
     "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
-    "device": "device-bound (the device hardly runs dry, with room before it would)",
-    "balanced": "balanced (the device hardly runs dry, with no room before it would)",
+    "device": "device-bound (the device runs dry {idle} of the step, with room before it would for longer)",
+    "balanced": "balanced (the device runs dry {idle} of the step, with no room before it would for longer)",
 }
 
 
@@ -103,7 +103,8 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
-    bound = f"; its steps are {BOUNDS[waits.bound]}" if waits.bound is not None else ""
+    idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
+    bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
     ceiling = c.measured.ceiling
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")

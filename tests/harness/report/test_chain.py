@@ -162,3 +162,20 @@ def test_a_comparison_under_the_scenarios_edits() -> None:
 
 def test_a_scenario_without_edits_has_no_prediction() -> None:
     assert report(Arm("text"), Arm("tokens")).explained.whatifs == ()
+
+
+def test_a_bound_says_how_long_the_device_is_idle() -> None:
+    """No cause alone reaches 5 % of the step, and all together 9 %: it does run dry."""
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    starved = {"tokenize": 0.04, "log": 0.05}
+    waits = replace(
+        c.measured.baseline_waits,
+        starved_ms={name: share * c.measured.baseline_waits.step_ms for name, share in starved.items()},
+        bound="device",
+    )
+    (link,) = (
+        one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
+    )
+    assert link.text.endswith(
+        "device-bound (the device runs dry 9.0 % of the step, with room before it would for longer)"
+    )
