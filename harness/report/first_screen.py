@@ -21,9 +21,9 @@ from harness.report.names import ArmNames
 from harness.report.sentences import (
     NOTHING,
     WORTH,
+    believed_ratio,
     disagreements,
     emulated_devices,
-    predicted_ratio,
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
@@ -69,6 +69,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         lines.append(_headline(report, c, names, c.baseline not in shown))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
+    ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=" ".join(report.study.question.split()),
         emulated=_emulated(report),
@@ -76,7 +77,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         headlines=tuple(lines),
         rows=tuple(_row(c, names) for c in report.comparisons),
         legend=tuple(names.legend),
-        next_steps=next_steps(report.advice, names),
+        next_steps=next_steps(report.advice, names, ideal),
         names=names,
     )
 
@@ -141,17 +142,18 @@ def _change(estimate: Estimate, word: str = "") -> str:
 def _data(c: Comparison, baseline: str) -> str:
     """What the baseline's data work costs, and whether anything waits for it."""
     waits = c.measured.baseline_waits
-    step = f"{number(waits.step_ms)} ms a step"
+    length = f"{_amount(waits.step_ms, waits)} {_unit(waits)}"
+    step = f"{length} a step"
     if not waits.exposed_ms and not waits.hidden_ms:
         if waits.waited_ms is None:
             return f"How long {baseline} waits for data was not measured."
-        return f"{baseline} waits {number(waits.waited_ms)} of {step} for data."
+        return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
     work = waits.work_ms
     if work < NOTHING * waits.step_ms:
         return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
-    costs = f"Data costs {number(work)} of {step}"
+    costs = f"Data costs {_amount(work, waits)} of {step}"
     if work > waits.step_ms:  # several workers at once
-        costs = f"Data work is {number(work)} ms for each {number(waits.step_ms)} ms step"
+        costs = f"Data work is {_amount(work, waits)} {_unit(waits)} for each {length} step"
     return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
@@ -166,18 +168,29 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
         return f"is hidden {where}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= 0.05 * work:
-        text = f"{number(waited)} of them are waited for, {number(parallel)} run while others of them are"
-        return text if hidden < 0.05 * work else f"{text}, {number(hidden)} are hidden {where}"
+        text = (
+            f"{_amount(waited, waits)} of them are waited for, {_amount(parallel, waits)} run while others of them are"
+        )
+        return text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}"
     if hidden < 0.05 * work:
         return "is waited for"
-    return f"{number(waited)} of them are waited for, the rest is hidden {where}"
+    return f"{_amount(waited, waits)} of them are waited for, the rest is hidden {where}"
 
 
 def _for_a_core(waits: Waits) -> str:
     """Hidden work costs nothing by replay, which does not know the cores that it takes from the step."""
     if waits.contended_ms is None or waits.contended_ms < WORTH * waits.step_ms or not sum(waits.hidden_ms.values()):
         return ""
-    return f"; {number(waits.contended_ms)} ms a step go by waiting for a core"
+    return f"; {_amount(waits.contended_ms, waits)} {_unit(waits)} a step go by waiting for a core"
+
+
+def _unit(waits: Waits) -> str:
+    """Microseconds for steps of less than a millisecond, whose parts would all be 0.00 ms."""
+    return "us" if waits.step_ms < 1 else "ms"
+
+
+def _amount(value_ms: float, waits: Waits) -> str:
+    return number(value_ms * 1000 if _unit(waits) == "us" else value_ms)
 
 
 _BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
@@ -188,7 +201,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     if isinstance(c, NotCompared):
         return (label, *([NOT_MEASURED] * (len(HEADER) - 2)), "not measured")
     m = c.measured
-    known = (m.isolated, could_gain(m), predicted_ratio(c), m.ratio)
+    known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
     figures = [NOT_MEASURED if one is None else ratio(one.median) for one in known]
     return (label, *figures, VERDICTS[m.verdict])
 

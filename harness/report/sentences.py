@@ -43,6 +43,12 @@ def emulated_devices(c: Comparison) -> str | None:
     return " and an ".join(c.explained.emulated) or None
 
 
+def believed_ratio(c: Comparison) -> Estimate | None:
+    """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
+    predicted = c.explained.predicted
+    return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
+
+
 def predicted_ratio(c: Comparison) -> Estimate | None:
     """What the replay predicts for the measured ratio; None where nothing was predicted."""
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from harness.analysis.report_types import StudyReport
+from harness.analysis.report_types import PredictedRatio, StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.report.tables import NOT_MEASURED
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
 
@@ -198,3 +199,32 @@ def test_steps_that_hold_an_unknown_amount_are_not_called_faster() -> None:
     (headline,) = first_screen(without(("tokens", "trained_tokens"), Arm("base"), Arm("half", compute=half))).headlines
     assert " % more steps/s (" in headline.finding
     assert headline.finding.endswith(", what each trains was not counted")
+
+
+def test_steps_of_microseconds_are_said_in_microseconds() -> None:
+    tiny = Arm("base", read=0.0005, tokenize=0.003, pack=0.0005, compute={"forward": 0.04})
+    found = screen(tiny, replace(tiny, name="other", tokenize=0.0), steps=30)
+    assert " us a step and is waited for." in found.headlines[0].support
+    assert "0.00" not in found.headlines[0].support
+
+
+def test_a_prediction_outside_tolerance_is_not_shown_as_one(gain: StudyReport) -> None:
+    (c,) = gain.compared
+    predicted = c.explained.predicted
+    assert isinstance(predicted, PredictedRatio)
+    assert first_screen(gain).rows[0][3] != NOT_MEASURED
+    off = replace(c, explained=replace(c.explained, predicted=replace(predicted, error=0.3, within_tolerance=False)))
+    report = replace(gain, comparisons=(off,))
+    assert first_screen(report).rows[0][3] == NOT_MEASURED
+    assert "outside tolerance, do not rely on it" in page_of(report)
+
+
+def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
+    """The loop is slower beside its ideal data: whatever its waits are, they are not for data work."""
+    base = Arm("base", tokenize=4.0)
+    ideal = base.variant("ideal-data", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 36.0})
+    arms = [base, *base.controls("a-a"), ideal, Arm("other", tokenize=3.9)]
+    found = first_screen(analyse(*build(arms, [("base", "other")], noise=QUIET)))
+    assert found.next_steps.ranked
+    assert all(line.endswith(", so do not rely on it") for line in found.next_steps.ranked)
+    assert "measured without any data work it is 0.9" in found.next_steps.ranked[0]
