@@ -164,7 +164,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     behind = [name for name, value in c.explained.hidden_behind_ms.items() if value >= 0.2 * hidden]
     where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
     # Many workers do more work than a step is long: little of that may still be much of the step.
-    if waited < max(NOTHING * waits.step_ms, 0.05 * min(work, waits.step_ms)):
+    if waited < max(NOTHING * waits.step_ms, min(0.05 * work, WORTH * waits.step_ms)):
         return f"is hidden {where}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= 0.05 * work:

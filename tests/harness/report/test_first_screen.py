@@ -157,6 +157,12 @@ def test_the_work_of_other_workers_during_a_wait_is_not_called_hidden(gain: Stud
     )
 
 
+def test_what_costs_three_percent_of_a_step_is_not_called_hidden(gain: StudyReport) -> None:
+    """Hidden is what costs nothing: beside "could gain 1.030x" it would be false, however much of the work it is."""
+    (headline,) = waiting(gain, step_ms=33.5, waited=1.0, parallel=0.0, hidden=32.0).headlines
+    assert headline.support.endswith("and 1.00 of them are waited for, the rest is hidden behind the step.")
+
+
 def test_hidden_work_that_takes_cores_is_not_only_called_hidden() -> None:
     alone = Arm("base", tokenize=9.0, workers=1, contended=5.0)
     other = Arm("other", tokenize=8.0, workers=1, contended=5.0)
