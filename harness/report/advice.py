@@ -46,6 +46,9 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
             "Predicted by replay, for the time of a step"
             f" (the unedited replay is {percent(off)} off); savings overlap and do not add up."
         )
+        handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
+        if handed:
+            notes.append("What workers take to hand a batch over is assumed, and no part of the intervals: see below.")
         if len(options) > MOST:
             notes.append(f"{len(options) - MOST} more below.")
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
@@ -73,6 +76,11 @@ def _line(one: Advice, arm: str, names: ArmNames) -> str:
     how = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     return f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+
+
+def _assumes_handover(advice: ArmAdvice) -> bool:
+    """Whether the recording has no workers, so that nobody saw what a hand-over takes."""
+    return any(one.kind == "hand-over" for one in advice.assumptions)
 
 
 def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:

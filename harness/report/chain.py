@@ -21,7 +21,7 @@ from harness.report.words import interval, listing, ms, percent, ratio
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 BOUNDS: dict[Bound, str] = {
     "data": "bound by data work (no other cause costs them more)",
-    "host": "host-bound (the device runs dry while the host does other work than data and launching)",
+    "host": "host-bound (the device runs dry while the host does other work than data)",
     "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
     "device": "device-bound (the device runs dry {idle} of the step, with room before it would for longer)",
     "balanced": "balanced (the device runs dry {idle} of the step, with no room before it would for longer)",

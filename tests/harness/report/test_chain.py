@@ -179,3 +179,12 @@ def test_a_bound_says_how_long_the_device_is_idle() -> None:
     assert link.text.endswith(
         "device-bound (the device runs dry 9.0 % of the step, with room before it would for longer)"
     )
+
+
+def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching() -> None:
+    """Idle time before a phase begins on the device is that of the host's python, which may well be launching."""
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bound="host")
+    links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+    (link,) = (one for one in links if one.name == "ceiling")
+    assert link.text.endswith("host-bound (the device runs dry while the host does other work than data)")
