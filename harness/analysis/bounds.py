@@ -1,7 +1,7 @@
 """Defines what can limit a step beside an asynchronous device, and the figures that say which of them does.
 
 data      the largest part of the step is what data work costs it: removing that would save most
-host      ... is device idle time while the host did other work than data and launching
+host      ... is device idle time while the host did other work than data, launching before a phase begins included
 launch    ... lies in launch-bound phases, which the device ends with their launches (``launches``)
 device    none of these is noticeable, and the host begins to fetch well before the device's queue runs dry
 balanced  none of these is noticeable, and there is no such room either
@@ -21,7 +21,7 @@ class BoundShares:
     """Shares of a step, from 0 to 1; ``room`` may be negative."""
 
     data: float  # what data work costs it
-    host: float  # device idle while the host neither worked on data nor launched
+    host: float  # device idle while the host did not work on data, outside of launch-bound phases
     launch: float  # within launch-bound phases; an upper bound of the idle time in them unless that is known
     room: float  # slack beyond the fetch: what the host could do more, before the device runs dry
 

@@ -131,6 +131,12 @@ class Measured:
     undecided: UndecidedKind | None = None
     losses: Losses = field(default_factory=Losses)
 
+    @property
+    def measured_per_step(self) -> float | None:
+        """Candidate / baseline of what ``measure`` counts, per step; None where it counts steps, whatever these do."""
+        of = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
+        return of.get(self.measure)
+
 
 @dataclass(frozen=True)
 class Controls:

@@ -18,7 +18,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -61,6 +61,7 @@ class Dose:
     slack_ms: Estimate | None = None  # of a kink: how much work can be added before it costs anything
     blocks_needed: int | None = None  # of an undecided one: how many blocks in all would probably decide
     unfinished: tuple[int, ...] = ()  # doses k without a finished run: left out
+    workers: int = 1  # that do the work side by side: figures of work are the work of all, divided by their number
 
 
 def parse_control(control: str | None) -> tuple[What, int] | None:
@@ -76,10 +77,12 @@ def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: i
     """
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
-    curves = curves_of(by_k, what, 1 if what == "device" else max(1, workers))
+    abreast = 1 if what == "device" else max(1, workers)
+    curves = curves_of(by_k, what, abreast)
     if isinstance(curves, Unfitted):
-        return Dose(name, what, "undecided", curves)
-    return _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
+        return Dose(name, what, "undecided", curves, workers=abreast)
+    found = _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
+    return replace(found, workers=abreast)
 
 
 def _judge(name: str, what: What, curves: Sequence[Curve], unfinished: tuple[int, ...]) -> Dose:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.derived import stage_spans
 from harness.analysis.exposure import per_row
 from harness.analysis.in_parts import in_parts
-from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, total, union
+from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, union
 from harness.analysis.launches import device_work
 from harness.analysis.ledger import derived_steps, measure
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
@@ -63,16 +64,20 @@ def _hidden_behind(run: RunData) -> dict[str, float]:
 
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
-    """Nanoseconds within ``steps`` by what hid the data work."""
-    inside = intersection(union(spans.stages.starts, spans.stages.ends), steps)
+    """Nanoseconds within ``steps`` by what hid the data work; of workers side by side each counts."""
+    own = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
         covers = spans.kernels
     else:
         covers = spans.phases.where(spans.phases.names != spans.code(FETCH))
-        inside = difference(inside, union(fetches.starts, fetches.ends))
-    found = {name: int(covered(*inside, meanwhile).sum()) for name, meanwhile in _by_name(spans, covers)}
-    rest = total(inside) - int(covered(*inside, union(covers.starts, covers.ends)).sum())
+        steps = difference(steps, union(fetches.starts, fetches.ends))
+
+    def during(meanwhile: Stretches) -> int:
+        return int(covered(own.starts, own.ends, meanwhile).sum())
+
+    found = {name: during(intersection(meanwhile, steps)) for name, meanwhile in _by_name(spans, covers)}
+    rest = during(steps) - during(intersection(union(covers.starts, covers.ends), steps))
     return found if on_device else {**found, "other": rest}
 
 

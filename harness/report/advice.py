@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
-from harness.analysis.statistics import MIN_BLOCKS
+from harness.analysis.statistics import MIN_BLOCKS, Estimate
 from harness.report.assumptions import assumption_lines
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, ratio_cell, safe, table
@@ -31,11 +31,14 @@ class NextSteps:
     note: str
 
 
-def next_steps(found: Sequence[ArmAdvice], names: ArmNames) -> NextSteps:
-    """The best few of what no arm of the study has tried yet."""
+def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
+    """The best few of what no arm of the study has tried yet; ``ideal``: by arm, what its ideal-data control gave."""
     options = [(one, advice) for advice in found for one in advice.options if one.worth and one.measured is None]
     options.sort(key=lambda pair: -pair[0].speedup.median)
-    ranked = [_line(one, names.short(advice.arm), names) for one, advice in options[:MOST]]
+    ranked = [
+        _line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
+        for one, advice in options[:MOST]
+    ]
     notes = []
     if options:
         off = max((advice.error for _, advice in options), key=abs)
@@ -43,6 +46,9 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames) -> NextSteps:
             "Predicted by replay, for the time of a step"
             f" (the unedited replay is {percent(off)} off); savings overlap and do not add up."
         )
+        handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
+        if handed:
+            notes.append("What workers take to hand a batch over is assumed, and no part of the intervals: see below.")
         if len(options) > MOST:
             notes.append(f"{len(options) - MOST} more below.")
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
@@ -70,6 +76,21 @@ def _line(one: Advice, arm: str, names: ArmNames) -> str:
     how = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     return f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+
+
+def _assumes_handover(advice: ArmAdvice) -> bool:
+    """Whether the recording has no workers, so that nobody saw what a hand-over takes."""
+    return any(one.kind == "hand-over" for one in advice.assumptions)
+
+
+def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
+    """Where the arm without any data work was measured, and no change of its data path can be worth so much."""
+    if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
+        return ""
+    if one.speedup.ci_low <= ideal.ci_high * (1 + (advice.noise_floor or 0.0)):
+        return ""
+    measured = f"{ratio(ideal.median)} as fast ({interval(ideal)})"
+    return f"; measured without any data work it is {measured}, so do not rely on it"
 
 
 def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:

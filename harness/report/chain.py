@@ -21,10 +21,10 @@ from harness.report.words import interval, listing, ms, percent, ratio
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 BOUNDS: dict[Bound, str] = {
     "data": "bound by data work (no other cause costs them more)",
-    "host": "host-bound (the device runs dry while the host does other work than data and launching)",
+    "host": "host-bound (the device runs dry while the host does other work than data)",
     "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
-    "device": "device-bound (the device never runs dry)",
-    "balanced": "balanced (the device hardly runs dry, with no room before it would)",
+    "device": "device-bound (the device runs dry {idle} of the step, with room before it would for longer)",
+    "balanced": "balanced (the device runs dry {idle} of the step, with no room before it would for longer)",
 }
 
 
@@ -63,8 +63,8 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     )
     text += f"), {c.candidate} {ms(other)}"
     left = waits.step_ms - (work - other)
-    if left <= 0:
-        yield ChainLink("share of the step", None, f"{text}: more than a step, so most of it must be hidden")
+    if left <= 0 or work > waits.step_ms:  # workers side by side
+        yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
         return
     limit = waits.step_ms / left
     yield ChainLink(
@@ -103,7 +103,8 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
-    bound = f"; its steps are {BOUNDS[waits.bound]}" if waits.bound is not None else ""
+    idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
+    bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
     ceiling = c.measured.ceiling
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")
@@ -134,11 +135,14 @@ def _measured(m: Measured) -> Iterator[ChainLink]:
     if m.step_time is not None:
         text = f"steps are {ratio(m.step_time.median)} as fast ({interval(m.step_time)})"
         yield ChainLink("measured", m.step_time.median, text)
-    trained = m.trained_per_step
-    if trained is not None and abs(trained - 1) > SAME:
+    each = m.measured_per_step
+    if each is not None and abs(each - 1) > SAME:
+        trains = m.measure == "trained tokens/s"
+        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME
         yield ChainLink(
-            "trained tokens",
+            "trained tokens" if trains else "tokens",
             m.ratio.median,
-            f"and each trains {ratio(trained)} as many tokens on average, which makes {ratio(m.ratio.median)} the "
-            f"{m.measure} (median over blocks): that part is padding, not time",
+            f"and each {'trains' if trains else 'computes'} {ratio(each)} as many tokens on average, which makes "
+            f"{ratio(m.ratio.median)} the {m.measure} (median over blocks): that part is "
+            f"{'padding' if padding else 'what a step holds'}, not time",
         )

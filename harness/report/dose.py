@@ -46,7 +46,8 @@ def _unfitted(why: Unfitted) -> str:
 
 
 def _subject(found: Dose) -> str:
-    return f"{'device time' if found.what == 'device' else found.what} of {found.arm}"
+    what = f"{'device time' if found.what == 'device' else found.what} of {found.arm}"
+    return what if found.workers == 1 else f"{what} (the work of {found.workers} workers, divided by {found.workers})"
 
 
 def _fitted(found: Dose) -> str:

@@ -20,9 +20,10 @@ from harness.report.confounds import confound_lines
 from harness.report.names import ArmNames
 from harness.report.sentences import (
     NOTHING,
+    WORTH,
+    believed_ratio,
     disagreements,
     emulated_devices,
-    predicted_ratio,
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
@@ -68,6 +69,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         lines.append(_headline(report, c, names, c.baseline not in shown))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
+    ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=" ".join(report.study.question.split()),
         emulated=_emulated(report),
@@ -75,7 +77,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         headlines=tuple(lines),
         rows=tuple(_row(c, names) for c in report.comparisons),
         legend=tuple(names.legend),
-        next_steps=next_steps(report.advice, names),
+        next_steps=next_steps(report.advice, names, ideal),
         names=names,
     )
 
@@ -111,11 +113,12 @@ def finding(m: Measured) -> str:
         limit = percent(m.resolution or 0).removeprefix("under ")
         what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
         return f"no {what} (under {limit})"
-    more = m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME
-    if more:  # padding or batch size changed: that is no change of speed
-        times = "" if m.trained_per_step is None else f", training {ratio(m.trained_per_step)} as many in each step"
+    each = m.measured_per_step
+    if each is None or abs(each - 1) > SAME:  # padding or batch size changed, or may have: that is no change of speed
+        counted = "training" if m.measure == "trained tokens/s" else "computing"
+        times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
         word = "more" if verdict == "gain" else "fewer"
-        return f"{_change(estimate, word + ' ' + m.measure)}{times}"
+        return f"{_change(estimate, word + ' ' + m.measure)}, {times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
 
 
@@ -139,15 +142,19 @@ def _change(estimate: Estimate, word: str = "") -> str:
 def _data(c: Comparison, baseline: str) -> str:
     """What the baseline's data work costs, and whether anything waits for it."""
     waits = c.measured.baseline_waits
-    step = f"{number(waits.step_ms)} ms a step"
+    length = f"{_amount(waits.step_ms, waits)} {_unit(waits)}"
+    step = f"{length} a step"
     if not waits.exposed_ms and not waits.hidden_ms:
         if waits.waited_ms is None:
             return f"How long {baseline} waits for data was not measured."
-        return f"{baseline} waits {number(waits.waited_ms)} of {step} for data."
+        return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
     work = waits.work_ms
     if work < NOTHING * waits.step_ms:
         return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
-    return f"Data costs {number(work)} of {step} and {_where(c, waits, work)}."
+    costs = f"Data costs {_amount(work, waits)} of {step}"
+    if work > waits.step_ms:  # several workers at once
+        costs = f"Data work is {_amount(work, waits)} {_unit(waits)} for each {length} step"
+    return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
 def _where(c: Comparison, waits: Waits, work: float) -> str:
@@ -156,11 +163,34 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
         return "how much of it is waited for was not measured"
     behind = [name for name, value in c.explained.hidden_behind_ms.items() if value >= 0.2 * hidden]
     where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
-    if waited < max(NOTHING * waits.step_ms, 0.05 * work):
+    # Many workers do more work than a step is long: little of that may still be much of the step.
+    if waited < max(NOTHING * waits.step_ms, min(0.05 * work, WORTH * waits.step_ms)):
         return f"is hidden {where}"
+    parallel = sum(waits.parallel_ms.values())
+    if parallel >= 0.05 * work:
+        text = (
+            f"{_amount(waited, waits)} of them are waited for, {_amount(parallel, waits)} run while others of them are"
+        )
+        return text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}"
     if hidden < 0.05 * work:
         return "is waited for"
-    return f"{number(waited)} of them are waited for, the rest is hidden {where}"
+    return f"{_amount(waited, waits)} of them are waited for, the rest is hidden {where}"
+
+
+def _for_a_core(waits: Waits) -> str:
+    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step."""
+    if waits.contended_ms is None or waits.contended_ms < WORTH * waits.step_ms or not sum(waits.hidden_ms.values()):
+        return ""
+    return f"; {_amount(waits.contended_ms, waits)} {_unit(waits)} a step go by waiting for a core"
+
+
+def _unit(waits: Waits) -> str:
+    """Microseconds for steps of less than a millisecond, whose parts would all be 0.00 ms."""
+    return "us" if waits.step_ms < 1 else "ms"
+
+
+def _amount(value_ms: float, waits: Waits) -> str:
+    return number(value_ms * 1000 if _unit(waits) == "us" else value_ms)
 
 
 _BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
@@ -171,7 +201,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     if isinstance(c, NotCompared):
         return (label, *([NOT_MEASURED] * (len(HEADER) - 2)), "not measured")
     m = c.measured
-    known = (m.isolated, could_gain(m), predicted_ratio(c), m.ratio)
+    known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
     figures = [NOT_MEASURED if one is None else ratio(one.median) for one in known]
     return (label, *figures, VERDICTS[m.verdict])
 

@@ -9,7 +9,7 @@ from harness.analysis.report_types import ArmReport, ArmTotals, Comparison
 from harness.report.absent import mfu_reason
 from harness.report.first_screen import could_gain
 from harness.report.names import ArmNames
-from harness.report.sentences import predicted_ratio
+from harness.report.sentences import believed_ratio
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, stages_cell, table
 from harness.report.words import number, percent
 from harness.study.contract import STAGES
@@ -31,7 +31,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     was = [
         [
             names.pair(c.candidate, c.baseline),
-            *map(ratio_cell, (predicted_ratio(c), c.measured.ratio, *([c.measured.step_time] if timed else []))),
+            *map(ratio_cell, (believed_ratio(c), c.measured.ratio, *([c.measured.step_time] if timed else []))),
             NOT_MEASURED if c.measured.noise_floor is None else percent(c.measured.noise_floor),
         ]
         for c in compared

@@ -14,6 +14,7 @@ from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
 from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
+WORTH = 0.01  # share of a step below which waiting for a core is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
 
 
@@ -40,6 +41,12 @@ def sentence(c: Comparison | NotCompared) -> str:
 def emulated_devices(c: Comparison) -> str | None:
     """``emulated gh200``: the devices that exist on paper only; None where all are real."""
     return " and an ".join(c.explained.emulated) or None
+
+
+def believed_ratio(c: Comparison) -> Estimate | None:
+    """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
+    predicted = c.explained.predicted
+    return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
@@ -115,7 +122,7 @@ def _together(m: Measured) -> str:
 
 def _more_tokens(m: Measured) -> str:
     """Names a change of padding or batch size, which could pass as a change of speed."""
-    per_step = m.trained_per_step
+    per_step = m.measured_per_step
     return "" if per_step is None or abs(per_step - 1) <= SAME else f" with {ratio(per_step)} as many of them per step"
 
 
@@ -130,7 +137,8 @@ def _floor(m: Measured, baseline: str) -> str:
 
 def _steps(m: Measured) -> str | None:
     """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
-    trained, positions = m.trained_per_step, m.positions_per_step
+    positions = m.positions_per_step
+    trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
         return None
     text = f"Steps take {_time(m.step_time)}" if m.step_time is not None else "The time of a step was not measured"
@@ -173,7 +181,10 @@ def _reason(c: Comparison) -> str:
     gain = m.ceiling.median - 1
     known = f"ceiling, {interval(m.ceiling)}"
     if gain < NOTHING:
-        text += f", so without any data work {c.baseline} would be no faster ({ratio(m.ceiling.median)}: {known})"
+        core = ""
+        if m.ideal is None and _hides(waits) and (waits.contended_ms or 0.0) >= WORTH * waits.step_ms:
+            core = " but for the cores that it takes"  # which no replay knows
+        text += f", so without any data work {c.baseline} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
         text += f", so without any data work {c.baseline} would be {ratio(m.ceiling.median)} as fast ({known})"
     if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
@@ -198,7 +209,7 @@ def _stages(waits: Waits) -> str:
     hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * waits.step_ms}
     if hidden:
         text += f"; {ms(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
-    if waits.contended_ms is not None and waits.contended_ms >= 0.01 * waits.step_ms:
+    if waits.contended_ms is not None and waits.contended_ms >= WORTH * waits.step_ms:
         text += f"; {ms(waits.contended_ms)} waiting for a core"
     return text
 

@@ -49,7 +49,9 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
         measured = options[change].measured
         assert measured is not None
         assert measured.median == pytest.approx(options[change].speedup.median, rel=0.02)
-    ranked = next_steps([found], ArmNames(["text", "tokens"])).ranked
+    steps = next_steps([found], ArmNames(["text", "tokens"]))
+    assert "What workers take to hand a batch over is assumed" in steps.note
+    ranked = steps.ranked
     assert len(ranked) == 1
     assert ranked[0].startswith("With 2 loader workers text would be")
 

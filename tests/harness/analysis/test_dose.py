@@ -124,6 +124,13 @@ class TestKnownTruth:
         assert "tokenize of text is exposed: 1 ms more of it costs" in dose_line(found)
         assert "today" not in dose_line(found)
 
+    def test_work_of_several_workers_says_that_it_was_divided(self) -> None:
+        """1 ms more for each batch costs the step a quarter of that: four workers do it side by side."""
+        found = Pipeline(workers=4, tokenize=160.0).dosed()
+        assert found.kind == "exposed"
+        assert "tokenize of text (the work of 4 workers, divided by 4) is exposed: 1 ms more of it" in dose_line(found)
+        assert "tokenize of text is hidden" in dose_line(Pipeline(workers=1).dosed())
+
     def test_a_worker_that_keeps_up_hides_it(self) -> None:
         found = Pipeline(workers=1).dosed()
         assert found.kind == "hidden"

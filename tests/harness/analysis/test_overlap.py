@@ -84,6 +84,19 @@ def test_a_workers_work_hides_behind_phases_where_there_is_no_device() -> None:
     assert ledger.exposed_ms["transfer"] == 3.0
 
 
+def test_workers_side_by_side_count_each() -> None:
+    """Two workers tokenize behind the same backward, 10 ms each: 20 ms of work are hidden, as the ledger says."""
+    spans = [("main", "fetch", start, start + 1, batch) for batch, start in enumerate((0, 20, 40))]
+    spans += [(f"loader-{batch % 2}", "transfer", start, start, batch) for batch, start in ((0, 0), (1, 20))]
+    spans += [("main", "backward", start, start + 19) for start in (1, 21, 41)]
+    spans += [("loader-0", "tokenize", 5, 15, 1), ("loader-1", "tokenize", 5, 15, 2)]
+    found = run(spans, [(0, 20, False), (20, 40, False), (40, 60, False)], workers=2)
+    ledger = measure(found)
+    assert ledger is not None
+    assert sum(hidden_behind(found).values()) == pytest.approx(sum(ledger.hidden_ms.values()))
+    assert hidden_behind(found) == {"backward": pytest.approx(20 / 3)}
+
+
 def test_warmup_does_not_count() -> None:
     spans = [("main", "fetch", start, start + 1, batch) for batch, start in enumerate((0, 20, 30))]
     spans += [("loader-0", "transfer", 0, 0, batch) for batch in range(3)]

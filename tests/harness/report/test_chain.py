@@ -65,6 +65,26 @@ def test_more_tokens_per_step_are_a_link_of_their_own() -> None:
     assert last.name == "trained tokens"
     assert last.ratio == pytest.approx(2, rel=0.02)
     assert "padding, not time" in last.text
+    larger = report(Arm("small", trained=900), Arm("large", tokens=4096, trained=1800))
+    assert "that part is what a step holds, not time" in chain(larger)[-1].text
+
+
+def test_work_of_several_workers_that_is_longer_than_a_step_is_not_said_to_be_hidden() -> None:
+    """Each of four is waited for in turn: 160 ms of work for a step of 40 ms hide nothing."""
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    waits = replace(
+        c.measured.baseline_waits,
+        step_ms=40.0,
+        waited_ms=38.0,
+        exposed_ms={"tokenize": 38.0},
+        hidden_ms={"tokenize": 2.0},
+        parallel_ms={"tokenize": 120.0},
+        stage_work_ms={"tokenize": 160.0},
+    )
+    links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+    (share,) = (link for link in links if link.name == "share of the step")
+    assert share.ratio is None
+    assert share.text.endswith("more than a step, so not all of it can be waited for")
 
 
 def test_a_prediction_far_from_the_measurement_is_named(inline: Comparison) -> None:
@@ -142,3 +162,29 @@ def test_a_comparison_under_the_scenarios_edits() -> None:
 
 def test_a_scenario_without_edits_has_no_prediction() -> None:
     assert report(Arm("text"), Arm("tokens")).explained.whatifs == ()
+
+
+def test_a_bound_says_how_long_the_device_is_idle() -> None:
+    """No cause alone reaches 5 % of the step, and all together 9 %: it does run dry."""
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    starved = {"tokenize": 0.04, "log": 0.05}
+    waits = replace(
+        c.measured.baseline_waits,
+        starved_ms={name: share * c.measured.baseline_waits.step_ms for name, share in starved.items()},
+        bound="device",
+    )
+    (link,) = (
+        one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
+    )
+    assert link.text.endswith(
+        "device-bound (the device runs dry 9.0 % of the step, with room before it would for longer)"
+    )
+
+
+def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching() -> None:
+    """Idle time before a phase begins on the device is that of the host's python, which may well be launching."""
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bound="host")
+    links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+    (link,) = (one for one in links if one.name == "ceiling")
+    assert link.text.endswith("host-bound (the device runs dry while the host does other work than data)")

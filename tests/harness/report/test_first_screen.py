@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
-from harness.analysis.report_types import StudyReport
+from harness.analysis.report_types import PredictedRatio, StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.report.tables import NOT_MEASURED
+from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
 
 TEXT = Arm("text-padded", tokenize=9.0, declared={"data.path": "text-padded"})
@@ -121,3 +124,113 @@ def test_sixteen_arms_fit_a_pull_request_and_a_terminal() -> None:
     assert len(found.headlines) == len(found.rows) == 8
     assert "(tokens / text)-padded bs1 w0 sl512" in found.rows[0][0]
     assert max(map(len, terminal.lines(found))) <= PAGE
+
+
+def waiting(found: StudyReport, step_ms: float, waited: float, parallel: float, hidden: float) -> FirstScreen:
+    """``found`` with other waits of its baseline: of several workers, whose work together may be longer than a step."""
+    (c,) = found.compared
+    waits = replace(
+        c.measured.baseline_waits,
+        step_ms=step_ms,
+        waited_ms=waited,
+        exposed_ms={"tokenize": waited},
+        hidden_ms={"tokenize": hidden},
+        parallel_ms={"tokenize": parallel},
+        stage_work_ms={"tokenize": waited + parallel + hidden},
+    )
+    explained = replace(c.explained, hidden_behind_ms={})
+    other = replace(c, measured=replace(c.measured, baseline_waits=waits), explained=explained)
+    return first_screen(replace(found, comparisons=(other,)))
+
+
+def test_many_workers_that_are_waited_for_are_not_called_hidden(gain: StudyReport) -> None:
+    (headline,) = waiting(gain, step_ms=8.5, waited=6.3, parallel=260.0, hidden=52.0).headlines
+    assert headline.support.startswith("Data work is 318 ms for each 8.50 ms step and 6.30 of them are waited for, ")
+    assert "260 run while others of them are, 52.0 are hidden behind the step." in headline.support
+
+
+def test_the_work_of_other_workers_during_a_wait_is_not_called_hidden(gain: StudyReport) -> None:
+    (headline,) = waiting(gain, step_ms=40.0, waited=18.0, parallel=18.0, hidden=0.5).headlines
+    assert (
+        headline.support == "Data costs 36.5 of 40.0 ms a step and 18.0 of them are waited for, 18.0 run while "
+        "others of them are."
+    )
+
+
+def test_what_costs_three_percent_of_a_step_is_not_called_hidden(gain: StudyReport) -> None:
+    """Hidden is what costs nothing: beside "could gain 1.030x" it would be false, however much of the work it is."""
+    (headline,) = waiting(gain, step_ms=33.5, waited=1.0, parallel=0.0, hidden=32.0).headlines
+    assert headline.support.endswith("and 1.00 of them are waited for, the rest is hidden behind the step.")
+
+
+def test_hidden_work_that_takes_cores_is_not_only_called_hidden() -> None:
+    alone = Arm("base", tokenize=9.0, workers=1, contended=5.0)
+    other = Arm("other", tokenize=8.0, workers=1, contended=5.0)
+    report = analyse(*build([alone, *alone.controls("a-a"), other], [("base", "other")], noise=QUIET))
+    (headline,) = first_screen(report).headlines
+    assert headline.support.endswith("is hidden behind forward; 5.00 ms a step go by waiting for a core.")
+    assert "would be no faster but for the cores that it takes (1.000x" in page_of(report)
+
+
+def without(columns: tuple[str, ...], *arms: Arm) -> StudyReport:
+    """A study whose trainer did not count what ``columns`` hold."""
+    base, other = arms
+    study, runs = build([base, *base.controls("a-a"), other], [(base.name, other.name)], noise=QUIET)
+    return analyse(study, [_uncounted(run, columns) for run in runs])
+
+
+def _uncounted(run: RunData, columns: tuple[str, ...]) -> RunData:
+    steps = run.steps
+    assert steps is not None
+    for name in columns:
+        place = steps.column_names.index(name)
+        field = steps.schema.field(name)
+        steps = steps.set_column(place, field, pa.nulls(len(steps), field.type))
+    return RunData(run.record, steps, run.spans, run.samples)
+
+
+def test_a_larger_batch_is_not_called_faster_where_trained_tokens_are_not_counted() -> None:
+    report = without(("trained_tokens",), Arm("base"), Arm("twice", tokens=4096))
+    (headline,) = first_screen(report).headlines
+    assert headline.finding.endswith(", computing 2.00x as many in each step")
+    assert "x the tokens/s (" in headline.finding
+    page = page_of(report)
+    assert "with 2.00x as many of them per step" in page
+    assert "Steps take the same time (" in page
+    assert "that part is what a step holds, not time" in page
+
+
+def test_steps_that_hold_an_unknown_amount_are_not_called_faster() -> None:
+    half = {"forward": 4.5, "backward": 8.5, "optimizer": 3.0}
+    (headline,) = first_screen(without(("tokens", "trained_tokens"), Arm("base"), Arm("half", compute=half))).headlines
+    assert " % more steps/s (" in headline.finding
+    assert headline.finding.endswith(", what each trains was not counted")
+
+
+def test_steps_of_microseconds_are_said_in_microseconds() -> None:
+    tiny = Arm("base", read=0.0005, tokenize=0.003, pack=0.0005, compute={"forward": 0.04})
+    found = screen(tiny, replace(tiny, name="other", tokenize=0.0), steps=30)
+    assert " us a step and is waited for." in found.headlines[0].support
+    assert "0.00" not in found.headlines[0].support
+
+
+def test_a_prediction_outside_tolerance_is_not_shown_as_one(gain: StudyReport) -> None:
+    (c,) = gain.compared
+    predicted = c.explained.predicted
+    assert isinstance(predicted, PredictedRatio)
+    assert first_screen(gain).rows[0][3] != NOT_MEASURED
+    off = replace(c, explained=replace(c.explained, predicted=replace(predicted, error=0.3, within_tolerance=False)))
+    report = replace(gain, comparisons=(off,))
+    assert first_screen(report).rows[0][3] == NOT_MEASURED
+    assert "outside tolerance, do not rely on it" in page_of(report)
+
+
+def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
+    """The loop is slower beside its ideal data: whatever its waits are, they are not for data work."""
+    base = Arm("base", tokenize=4.0)
+    ideal = base.variant("ideal-data", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 36.0})
+    arms = [base, *base.controls("a-a"), ideal, Arm("other", tokenize=3.9)]
+    found = first_screen(analyse(*build(arms, [("base", "other")], noise=QUIET)))
+    assert found.next_steps.ranked
+    assert all(line.endswith(", so do not rely on it") for line in found.next_steps.ranked)
+    assert "measured without any data work it is 0.9" in found.next_steps.ranked[0]
