@@ -237,3 +237,14 @@ def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
     assert found.next_steps.ranked
     assert all(line.endswith(", so do not rely on it") for line in found.next_steps.ranked)
     assert "measured without any data work it is 0.9" in found.next_steps.ranked[0]
+
+
+def test_savings_of_a_replay_outside_tolerance_are_not_said(gain: StudyReport) -> None:
+    assert "| text-padded | tokenize (stage) |" in page_of(gain)
+    arms = [
+        replace(arm, explained=replace(arm.explained, replay_error=-0.3)) if arm.name == "text-padded" else arm
+        for arm in gain.arms
+    ]
+    page = page_of(replace(gain, arms=tuple(arms)))
+    assert "| text-padded | tokenize (stage) |" not in page
+    assert "Not said of text-padded: the unedited replay is off by more than 5.0 %." in page
