@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.replay.removals import Removal
 from harness.analysis.report_types import ArmReport
 from harness.report.names import ArmNames
 from harness.report.tables import estimate_cell, number_cell, ratio_cell, stages_cell, table
+from harness.report.words import listing, percent
 from harness.study.contract import STAGES
 
 WORTH = 0.001  # share of a step: smaller savings are not listed
@@ -38,19 +40,31 @@ def part_text(one: Removal) -> str:
 
 
 def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    off = [names.short(arm.name) for arm in arms if arm.explained.removals and not _believed(arm)]
     rows = [
         [names.short(arm.name), part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
         for arm in arms
+        if _believed(arm)
         for one in arm.explained.removals[:MOST]
         if abs(one.speedup.median - 1) >= WORTH
     ]
+    left_out = (
+        f"Not said of {listing(off)}: the unedited replay is off by more than {percent(TOLERANCE)}." if off else ""
+    )
     if not rows:
-        return ""
+        return f"## What removing a part would save\n\n{left_out}" if off else ""
     note = (
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
         "they need not add up. A kernel is device time, a phase the host's."
     )
-    return f"## What removing a part would save\n\n{table(['arm', 'without', 'saved ms', 'speed'], rows)}\n\n{note}"
+    parts = ["## What removing a part would save", table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _believed(arm: ArmReport) -> bool:
+    """Whether the unedited replay is within tolerance: what removals are measured against."""
+    errors = (arm.explained.replay_error, arm.explained.resampled_error)
+    return all(error is None or abs(error) <= TOLERANCE for error in errors)
 
 
 def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:

@@ -128,7 +128,7 @@ def _predicted(c: Comparison) -> Iterator[ChainLink]:
     text += f"{ratio(predicted.median)} as fast ({interval(predicted)})"
     text += f"; replayed as they are, they come out {percent(found.error)} off"
     text += "" if found.within_tolerance else ": outside tolerance, do not rely on it"
-    yield ChainLink("predicted", predicted.median, text)
+    yield ChainLink("predicted", predicted.median if found.within_tolerance else None, text)
 
 
 def _measured(m: Measured) -> Iterator[ChainLink]:

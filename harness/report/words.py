@@ -37,8 +37,8 @@ def number(value: float) -> str:
 
 
 def ms(value: float) -> str:
-    """``0.04 ms``, ``31.0 ms``."""
-    return f"{number(value)} ms"
+    """``0.04 ms``, ``31.0 ms``; of less than 10 us, which would be 0.00 ms, ``3.10 us``."""
+    return f"{number(value * 1000)} us" if 5e-6 <= abs(value) < 0.01 else f"{number(value)} ms"
 
 
 def interval(estimate: Estimate) -> str:

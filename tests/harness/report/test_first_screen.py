@@ -12,6 +12,7 @@ from harness.analysis.report_types import PredictedRatio, StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
+from harness.report.chain import chain
 from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
 from harness.report.tables import NOT_MEASURED
 from harness.study.run_data import RunData
@@ -223,6 +224,8 @@ def test_a_prediction_outside_tolerance_is_not_shown_as_one(gain: StudyReport) -
     report = replace(gain, comparisons=(off,))
     assert first_screen(report).rows[0][3] == NOT_MEASURED
     assert "outside tolerance, do not rely on it" in page_of(report)
+    (link,) = (one for one in chain(off) if one.name == "predicted")
+    assert link.ratio is None  # nor is it a bar of the picture
 
 
 def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
@@ -234,3 +237,14 @@ def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
     assert found.next_steps.ranked
     assert all(line.endswith(", so do not rely on it") for line in found.next_steps.ranked)
     assert "measured without any data work it is 0.9" in found.next_steps.ranked[0]
+
+
+def test_savings_of_a_replay_outside_tolerance_are_not_said(gain: StudyReport) -> None:
+    assert "| text-padded | tokenize (stage) |" in page_of(gain)
+    arms = [
+        replace(arm, explained=replace(arm.explained, replay_error=-0.3)) if arm.name == "text-padded" else arm
+        for arm in gain.arms
+    ]
+    page = page_of(replace(gain, arms=tuple(arms)))
+    assert "| text-padded | tokenize (stage) |" not in page
+    assert "Not said of text-padded: the unedited replay is off by more than 5.0 %." in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.analysis.statistics import Estimate
-from harness.report.words import count, interval, listing, number, percent, ratio
+from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,13 @@ from harness.report.words import count, interval, listing, number, percent, rati
 )
 def test_numbers(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0.00 ms"), (0.0031, "3.10 us"), (0.04, "0.04 ms"), (31.04, "31.0 ms")]
+)
+def test_milliseconds_that_would_be_none_are_microseconds(value, text):
+    assert ms(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.9987, "0.999x"), (5.9, "5.90x"), (23.44, "23.4x")])
