@@ -258,6 +258,14 @@ def test_what_goes_unnoticed_is_what_interval_and_noise_floor_both_leave(
     assert (found.verdict, found.resolution) == ("none", pytest.approx(resolution))
 
 
+@pytest.mark.parametrize(("median", "floor"), [(1.0, 0.101), (1.2, 0.25), (0.8, 0.25)])
+def test_no_difference_is_said_only_where_one_of_ten_percent_would_have_shown(median: float, floor: float) -> None:
+    ratio = Estimate(median, 0.99 * median, 1.01 * median, 5)
+    assert judge(ratio, floor).undecided == "too coarse"
+    assert judge(Estimate(1.0, 0.899, 1.01, 5), 0.01).undecided == "too coarse"
+    assert judge(Estimate(1.0, 0.901, 1.01, 5), 0.01).verdict == "none"
+
+
 def test_a_loss_that_rises_far_above_its_start_has_diverged():
     assert [
         _diverged(np.array(losses)) for losses in ([3, 3, 8, 9], [3, 3, 2, 2], [0.1, 0.1, 0.4, 0.4], [3, 3, 4, 4])

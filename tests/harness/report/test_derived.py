@@ -58,6 +58,9 @@ def test_what_was_not_derived_when_it_was_recorded_is_in_the_report_and_then_in_
     whole = kept(recorded)
     assert min(whole) >= 0
     assert sum(whole) > 0
+    tables = {path: path.stat().st_ino for path in recorded.path.glob("runs/*/*/steps.parquet")}
+    exposed(recorded)
+    assert {path: path.stat().st_ino for path in tables} == tables  # by the same rules nothing is written again
 
 
 def test_a_mended_rule_reaches_a_study_of_before(recorded: StudyFolder) -> None:

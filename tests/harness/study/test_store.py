@@ -55,6 +55,16 @@ def test_a_table_that_is_damaged_in_its_middle_is_one_line(tmp_path: Path, monke
         assert error.isprintable(), error
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+def test_a_table_of_several_row_groups_is_read_in_order(tmp_path: Path, rows: int) -> None:
+    folder, steps = StudyFolder(tmp_path), list(range(rows))
+    folder.write_tables("a", 0, {"step": steps, "wall_ns": steps}, {}, {})
+    path = folder.run("a", 0) / "steps.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=1)
+    stored = run_data.StoredTable(path, STEP_COLUMNS)
+    assert stored.columns(["step"]).column("step").to_pylist() == steps
+
+
 def test_columns_of_which_another_program_says_that_none_is_null_are_read(tmp_path: Path) -> None:
     path = study(tmp_path).run("a", 0) / "steps.parquet"
     table = pq.read_table(path)

@@ -173,3 +173,46 @@ def test_the_builtin_corpus_is_real_text_with_a_long_tail() -> None:
     assert lengths[-1] > 50 * lengths[len(lengths) // 2]
     assert prepare_corpus(CorpusConfig(builtin="python-docs")) == corpus
     assert prepare_corpus(CorpusConfig(builtin="python-docs", documents=10)).documents == 10
+
+
+# Wherever a definition can stand.
+NESTS = """
+if a:
+    {0}
+elif b:
+    {1}
+else:
+    {2}
+try:
+    {3}
+except A:
+    {4}
+else:
+    {5}
+finally:
+    {6}
+match a:
+    case 1:
+        {7}
+while a:
+    {8}
+else:
+    {9}
+async def outer():
+    async with a:
+        {10}
+    async for b in c:
+        {11}
+class Of:
+    @decorated
+    def __init__(self):
+        def within(): {12}
+"""
+
+
+def test_docstrings_are_found_wherever_a_definition_may_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{place}: {'x' * 200}" for place in range(13)]
+    source = NESTS.format(*(f'class C: "{text}"' for text in texts[:-1]), repr(texts[-1]))
+    (tmp_path / "module.py").write_text(source)
+    monkeypatch.setattr(python_docs, "_FEWEST_DOCUMENTS", 1)
+    assert set(python_docs.collect(tmp_path)) == {source.strip(), *texts}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.ledger import RunLedger, derived_steps, measure
-from harness.analysis.replay import Replays
+from harness.analysis.replay import Replays, recording
 from harness.analysis.replay.exposed import Split, split
 from harness.analysis.replay.recording import record
 from harness.study.contract import PLACES, STAGES
@@ -134,3 +134,16 @@ def test_a_replay_that_is_off_or_impossible_gives_a_reason_and_no_figure() -> No
     assert derived_steps(alone).unsplit == "device not recorded"
     assert ledger(alone).exposed_ms == {}
     assert ledger(alone).during_wait_ms["tokenize"] > 0
+
+
+def test_steps_beyond_what_is_replayed_are_not_derived_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_RECORDED", 20)
+    run = oracle.run(Truth(asynchronous=False, workers=1, tokenize=60.0, steps=30, **QUIET))
+    replayed, table = len(record(run).wall_ns), derived_steps(run).table
+    assert table is not None
+    assert replayed < len(table)
+    for stage in STAGES:
+        for kind in ("exposed", "hidden"):
+            known = table.column(f"{kind}_{stage}_ns").is_valid().to_pylist()
+            assert known == [place < replayed for place in range(len(table))], (kind, stage)
+        assert not table.column(f"work_{stage}_ns").null_count
