@@ -104,7 +104,7 @@ def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
     found = [Confound("diverged", key=arm) for arm in losses.diverged]
     if losses.differ:
         values = losses.baseline, losses.candidate
-        found.append(Confound("losses", names, values=values, explained=losses.other_tokens))
+        found.append(Confound("losses", names, values=values, explained=not losses.unlike))
     return found
 
 

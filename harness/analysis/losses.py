@@ -10,6 +10,7 @@ from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import from_block_values
 
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
+FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
 SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
 
 Blocks = Mapping[int, RunLedger]
@@ -32,8 +33,14 @@ class Losses:
 
     @property
     def unlike(self) -> bool:
-        """Whether the arms, step by step on as many tokens, learned something else."""
-        return self.differ and not self.other_tokens
+        """Whether the arms learned something else: their losses differ, by more than other tokens a step explain."""
+        return self.differ and not (self.other_tokens and self._near)
+
+    @property
+    def _near(self) -> bool:
+        if self.baseline is None or self.candidate is None:
+            return True
+        return abs(self.candidate - self.baseline) <= FAR * min(abs(self.baseline), abs(self.candidate))
 
 
 def compare_losses(

@@ -47,7 +47,7 @@ def _losses(one: Confound) -> str:
     text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same step"
     if one.explained:
         return f"{text}, which trains on another number of tokens: which arm learns better is not compared here"
-    return f"{text} and on as many tokens: they do not train alike"
+    return f"{text}: they do not train alike"
 
 
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {

@@ -13,6 +13,8 @@ from harness.analysis.comparisons import Controls, Measured, compare
 from harness.analysis.confounds import confounds
 from harness.analysis.ledger import RunLedger, column, measure
 from harness.analysis.losses import Losses, compare_losses
+from harness.analysis.statistics import Estimate
+from harness.analysis.verdicts import judge
 from harness.launch.tables import step_columns
 from harness.probes.ledger.steps import StepRecorder
 from harness.report.confounds import confound_lines
@@ -131,3 +133,12 @@ def test_losses_differ_where_blocks_control_and_rounding_do_not_explain_it(their
 def test_unmeasured_losses_say_nothing() -> None:
     assert compare_losses(("a", "b"), ledgers([None] * 3), ledgers([6.0] * 3), {}) == Losses(None, 6.0)
     assert compare_losses(("a", "b"), ledgers([6.0]), ledgers([None], diverged=True), {}).diverged == ("b",)
+
+
+@pytest.mark.parametrize(("theirs", "verdict"), [(3.5, "gain"), (4.5, "gain"), (30.8, "undecided"), (1.2, "undecided")])
+def test_two_percent_more_tokens_a_step_do_not_explain_any_loss(theirs: float, verdict: str) -> None:
+    found = compare_losses(
+        ("a", "b"), ledgers([3.8, 3.8, 3.8]), ledgers([theirs] * 3), ledgers([3.8, 3.8, 3.8]), other_tokens=True
+    )
+    assert found.differ
+    assert judge(Estimate(1.95, 1.93, 1.97, 5), 0.01, found).verdict == verdict
