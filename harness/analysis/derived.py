@@ -81,11 +81,11 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
         return Derived(steps, changed=False, unsplit="spans missing")
     count, step_bounds, columns = len(steps), bounds(steps), _Replacing(steps)
     del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
-    own = stage_spans(spans)
+    stages = stage_spans(spans)
     if asynchronous:
-        for name, values in _device_columns(step_bounds, spans, waits, own):
+        for name, values in _device_columns(step_bounds, spans, waits, stages):
             columns.replace(name, values)
-    times, exposed = _stages(count, spans, waits, own, asynchronous, recording)
+    times, exposed = _stages(count, spans, waits, stages, asynchronous, recording)
     for name, values in _stage_columns(times, exposed, waits):
         columns.replace(name, values)
     return Derived(columns.table, columns.changed, None if isinstance(exposed, Split) else exposed)
@@ -159,13 +159,13 @@ def stage_spans(spans: RunSpans) -> StageSpans:
 
 
 def _stages(
-    rows: int, spans: RunSpans, waits: BatchWaits, own: StageSpans, asynchronous: bool, recording: Recording | None
+    rows: int, spans: RunSpans, waits: BatchWaits, stages: StageSpans, asynchronous: bool, recording: Recording | None
 ) -> tuple[StageTimes, Split | Unsplit]:
     """Where the stages of each step lie, and what each cost it."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:
         waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
-    times = stage_times(waits, own, waited, rows)
+    times = stage_times(waits, stages, waited, rows)
     return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
 
 
@@ -190,11 +190,11 @@ def _stage_columns(times: StageTimes, exposed: Split | Unsplit, waits: BatchWait
 
 
 def _device_columns(
-    step_bounds: Stretches, spans: RunSpans, waits: BatchWaits, own: StageSpans
+    step_bounds: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans
 ) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    idle = device.idle_per_step(step_bounds, spans, waits, own)
+    idle = device.idle_per_step(step_bounds, spans, waits, stages)
     pieces = min(len(spans.kernels), len(spans.launches))
     slack, fetched = device.slack(
         waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)

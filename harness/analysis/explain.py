@@ -6,14 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-
 from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measured, speed, steps_per_s
 from harness.analysis.dose import Dose, dose, parse_control
 from harness.analysis.dose_curves import What
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.analysis.replay.predict import Replays, replace_data
-from harness.analysis.replay.prediction import Prediction, ReplayValidation
+from harness.analysis.replay.prediction import Prediction
 from harness.analysis.report_types import ArmExplained, Explained, PredictedRatio
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.whatif import whatifs
@@ -44,6 +42,7 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         syncs,
         replay_error=without.validation.median,
         resampled_error=without.validation.resampled_median,
+        within_tolerance=without.validation.within_tolerance,
         ideal_predicted=without.speedup,
         ideal_measured=speed(ledgers, controls.get("ideal-data", arm), steps_per_s),
         removals=replays.removals(),
@@ -104,7 +103,7 @@ def _predicted(
     return PredictedRatio(
         ratio=_in_measure(names, measured, replayed, arms),
         step_time=replayed.speedup,
-        error=_off_by(replayed.validation),
+        error=replayed.validation.typical,
         within_tolerance=replayed.validation.within_tolerance,
     )
 
@@ -137,11 +136,6 @@ def _in_measure(
             tokens = second / len(theirs.step_ms) / (first / len(ours.step_ms))
             logs.append(math.log(ours.mean_step_ms / found.block_ms[block] * tokens))
     return from_blocks(logs)
-
-
-def _off_by(validation: ReplayValidation) -> float:
-    """The typical error of unedited replays: in the recorded order or resampled, whichever is larger."""
-    return max(float(np.median(np.abs(list(errors.values())))) for errors in (validation.errors, validation.resampled))
 
 
 def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:

@@ -89,6 +89,7 @@ class ArmExplained:
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
     resampled_error: float | None = None  # the same from resampled durations, as predictions are made
+    within_tolerance: bool = False  # whether both are typically small enough to believe what is replayed
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.

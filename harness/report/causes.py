@@ -40,11 +40,11 @@ def part_text(one: Removal) -> str:
 
 
 def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    off = [names.short(arm.name) for arm in arms if arm.explained.removals and not _believed(arm)]
+    off = [names.short(arm.name) for arm in arms if arm.explained.removals and not arm.explained.within_tolerance]
     rows = [
         [names.short(arm.name), part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
         for arm in arms
-        if _believed(arm)
+        if arm.explained.within_tolerance
         for one in arm.explained.removals[:MOST]
         if abs(one.speedup.median - 1) >= WORTH
     ]
@@ -59,12 +59,6 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     )
     parts = ["## What removing a part would save", table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
     return "\n\n".join(part for part in parts if part)
-
-
-def _believed(arm: ArmReport) -> bool:
-    """Whether the unedited replay is within tolerance: what removals are measured against."""
-    errors = (arm.explained.replay_error, arm.explained.resampled_error)
-    return all(error is None or abs(error) <= TOLERANCE for error in errors)
 
 
 def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:

@@ -16,9 +16,9 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
+from harness.report.sentences import WORTH
 from harness.report.words import interval, listing, ms, percent, ratio
 
-WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 BOUNDS: dict[Bound, str] = {
     "data": "bound by data work (no other cause costs them more)",
     "host": "host-bound (the device runs dry while the host does other work than data)",

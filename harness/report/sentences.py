@@ -14,7 +14,7 @@ from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
 from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
-WORTH = 0.01  # share of a step below which waiting for a core is called nothing
+WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
 
 

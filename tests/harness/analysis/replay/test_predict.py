@@ -10,6 +10,7 @@ import pytest
 
 from harness.analysis.replay import Prediction, Replays, parse_edits, predict, replace_data
 from harness.analysis.replay.assumptions import Assumption
+from harness.analysis.replay.prediction import ReplayValidation
 from harness.report.assumptions import assumption_lines
 from harness.study.run_data import RunData
 from tests.harness.analysis.replay import oracle
@@ -213,3 +214,11 @@ def test_no_pair_of_blocks_is_an_input_error() -> None:
 def test_more_batches_in_flight_than_anyone_wants_are_refused() -> None:
     with pytest.raises(InputError, match="workers x prefetch is 262144; at most 4096"):
         ask(SERIAL.having(steps=10), "workers=256", "prefetch=1024")
+
+
+def test_errors_of_both_signs_do_not_make_a_replay_that_is_right() -> None:
+    """Their median is 0: what counts is how far each run is off."""
+    found = ReplayValidation({0: 0.08, 1: -0.08}, {0: 0.01, 1: -0.01})
+    assert found.median == 0.0
+    assert found.typical == pytest.approx(0.08)
+    assert not found.within_tolerance
