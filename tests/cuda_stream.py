@@ -19,7 +19,7 @@ from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
-from harness.study.store import make_table
+from harness.study.tables import make_table
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.config import TrainerConfig

@@ -36,7 +36,7 @@ from harness.analysis.exposure import (
     without_overlaps,
 )
 from harness.analysis.intervals import Int, Stretches, difference, union
-from harness.analysis.launches import NEGLIGIBLE, device_work, open_per_step
+from harness.analysis.launches import NEGLIGIBLE, DeviceWork, open_per_step
 from harness.analysis.replay.exposed import Split, Unsplit, split
 from harness.analysis.replay.recording import Recording
 from harness.analysis.spans import FETCH, RunSpans
@@ -67,12 +67,14 @@ class Derived(NamedTuple):
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
 
 
-def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording: Recording | None = None) -> Derived:
+def with_derived(
+    steps: pa.Table, spans: RunSpans, work: DeviceWork | None, recording: Recording | None = None
+) -> Derived:
     """Return ``steps`` with its derived columns computed by the present rules.
 
     Return it unchanged where the phases of steps were not recorded (a run measured bare), where steps have no times,
-    and where spans are missing or damaged: a step that fetched must have a span of it. ``recording``: of the same run;
-    None where it cannot be replayed.
+    and where spans are missing or damaged: a step that fetched must have a span of it. ``work``: of the device; None of
+    a synchronous one. ``recording``: of the same run; None where it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
         return Derived(steps, changed=False, unsplit="no times")
@@ -82,10 +84,10 @@ def with_derived(steps: pa.Table, spans: RunSpans, asynchronous: bool, recording
     count, step_bounds, columns = len(steps), bounds(steps), _Replacing(steps)
     del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
     stages = stage_spans(spans)
-    if asynchronous:
-        for name, values in _device_columns(step_bounds, spans, waits, stages):
+    if work is not None:
+        for name, values in _device_columns(step_bounds, spans, work, waits, stages):
             columns.replace(name, values)
-    times, exposed = _stages(count, spans, waits, stages, asynchronous, recording)
+    times, exposed = _stages(count, spans, waits, stages, work is not None, recording)
     for name, values in _stage_columns(times, exposed, waits):
         columns.replace(name, values)
     return Derived(columns.table, columns.changed, None if isinstance(exposed, Split) else exposed)
@@ -190,7 +192,7 @@ def _stage_columns(times: StageTimes, exposed: Split | Unsplit, waits: BatchWait
 
 
 def _device_columns(
-    step_bounds: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans
+    step_bounds: Stretches, spans: RunSpans, work: DeviceWork, waits: BatchWaits, stages: StageSpans
 ) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
@@ -201,7 +203,7 @@ def _device_columns(
     )
     idle_ns = idle.sum(axis=1)
     wall = step_bounds.ends - step_bounds.starts
-    may_wait = open_per_step(step_bounds, device_work(spans))
+    may_wait = open_per_step(step_bounds, work)
     yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
     yield "device_launch_bound_ns", pa.array(may_wait)
     yield "device_starved_ns", pa.array(idle_ns)

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Int, Stretches, clip, touches, union
-from harness.analysis.spans import RunSpans
+from harness.analysis.spans import RunSpans, spans_of
+from harness.study.run_data import RunData
 
 # A device that waits for launches is done one kernel after the last of them. Such a kernel is shorter than its launch
 # (5 to 50 us), and device times are mapped to the host's clock within tens of microseconds.
@@ -31,6 +32,7 @@ TAIL_NS = 100_000
 TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
 # Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
 NEGLIGIBLE = 0.01
+DEVICE_WORK = "device work"  # of a run, worked out once
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ def device_work(spans: RunSpans) -> DeviceWork:
         launch_ends=launches.ends,
         launch_bound=waited_for_launches(kernels.starts, kernels.ends, launches.ends) & ~blocked,
     )
+
+
+def device_work_of(run: RunData) -> DeviceWork:
+    """See :func:`device_work`; of all that ``run`` recorded."""
+    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run)))
 
 
 def waited_for_launches(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:

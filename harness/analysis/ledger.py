@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from harness.analysis.bounds import Bound, BoundShares
 from harness.analysis.derived import with_derived
 from harness.analysis.intervals import Stretches
-from harness.analysis.launches import device_work, launch_bound_shares
+from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.replay.recording import record
 from harness.analysis.spans import spans_of
 from harness.analysis.step_columns import bounds
@@ -143,7 +143,8 @@ def _derived_steps(run: RunData) -> DerivedSteps:
     except InputError:
         recording = None
     # The table as it was has no name here: of a long run it goes column by column.
-    return DerivedSteps(*with_derived(_read(run), spans_of(run), bool(run.record.facts.asynchronous), recording))
+    work = device_work_of(run) if run.record.facts.asynchronous else None
+    return DerivedSteps(*with_derived(_read(run), spans_of(run), work, recording))
 
 
 def _read(run: RunData) -> pa.Table:
@@ -199,9 +200,8 @@ def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
     """See ``RunLedger.launch_bound``; read from the spans only where the steps say that there is some."""
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
-    spans = spans_of(run)
     inside = Stretches(*(moments[measured] for moments in bounds(steps)))
-    return launch_bound_shares(inside, device_work(spans), spans.names)
+    return launch_bound_shares(inside, device_work_of(run), spans_of(run).names)
 
 
 def _repetitions(

@@ -14,7 +14,7 @@ from harness.analysis.derived import stage_spans
 from harness.analysis.exposure import per_row
 from harness.analysis.in_parts import in_parts
 from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, union
-from harness.analysis.launches import device_work
+from harness.analysis.launches import DeviceWork, device_work_of
 from harness.analysis.ledger import derived_steps, measure
 from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
 from harness.analysis.step_columns import bounds
@@ -101,7 +101,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     reached = np.maximum(ends, following)
     sites = len(spans.names)
     counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
-    surely, unsure = _surely_busy(spans)
+    surely, unsure = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
         """By site: how long calls blocked, what followed them, what of that the device worked for sure or perhaps; and
@@ -157,9 +157,8 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
     return spans.between(int(steps.starts[0]), int(steps.ends[-1]))
 
 
-def _surely_busy(spans: RunSpans) -> tuple[RunSpans, Stretches]:
+def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
     """The spans with each kernel from when it surely worked, and when the device may besides have worked or waited."""
-    work = device_work(spans)
     if not work.launch_bound.any():
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()

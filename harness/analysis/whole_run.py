@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from harness.analysis.launches import DEVICE_WORK
 from harness.analysis.ledger import DERIVED, measure
 from harness.analysis.overlap import hidden_behind, sync_audit
 from harness.analysis.replay.recording import record
@@ -31,3 +32,4 @@ def release(run: RunData) -> None:
     if run.knows("spans") and spans_of(run).rows > KEPT_SPANS:
         run.forget("spans")
         run.forget(DERIVED)
+        run.forget(DEVICE_WORK)

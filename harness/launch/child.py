@@ -202,7 +202,7 @@ class Run:
             self.tables.write()
             self.folder.write_samples(record.arm, record.block, self.probe_set.samples())
             self.folder.write_probes(record.arm, record.block, self.probe_set.report())
-        self.folder.write_run(record)
+        self.folder.write_whole_run(record)
 
     def record_of(self, ending: RunEnding) -> RunRecord:
         """The run's record, with what the run knows of itself."""

@@ -19,7 +19,7 @@ from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.rows import PhaseSpan, Rows
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns
-from harness.study.store import TableFile
+from harness.study.tables import TableFile
 from trainer.telemetry import StageSpan
 
 if TYPE_CHECKING:

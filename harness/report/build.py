@@ -82,7 +82,7 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
         return
     found = derived_steps(run)
     if found.changed:
-        study.write_steps(run.record.arm, run.record.block, found.table)
+        study.write_steps(run.record, found.table)
 
 
 def draw(

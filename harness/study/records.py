@@ -50,6 +50,7 @@ class RunRecord:
     startup_ns: int | None = None
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None  # CUDA: what torch's allocator held at most
+    digests: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by file: harness.study.digests
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Json]:

@@ -1,7 +1,6 @@
 """Writes and reads a study's folder: the tables and records of the results contract (schema 1).
 
 Everything is written to a temporary name beside its target and renamed, so a reader never sees half a file.
-This module imports pyarrow only when a table is read or written: a plan needs neither.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.study.contract import (
     SAMPLE_COLUMNS,
@@ -20,17 +19,17 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
+from harness.study.digests import check, digest, digests_of
 from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
+from harness.study.tables import write_parquet, write_table
 from trainer.errors import InputError
-from trainer.files import read_json, temporary_path, write_atomically, write_text
+from trainer.files import read_json, write_atomically, write_text
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ROW_GROUP = 1 << 18  # rows at most: a reader who wants some steps reads the row groups that have them
 
 Record = TypeVar("Record", RunRecord, StudyRecord)
 
@@ -38,56 +37,6 @@ Record = TypeVar("Record", RunRecord, StudyRecord)
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as indented JSON, atomically. NaN and infinity are refused: the contract says null."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
-
-
-def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
-    """``rows`` ({column: values}) as a table with exactly ``columns``; a missing column is all null."""
-    import pyarrow as pa
-
-    count = len(next(iter(rows.values()))) if rows else 0
-    given = {name: rows.get(name, pa.nulls(count, pa.type_for_alias(kind))) for name, kind in columns}
-    return pa.table(given, schema=arrow_schema(columns))
-
-
-def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
-    """Write ``rows`` ({column: values}) as parquet with exactly ``columns``; a missing column is all null."""
-    _write_parquet(path, make_table(columns, rows))
-
-
-def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:
-    """The table at ``path``; None where there is none; InputError where it is not one of ours."""
-    return StoredTable(path, columns).read() if path.exists() else None
-
-
-class TableFile:
-    """A table that is written in portions: each is on disk, and out of memory, when :meth:`append` returns."""
-
-    def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
-        self._path, self._columns = path, columns
-        self._temporary = temporary_path(path)
-        self._writer: Any = None
-
-    def append(self, rows: Columns) -> None:
-        """Add rows ({column: values}); a missing column is all null."""
-        import pyarrow.parquet as pq
-
-        if self._writer is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._temporary, arrow_schema(self._columns))
-        self._writer.write_table(make_table(self._columns, rows), ROW_GROUP)
-
-    def close(self) -> None:
-        """Give the file its name: until then nobody sees it."""
-        if self._writer is None:
-            self.append({})
-        self._writer.close()
-        self._temporary.replace(self._path)
-
-    def discard(self) -> None:
-        """Leave nothing; harmless after :meth:`close`."""
-        if self._writer is not None:
-            self._writer.close()
-        self._temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -132,6 +81,10 @@ class StudyFolder:
     def write_run(self, record: RunRecord) -> None:
         write_json(self.run(record.arm, record.block) / "run.json", record.to_json())
 
+    def write_whole_run(self, record: RunRecord) -> None:
+        """Write the record of a run whose other files are all written, with their digests."""
+        self.write_run(replace(record, digests=digests_of(self.run(record.arm, record.block))))
+
     def write_tables(self, arm: str, block: int, steps: Columns, spans: Columns, samples: Columns) -> None:
         folder = self.run(arm, block)
         write_table(folder / "steps.parquet", STEP_COLUMNS, steps)
@@ -141,22 +94,45 @@ class StudyFolder:
     def write_samples(self, arm: str, block: int, samples: Columns) -> None:
         write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
 
-    def write_steps(self, arm: str, block: int, steps: pa.Table) -> None:
+    def write_steps(self, record: RunRecord, steps: pa.Table) -> None:
         """Replace a run's steps table by ``steps``, which has the contract's columns, and maybe others."""
         contract = arrow_schema(STEP_COLUMNS)
         others = [name for name in steps.column_names if name not in contract.names]  # of a later version, or a user's
         table = steps.select(contract.names).cast(contract)
         for name in others:
             table = table.append_column(name, steps.column(name))
-        _write_parquet(self.run(arm, block) / "steps.parquet", table)
+        path = self.run(record.arm, record.block) / "steps.parquet"
+        known = record.digests.get(path.name)
+        if known is None:  # a study from before there were digests
+            write_atomically(path, lambda temporary: write_parquet(temporary, table))
+            return
+
+        def write(temporary: Path) -> None:
+            write_parquet(temporary, table)
+            self._expect(record, path, (*known, digest(temporary)))
+
+        write_atomically(path, write)
+        self._expect(record, path, (digest(path),))
+
+    def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
+        """Say in run.json what that file's digest is, or is about to be; what a later version added there stays."""
+        run_json = path.with_name("run.json")
+        write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
 
     def write_probes(self, arm: str, block: int, probes: JsonObject) -> None:
         write_json(self.run(arm, block) / "probes.json", probes)
 
     def is_done(self, arm: str, block: int) -> bool:
-        """Whether that run has finished, and what it measured is still there."""
+        """Whether that run has finished, and what it measured is still there, as it was written."""
         record = self.read_record(arm, block)
-        return record is not None and record.status == "done" and (self.run(arm, block) / "steps.parquet").exists()
+        if record is None or record.status != "done":
+            return False
+        folder = self.run(arm, block)
+        try:
+            check(folder, record.digests, record.digests)
+            return _tables(folder, record).steps is not None
+        except InputError:
+            return False
 
     def read_record(self, arm: str, block: int) -> RunRecord | None:
         """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
@@ -177,30 +153,58 @@ class StudyFolder:
                     RunRecord(path.parts[-3], int(path.parts[-2]), "failed", error=str(error)), None, None, None
                 )
                 continue
-            tables: dict[str, StoredTable | None] = {}
+            folder = path.parent
             try:
-                for name, columns in (("steps", STEP_COLUMNS), ("spans", SPAN_COLUMNS), ("samples", SAMPLE_COLUMNS)):
-                    file = path.with_name(f"{name}.parquet")
-                    tables[name] = table = StoredTable(file, columns) if file.exists() else None
-                    if table is not None:
-                        table.check()
-                if tables["steps"] is None and record.status == "done":  # which is said last: deleted since
+                tables = _tables(folder, record)
+                if tables.steps is None and record.status == "done":  # which is said last: deleted since
                     raise InputError("it was done, but its steps.parquet is gone")
             except InputError as error:  # one damaged table must not cost the report of all the other runs
                 record = replace(record, status="failed", error=str(error))
-                tables = dict.fromkeys(("steps", "spans", "samples"))
-            probes = path.with_name("probes.json")
-            try:
-                found = read_facts(probes) if probes.exists() else ProbesRecord()
-            except InputError as error:
-                found = ProbesRecord(problems=(str(error),))
-            yield RunData(record, tables["steps"], tables["spans"], tables["samples"], found, path.parent)
+                tables = _Tables()
+            yield RunData(record, *tables, _probes(folder, record), folder)
 
 
-def _write_parquet(path: Path, table: pa.Table) -> None:
-    import pyarrow.parquet as pq
+class _Tables(NamedTuple):
+    """The tables of a run, None where it left none."""
 
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, ROW_GROUP))
+    steps: StoredTable | None = None
+    spans: StoredTable | None = None
+    samples: StoredTable | None = None
+
+
+COLUMNS = {"steps": STEP_COLUMNS, "spans": SPAN_COLUMNS, "samples": SAMPLE_COLUMNS}
+
+
+def _tables(folder: Path, record: RunRecord) -> _Tables:
+    """The tables of a run; InputError where one is damaged."""
+    found: dict[str, StoredTable] = {}
+    for name, columns in COLUMNS.items():
+        file = folder / f"{name}.parquet"
+        known = record.digests.keys() & {file.name}
+        check(folder, record.digests, known)
+        if file.exists():
+            found[name] = StoredTable(file, columns)
+            found[name].check(as_written=bool(known))
+    return _Tables(**found)
+
+
+def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
+    """What its probes reported, and which of their files are damaged."""
+    path = folder / "probes.json"
+    others = record.digests.keys() - {path.name, *(f"{name}.parquet" for name in COLUMNS)}
+    problems = []
+    for name in [*(record.digests.keys() & {path.name}), *sorted(others)]:
+        try:
+            check(folder, record.digests, [name])
+        except InputError as error:
+            problems.append(str(error))
+    if problems and path.name in problems[0]:
+        return ProbesRecord(problems=tuple(problems))
+    try:
+        found = read_facts(path) if path.exists() else ProbesRecord()
+    except InputError as error:
+        found = ProbesRecord(problems=(str(error),))
+    return replace(found, problems=(*found.problems, *problems))
 
 
 def _study_json(record: StudyRecord) -> JsonObject:

@@ -95,6 +95,10 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
 
 def _repetitions(run: RunData) -> list[CountedSpan]:
     """Return the repetitions of a run, in order."""
+    return run.once("repetitions on the timeline", lambda: _read_repetitions(run))
+
+
+def _read_repetitions(run: RunData) -> list[CountedSpan]:
     steps = run.step_columns(["turn", "start_ns", "wall_ns", "warmup"])
     if steps is None or not len(steps):
         return []

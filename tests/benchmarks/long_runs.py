@@ -25,7 +25,8 @@ from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.run_facts import RunFacts
-from harness.study.store import StudyFolder, TableFile
+from harness.study.store import StudyFolder
+from harness.study.tables import TableFile
 from trainer.telemetry import BatchTrace, Blocked, Kernel
 
 MS = 1_000_000
@@ -51,7 +52,7 @@ def make(folder: Path, runs: int, steps: int, *, asynchronous: bool) -> None:
         record = RunRecord(name, 0, "done", session="0", interleave="slices", config=config, facts=facts)
         _tables(study.run(name, 0), steps, number, asynchronous=asynchronous)
         study.write_samples(name, 0, {})
-        study.write_run(record)
+        study.write_whole_run(record)
 
 
 def _tables(folder: Path, steps: int, seed: int, *, asynchronous: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from harness.analysis.derived import DEVICE_COLUMNS, STAGE_COLUMNS, with_derived
+from harness.analysis.launches import device_work
 from harness.analysis.spans import COLUMNS, read_spans
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from trainer.telemetry import StageSpan
@@ -61,7 +62,8 @@ def derived(
     rows = [{"start_ns": start, "wall_ns": end - start, "fetch_ns": 0, "warmup": False} for start, end in steps]
     table = pa.Table.from_pylist(rows, schema=arrow_schema(STEP_COLUMNS))
     recorded = pa.Table.from_pylist(list(spans), schema=arrow_schema(SPAN_COLUMNS))
-    found = with_derived(table, read_spans(recorded.select(COLUMNS).to_batches()), asynchronous).table
+    recorded_spans = read_spans(recorded.select(COLUMNS).to_batches())
+    found = with_derived(table, recorded_spans, device_work(recorded_spans) if asynchronous else None).table
     return {name: found.column(name).to_pylist() for name in (*DEVICE_COLUMNS, *STAGE_COLUMNS)}
 
 

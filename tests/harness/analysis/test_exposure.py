@@ -122,6 +122,6 @@ def test_in_studies_without_the_mark_their_own_columns_tell_an_idle_builder_from
     step = {"start_ns": 0, "wall_ns": 100, "fetch_ns": 30, "warmup": False, "exposed_transfer_ns": 5 if known else None}
     steps = pa.Table.from_pylist([step], schema=arrow_schema(STEP_COLUMNS))
     spans = pa.Table.from_pylist([span("main", "fetch", 0, 30, batch=0)], schema=arrow_schema(SPAN_COLUMNS))
-    found = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False).table
+    found = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), None).table
     assert found["exposed_transfer_ns"].to_pylist() == [30 if known else None]
     assert found["exposed_tokenize_ns"].to_pylist() == [0 if known else None]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from harness.analysis import in_parts, spans
 from harness.analysis.derived import DEVICE_COLUMNS, STAGE_COLUMNS, bounds, stage_spans, waits_of, with_derived
 from harness.analysis.device import activities, busy, idle_per_step, idle_time
+from harness.analysis.launches import device_work
 from harness.analysis.overlap import hidden_behind, sync_audit
 from harness.analysis.spans import COLUMNS, RunSpans, read_spans
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
@@ -65,15 +66,19 @@ def test_spans_of_other_ranks_are_left_out() -> None:
     assert found.rows == first.rows == len(KINDS)
 
 
+def worked_out(steps: Any, spans: RunSpans, asynchronous: bool) -> Any:
+    return with_derived(steps, spans, device_work(spans) if asynchronous else None).table
+
+
 @given(STEPS, st.lists(SPAN, max_size=60), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_any_number_of_steps_at_a_time_gives_the_same_columns(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool
 ) -> None:
     step_table, span_table = tables(steps, recorded)
     with at_once(10_000, 4096):
-        whole = with_derived(step_table, read(span_table), asynchronous).table
+        whole = worked_out(step_table, read(span_table), asynchronous)
     with at_once(size, rows):
-        parts = with_derived(step_table, read(span_table, rows), asynchronous).table
+        parts = worked_out(step_table, read(span_table, rows), asynchronous)
     for name in (*DEVICE_COLUMNS, *STAGE_COLUMNS):
         assert parts.column(name).to_pylist() == whole.column(name).to_pylist(), name
 

@@ -15,7 +15,8 @@ from harness.analysis.derived import DEVICE_COLUMNS, STAGE_COLUMNS
 from harness.analysis.replay.exposed import Split
 from harness.report.build import build_report
 from harness.study.contract import STEP_COLUMNS
-from harness.study.store import StudyFolder, read_table
+from harness.study.store import StudyFolder
+from harness.study.tables import read_table
 from tests.harness.synthetic import Arm, build, write
 
 pytestmark = pytest.mark.usefixtures("empty_pictures")
@@ -33,7 +34,7 @@ def recorded(tmp_path: Path) -> StudyFolder:
         steps = run.steps
         for name in (*STAGE_COLUMNS, *DEVICE_COLUMNS):
             steps = steps.set_column(steps.column_names.index(name), name, pa.nulls(len(steps), pa.int64()))
-        folder.write_steps(run.record.arm, run.record.block, steps)
+        folder.write_steps(run.record, steps)
     return folder
 
 

@@ -14,7 +14,8 @@ from harness.study import run_data
 from harness.study.contract import STEP_COLUMNS
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
-from harness.study.store import StudyFolder, write_json, write_table
+from harness.study.store import StudyFolder, write_json
+from harness.study.tables import write_table
 from trainer.errors import InputError
 
 

@@ -16,7 +16,7 @@ from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS
-from harness.study.store import read_table
+from harness.study.tables import read_table
 from tests.examples import examples
 from trainer import telemetry
 from trainer.inject import spend
@@ -37,7 +37,7 @@ def read_back(folder: Path) -> tuple[dict[str, list], dict[str, list]]:
     assert steps is not None
     assert spans is not None
     assert not list(folder.glob(".*")), "no temporary file stays"
-    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), asynchronous=False).table
+    derived = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), None).table
     return derived.to_pydict(), spans.to_pydict()
 
 

@@ -1,0 +1,148 @@
+"""A file of a run that was damaged is seen, whatever it holds; what replaces one is known before it takes its place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.study import run_data, store
+from harness.study.contract import STEP_COLUMNS
+from harness.study.records import RunRecord, StudyRecord
+from harness.study.store import StudyFolder
+from harness.study.tables import write_table
+from trainer.files import temporary_path
+
+STEPS = 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StudyFolder:
+    """A study of one finished run that left tables, a report of its probes and a profile."""
+    study = StudyFolder(tmp_path)
+    study.write_study(StudyRecord("damage", "", "done"))
+    times = {name: list(range(STEPS)) for name in ("step", "turn", "start_ns", "wall_ns")}
+    spans = {"name": ["fetch"] * STEPS, "role": ["main"] * STEPS, "batch": list(range(STEPS))}
+    study.write_tables("a", 0, times, spans, {"t_ns": [1, 2], "value": [0.5, 1.5]})
+    study.write_probes("a", 0, {})
+    (study.run("a", 0) / "stacks.txt").write_text("main;fetch 3\n")
+    study.write_whole_run(RunRecord("a", 0, "done"))
+    return study
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(st.sampled_from(["steps", "spans", "samples"]), st.integers(0, 100_000))
+def test_any_flipped_bit_of_a_table_fails_its_run_and_a_resume_runs_it_again(
+    folder: StudyFolder, table: str, bit: int
+) -> None:
+    path = folder.run("a", 0) / f"{table}.parquet"
+    assert folder.is_done("a", 0)
+    flip(path, bit)
+    try:
+        (run,) = folder.runs()
+        assert run.record.status == "failed"
+        assert run.record.error is not None
+        assert run.record.error.startswith(f"{path}: damaged, or changed since it was written")
+        assert not run.has_steps
+        assert not folder.is_done("a", 0)
+    finally:
+        flip(path, bit)
+
+
+@pytest.mark.parametrize("name", ["spans.parquet", "samples.parquet", "probes.json", "stacks.txt"])
+def test_a_file_that_is_gone_is_said_and_a_resume_runs_it_again(folder: StudyFolder, name: str) -> None:
+    path = folder.run("a", 0) / name
+    path.unlink()
+    (run,) = folder.runs()
+    told = run.record.error if name.endswith("parquet") else run.probes.problems[0]
+    assert told == f"{path}: the run wrote this file, and it is gone"
+    assert not folder.is_done("a", 0)
+
+
+def test_a_damaged_report_of_the_probes_is_not_used(folder: StudyFolder) -> None:
+    path = folder.run("a", 0) / "probes.json"
+    path.write_text('{"perturbation": 1}')
+    (run,) = folder.runs()
+    assert run.record.status == "done"  # its tables are what it wrote
+    (problem,) = run.probes.problems
+    assert problem.startswith(f"{path}: damaged, or changed")
+
+
+def test_a_flipped_bit_is_seen_while_a_page_is_read_too(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the check and the reading of a large table: parquet's own checksums."""
+    monkeypatch.setattr(run_data, "SMALL_FILE_BYTES", 0)
+    (run,) = folder.runs()
+    path = folder.run("a", 0) / "steps.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    flip(path, 8 * (column.data_page_offset + column.total_compressed_size - 2))
+    with pytest.raises(run_data.InputError, match=r"steps\.parquet: not a readable parquet file \(.*CRC"):
+        _ = run.steps
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_kill_while_a_table_is_replaced_loses_nothing(
+    folder: StudyFolder, monkeypatch: pytest.MonkeyPatch, renamed: bool
+) -> None:
+    """Both the old and the new table are as written, until the record names the new one alone."""
+    (run,) = folder.runs()
+    path = folder.run("a", 0) / "steps.parquet"
+    assert run.steps is not None
+    table = run.steps.append_column("mine", pa.array([1] * STEPS))
+    stopped = 2 if renamed else 1
+    written: list[Path] = []
+    write = store.write_json
+
+    def killed(target: Path, content: object) -> None:
+        written.append(target)
+        if len(written) == stopped and renamed:
+            raise KeyboardInterrupt
+        write(target, content)
+        if len(written) == stopped:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write_steps(run.record, table)
+    assert ("mine" in pq.read_schema(path).names) == renamed
+    assert not temporary_path(path).exists()
+    (again,) = folder.runs()
+    assert again.record.status == "done"
+    assert folder.is_done("a", 0)
+
+
+def test_a_table_replaced_has_one_digest_and_what_a_later_version_wrote_into_the_record_stays(
+    folder: StudyFolder,
+) -> None:
+    record = folder.run("a", 0) / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "later": 1}))
+    (run,) = folder.runs()
+    assert run.steps is not None
+    folder.write_steps(run.record, run.steps.append_column("mine", pa.array([1] * STEPS)))
+    content = json.loads(record.read_text())
+    assert content["later"] == 1
+    assert len(content["digests"]["steps.parquet"]) == 1
+    (again,) = folder.runs()
+    assert again.steps is not None
+    assert "mine" in again.steps.column_names
+
+
+def test_whoever_changes_a_table_on_purpose_removes_its_digest(folder: StudyFolder) -> None:
+    (run,) = folder.runs()
+    write_table(folder.run("a", 0) / "steps.parquet", STEP_COLUMNS, {"step": [7]})
+    digests = {name: one for name, one in run.record.digests.items() if name != "steps.parquet"}
+    folder.write_run(replace(run.record, digests=digests))
+    (again,) = folder.runs()
+    assert again.steps is not None
+    assert again.steps.column("step").to_pylist() == [7]
