@@ -16,6 +16,7 @@ from tests.studies import run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 TRIES = 2
+SINGLE = 0.05  # share of steps
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def test_what_may_be_off_moves_a_bound_by_no_more() -> None:
 def test_only_the_launch_bound_device_has_unknown_busy_time(judged: Found) -> None:
     for name in ARMS:
         totals = of(judged, name).totals
-        # A host that is kept from its core while it launches ends that launch as the device ends it, in single steps.
-        most = 0.5 if judged.allowed(name) else 0.0
+        # A host that is kept from its core while it launches ends that launch as the device ends it: in single steps
+        # even of a run that hardly waited. What is declared launch-bound is so in all steps.
+        most = 0.5 if judged.allowed(name) else SINGLE
         bound = {phase for phase, share in totals.launch_bound.items() if share > most}
         assert bound == ({"forward", "backward", "norm", "optimizer"} if name == "launch" else set())
         if name == "launch" or not judged.allowed(name):
