@@ -24,6 +24,8 @@ from trainer.errors import InputError
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)
 PATH_KEYS = {"data.path", "data.access"}  # what another arm may do otherwise for its data path to be tried
+# Times the usual hand-over that an interval allows for where none was recorded, downwards to none at all.
+MOST_HANDOVER = 3
 ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
 
 
@@ -35,6 +37,8 @@ class _Option:
     cost: AdviceCost
     prediction: Prediction
     tried_by: str | None
+    speedup: Estimate
+    serial: float | None = None
 
 
 def advise(
@@ -51,10 +55,11 @@ def advise(
     options = [
         Advice(
             one.change,
-            one.prediction.speedup,
+            one.speedup,
             one.cost,
-            worth=believed and _clears(one.prediction.speedup, noise_floor),
+            worth=believed and _clears(one.speedup, noise_floor),
             measured=speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None,
+            serial=one.serial,
         )
         for one in found
     ]
@@ -74,7 +79,41 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
     for change, cost in _edits(runs[arm]):
         edits = parse_edits([change])
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
-        yield _Option(change, cost, replays.predict(edits), next(iter(tried), None))
+        found = replays.predict(edits)
+        more_workers = cost == "processes"
+        yield _Option(
+            change,
+            cost,
+            found,
+            next(iter(tried), None),
+            _with_any_handover(replays, change, found) if more_workers else found.speedup,
+            _serial(replays, found) if more_workers else None,
+        )
+
+
+def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Estimate:
+    """The speed-up by more workers, its interval widened where the recording shows no hand-over to a main thread."""
+    if replays.workers:
+        return found.speedup
+    costs_ms = (0.0, MOST_HANDOVER * replays.usual_handover_ms)
+    others = [replays.predict(parse_edits([change, f"transfer={cost_ms:.6f}ms"])).speedup for cost_ms in costs_ms]
+    every = [found.speedup, *others]
+    lows, highs = [one.ci_low for one in every], [one.ci_high for one in every]
+    return replace(
+        found.speedup,
+        ci_low=None if None in lows else min(low for low in lows if low is not None),
+        ci_high=None if None in highs else max(high for high in highs if high is not None),
+    )
+
+
+def _serial(replays: Replays, found: Prediction) -> float | None:
+    """The speed-up by more workers where only one of them at a time gets what its stages wait for.
+
+    A step then lasts at least as long as the stages of its batches wait: replay has workers wait side by side.
+    """
+    step_ms = found.step_ms.median
+    slowest_ms = max(step_ms, replays.off_core_ms)
+    return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + ALIKE) else None
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
@@ -87,7 +126,8 @@ def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> I
     for name, loaders in alone.items():
         if runs.get(name) and set(_differing(arm, name, runs)) <= PATH_KEYS:
             with suppress(InputError):  # no block in which both finished
-                yield _Option(name, "its data path", replays.fed_by(loaders), name)
+                found = replays.fed_by(loaders)
+                yield _Option(name, "its data path", found, name, found.speedup)
 
 
 def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:

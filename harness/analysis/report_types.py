@@ -170,7 +170,8 @@ class Advice:
     """One change and the speed-up of a step that replay predicts for it.
 
     ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
-    ``measured``: what an arm of the same study that already is so measured.
+    ``measured``: what an arm of the same study that already is so measured. ``serial``: of more workers, times as fast
+    where what their stages wait for (a lock, a disk) serves one of them at a time; None where that is as fast.
     """
 
     change: str
@@ -178,6 +179,7 @@ class Advice:
     cost: AdviceCost
     worth: bool = False
     measured: Estimate | None = None
+    serial: float | None = None
 
 
 @dataclass(frozen=True)

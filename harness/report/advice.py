@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.advice import MOST_HANDOVER
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
@@ -48,7 +49,10 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         )
         handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
         if handed:
-            notes.append("What workers take to hand a batch over is assumed, and no part of the intervals: see below.")
+            notes.append(
+                "No worker was recorded: the intervals of workers allow for any hand-over of a batch, from none at all "
+                f"to {MOST_HANDOVER} times the usual one."
+            )
         if len(options) > MOST:
             notes.append(f"{len(options) - MOST} more below.")
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
@@ -75,7 +79,13 @@ def _line(one: Advice, arm: str, names: ArmNames) -> str:
     """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
     how = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
-    return f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+    text = f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+    if one.serial is not None:
+        text += (
+            f"; only {ratio(one.serial)} where what the stages wait for (a disk, a network, a lock) serves one worker "
+            "at a time"
+        )
+    return text
 
 
 def _assumes_handover(advice: ArmAdvice) -> bool:
@@ -128,7 +138,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         [
             names.short(advice.arm),
             _cell(one, advice.arm, names),
-            ratio_cell(one.speedup),
+            ratio_cell(one.speedup) + ("" if one.serial is None else f", or {ratio(one.serial)}"),
             ratio_cell(one.measured),
             "yes" if one.worth else "no",
         ]
@@ -143,7 +153,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
         "it*: the interval lies above 1, the median clears the noise floor, and the unedited replay is within "
         f"{percent(TOLERANCE)}; of several numbers of workers the smallest that is as good as the best. "
-        f"{NOT_MEASURED}: no arm of this study is so. Costs: "
+        + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
+        + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())
         + "."
     )
@@ -163,6 +174,7 @@ def _cell(one: Advice, arm: str, names: ArmNames) -> str:
             return change_text(one, names)
 
 
+_OR = "*or*: where what the stages wait for (a disk, a network, a lock) serves one worker at a time. "
 _KINDS: dict[str, AdviceCost] = {
     "workers": "processes",
     "prefetch": "memory",

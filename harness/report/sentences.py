@@ -182,8 +182,11 @@ def _reason(c: Comparison) -> str:
     known = f"ceiling, {interval(m.ceiling)}"
     if gain < NOTHING:
         core = ""
-        if m.ideal is None and _hides(waits) and (waits.contended_ms or 0.0) >= WORTH * waits.step_ms:
-            core = " but for the cores that it takes"  # which no replay knows
+        if m.ideal is None and _hides(waits):  # no replay knows which cores hidden work takes
+            if waits.contended_ms is None:
+                core = " but for the cores that it takes, which was not measured"
+            elif waits.contended_ms >= WORTH * waits.step_ms:
+                core = " but for the cores that it takes"
         text += f", so without any data work {c.baseline} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
         text += f", so without any data work {c.baseline} would be {ratio(m.ceiling.median)} as fast ({known})"

@@ -83,6 +83,7 @@ def _advice(found: ArmAdvice) -> Json:
                 "cost": one.cost,
                 "speedup": estimate_json(one.speedup),
                 "measured": estimate_json(one.measured),
+                "serial": finite(one.serial),
                 "worth": one.worth,
             }
             for one in found.options

@@ -18,6 +18,7 @@ from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
 from harness.analysis.replay.critical_path import PathLink, critical_path_ms
+from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
 from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation
 from harness.analysis.replay.recording import Recording, record
@@ -67,6 +68,21 @@ class Replays:
         """The recorded value of a key that edits can set to a number."""
         first = self._runs[0].recording
         return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
+
+    @property
+    def workers(self) -> int:
+        """Of the loader as recorded; 0: inline."""
+        return self._runs[0].recording.workers
+
+    @property
+    def off_core_ms(self) -> float:
+        """See ``Recording.off_core_ms``; mean over the runs."""
+        return sum(run.recording.off_core_ms for run in self._runs) / len(self._runs)
+
+    @property
+    def usual_handover_ms(self) -> float:
+        """What handing over a batch is taken to cost where no worker was recorded."""
+        return self._runs[0].recording.tensors * DEFAULT_TENSOR_MS
 
     def predict(self, edits: Edits) -> Prediction:
         """The step time of the runs had they run under ``edits``; InputError for too many batches in flight."""

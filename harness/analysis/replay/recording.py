@@ -85,8 +85,22 @@ class Recording:
 
     @property
     def tokens_per_batch(self) -> float | None:
-        fetches = Counter(e.kind for e in self.classes[int(self.step_class[-1])].events)["fetch"]
+        fetches = self.batches_per_step
         return None if self.tokens is None or not fetches else self.tokens / fetches
+
+    @property
+    def batches_per_step(self) -> int:
+        return Counter(e.kind for e in self.classes[int(self.step_class[-1])].events)["fetch"]
+
+    @property
+    def off_core_ms(self) -> float:
+        """What the stages of a step's batches waited, for a disk, a network, a lock or a core: they did not compute.
+
+        Mean over the batches of measured steps; 0 where CPU time was not recorded.
+        """
+        made = self.batches
+        waited = sum(float((made.stage[name] - made.cpu[name])[made.usable].mean()) for name in made.stage)
+        return waited / 1e6 * self.batches_per_step
 
 
 def record(run: RunData) -> Recording:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from harness.analysis.advice import advise
 from harness.analysis.report_types import Advice, ArmAdvice
 from harness.analysis.study import analyse
 from harness.report.advice import next_steps
 from harness.report.names import ArmNames
+from tests.harness.analysis.replay import oracle
+from tests.harness.analysis.replay.oracle import Truth
 from tests.harness.synthetic import Arm, build
 
 QUIET = {"day": 0.002, "block": 0.001}
@@ -50,7 +53,7 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
         assert measured is not None
         assert measured.median == pytest.approx(options[change].speedup.median, rel=0.02)
     steps = next_steps([found], ArmNames(["text", "tokens"]))
-    assert "What workers take to hand a batch over is assumed" in steps.note
+    assert "allow for any hand-over of a batch, from none at all to 3 times the usual one" in steps.note
     ranked = steps.ranked
     assert len(ranked) == 1
     assert ranked[0].startswith("With 2 loader workers text would be")
@@ -91,3 +94,39 @@ def test_a_replay_outside_tolerance_says_so() -> None:
 def test_what_cannot_be_replayed_says_so() -> None:
     steps = next_steps([ArmAdvice("text", refused="no spans")], ArmNames(["text"]))
     assert (steps.ranked, steps.note) == ((), "text cannot be replayed.")
+
+
+def predicted(truth: Truth, change: str) -> tuple[Advice, float]:
+    """The advice on ``truth`` to make that change of workers, and how many times as fast it then really is."""
+    workers = int(change.removeprefix("workers="))
+    blocks = range(4)
+    runs = {"a": [oracle.run(truth.having(seed=block), block=block) for block in blocks]}
+    changed = [oracle.run(truth.having(seed=block, workers=workers), block=block) for block in blocks]
+    faster = sum(map(oracle.step_ms, runs["a"])) / sum(map(oracle.step_ms, changed))
+    return by_change(advise("a", runs, lambda _: {}, None))[change], faster
+
+
+@pytest.mark.parametrize("handover", [0.1, 2.7, 6.0])
+def test_the_interval_of_workers_that_were_never_seen_holds_whatever_their_hand_over_costs(handover: float) -> None:
+    one, faster = predicted(
+        Truth(workers=0, tokenize=20.0, handover=handover, receive=0.75 * handover, spread=0.1), "workers=2"
+    )
+    assert one.speedup.ci_low is not None
+    assert one.speedup.ci_high is not None
+    assert one.speedup.ci_low * 0.99 <= faster <= one.speedup.ci_high * 1.01
+
+
+def test_a_second_worker_behind_the_lock_of_the_first_is_no_gain_and_the_advice_says_so() -> None:
+    one, faster = predicted(Truth(workers=1, read=30.0, locked="read", tokenize=0.5, spread=0.05), "workers=2")
+    assert one.speedup.median > 1.3
+    assert faster == pytest.approx(1.0, abs=0.05)  # as a lock has it
+    assert one.serial == pytest.approx(faster, abs=0.05)
+    found = ArmAdvice("a", (replace(one, worth=True),), within_tolerance=True)
+    (line,) = next_steps([found], ArmNames(["a"])).ranked
+    assert "where what the stages wait for (a disk, a network, a lock) serves one worker at a time" in line
+
+
+def test_stages_that_compute_are_taken_to_run_side_by_side() -> None:
+    one, faster = predicted(Truth(workers=1, tokenize=30.0, spread=0.05), "workers=2")
+    assert one.serial is None
+    assert one.speedup.median == pytest.approx(faster, rel=0.03)

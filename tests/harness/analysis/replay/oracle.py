@@ -68,6 +68,7 @@ class Truth:
     repetitions: int = 1
     lead: float = 30.0  # that the workers have before the loop begins
     seed: int = 0
+    locked: str = ""  # a stage that waits for something that serves one worker at a time, and computes nothing
 
     def having(self, **changes: Any) -> Truth:
         return replace(self, **changes)
@@ -88,6 +89,7 @@ class _Rank:
         self.inbox = [simpy.Store(env) for _ in range(truth.workers)]
         self.delivered: dict[int, simpy.Event] = {}
         self.queue = simpy.Store(env)
+        self.lock = simpy.Resource(env)
         self.last_done: simpy.Event | None = None
         for worker in range(truth.workers):
             env.process(self.work(worker))
@@ -106,7 +108,12 @@ class _Rank:
     def build(self, batch: int, role: str) -> Iterator[simpy.Event]:
         for stage in STAGES:
             began = self.env.now
-            yield self.env.timeout(self.cost(batch, stage))
+            if stage == self.t.locked:
+                with self.lock.request() as turn:
+                    yield turn
+                    yield self.env.timeout(self.cost(batch, stage))
+            else:
+                yield self.env.timeout(self.cost(batch, stage))
             self.spans.append((role, stage, batch, began, self.env.now))
 
     def ask(self, batch: int, wake: float) -> None:
@@ -293,8 +300,8 @@ def _spans(rank: _Rank, stops: list[float]) -> pa.Table:
     starts = _clock(stops, began)
     ends = np.maximum(starts, _clock(stops, ended, ends=True)).tolist()
     cpu = [
-        round((end - start) * MS) if role.startswith("loader") or role == "main" else None
-        for role, start, end in zip(roles, began, ended, strict=True)
+        round((end - start) * MS * (name != rank.t.locked)) if role.startswith("loader") or role == "main" else None
+        for role, name, start, end in zip(roles, names, began, ended, strict=True)
     ]
     ids, ranks = [1] * len(kept), [0] * len(kept)
     columns = (ids, ids, roles, ranks, names, batches, starts, ends, cpu)
