@@ -56,7 +56,9 @@ def _burn(nanoseconds: int) -> None:
 class Injector:
     """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
 
-    Without a section (``None``) every cost is 0. ``parts`` is the number of equal parts a cost is spent in (default 1).
+    Each cost has draws of its own: an arm without one of them has the same draws for the others, as removing a stage
+    makes no document longer or shorter. Without a section (``None``) every cost is 0. ``parts`` is the number of equal
+    parts a cost is spent in (default 1).
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class Injector:
     ) -> None:
         self._how: How = inject.how if inject is not None else "busy"
         self._jitter = inject.jitter if isinstance(inject, DataInject) else 0.0
-        self._random = random.Random(seed)
         section = inject.model_dump() if inject is not None else {}
         self._costs_ms: dict[str, float] = {
             name: value / (parts or {}).get(name, 1)
             for key, value in section.items()
             if key.endswith("_ms") and (name := key.removesuffix("_ms"))
         }
+        self._random = {name: random.Random(f"{seed} {name}") for name in self._costs_ms}
 
     def cost_ms(self, name: str) -> float:
         """Return the declared cost of stage or phase ``name`` in milliseconds, before jitter; 0 if none is declared."""
@@ -80,7 +82,7 @@ class Injector:
         """Draw the next cost of ``name`` in milliseconds: the declared one times uniform [1 - jitter, 1 + jitter]."""
         cost_ms = self.cost_ms(name)
         if cost_ms and self._jitter:
-            cost_ms *= self._random.uniform(1 - self._jitter, 1 + self._jitter)
+            cost_ms *= self._random[name].uniform(1 - self._jitter, 1 + self._jitter)
         return cost_ms
 
     def spend(self, name: str) -> None:

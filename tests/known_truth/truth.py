@@ -57,7 +57,10 @@ class _World:
         self.env = simpy.Environment()
         # The declared jitter is drawn from declared seeds (trainer/inject.py, trainer/data/dataset.py,
         # trainer/emulated.py): the same draws here, so that no luck of the draw stands between truth and run.
-        self.of_worker = [random.Random(self.seed * 1_000_003 + k) for k in range(max(1, self.pipeline.workers))]
+        self.of_worker = [
+            {name: random.Random(f"{self.seed * 1_000_003 + k} {name}") for name in (*STAGES, "transfer")}
+            for k in range(max(1, self.pipeline.workers))
+        ]
         self.of_device = random.Random(self.seed)
         self.inbox = [simpy.Store(self.env) for _ in range(self.pipeline.workers)]
         self.delivered: dict[int, simpy.Event] = {}
@@ -74,9 +77,9 @@ class _World:
         drawn = self.of_worker[batch % len(self.of_worker)]
         for stage in STAGES:
             began = self.env.now
-            yield self.env.timeout(_jittered(getattr(self.pipeline, stage), self.pipeline.jitter, drawn))
+            yield self.env.timeout(_jittered(getattr(self.pipeline, stage), self.pipeline.jitter, drawn[stage]))
             self.stages.setdefault(batch, []).append((stage, began, self.env.now))
-        yield self.env.timeout(_jittered(self.pipeline.transfer, self.pipeline.jitter, drawn))
+        yield self.env.timeout(_jittered(self.pipeline.transfer, self.pipeline.jitter, drawn["transfer"]))
 
     def ask(self, batch: int) -> None:
         self.delivered[batch] = self.env.event()

@@ -47,6 +47,14 @@ def test_jitter_is_seeded_and_stays_within_its_bounds() -> None:
     assert 2.8 < max(draws(1)) <= 3
 
 
+def test_an_arm_without_one_cost_has_the_same_draws_for_the_others() -> None:
+    both = Injector(DataInject(read_ms=2, tokenize_ms=3, jitter=0.5), seed=1)
+    alone = Injector(DataInject(tokenize_ms=3, jitter=0.5), seed=1)
+    reads, with_reading = zip(*[(both.draw_ms("read"), both.draw_ms("tokenize")) for _ in range(20)], strict=True)
+    assert [alone.draw_ms("tokenize") for _ in range(20)] == list(with_reading)
+    assert [one / 2 for one in reads] != [one / 3 for one in with_reading]  # nor are both stages long together
+
+
 def test_without_jitter_every_draw_is_the_cost() -> None:
     injector = Injector(DataInject(read_ms=2), seed=1)
     assert {injector.draw_ms("read") for _ in range(20)} == {2}
