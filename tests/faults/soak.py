@@ -1,6 +1,6 @@
 """Soaks the harness: one long study beside a neighbour that comes and goes; asks that nothing of ours grows.
 
-``python -m tests.faults.soak --minutes 60 --out DIR`` runs a small study for that long, ends it as Ctrl-C does, and
+``python -m tests.faults.soak --minutes 60 --out DIR`` runs a small study for that long, ends it by SIGTERM, and
 reports it. It writes ``samples.csv`` (a row every few seconds) and ``README.md``, and exits with 1 where the launcher
 grew, left processes, or named two arms that are the same a gain or a loss.
 """
@@ -74,7 +74,7 @@ def main() -> int:
         try:
             samples = _watch(study, 60 * arguments.minutes, random.Random(arguments.seed))
             left = _descendants(study.pid)
-            study.send_signal(signal.SIGINT)
+            study.send_signal(signal.SIGTERM)  # SIGINT is ignored by what a shell started in the background
             code = study.wait(ENDING_S)
         finally:
             study.kill()
@@ -175,7 +175,7 @@ def _page(
     quarter = len(samples) // 4
     return f"""# Soak
 
-`python -m tests.faults.soak`: one study; a neighbour that burns a core comes and goes; Ctrl-C ends it.
+`python -m tests.faults.soak`: one study; a neighbour that burns a core comes and goes; SIGTERM ends it.
 
 - {minutes:.0f} minutes, {blocks} blocks begun, {failed} runs not done; a neighbour {100 * beside:.0f} % of the time
 - launcher: {held[quarter]:.0f} MB after a quarter of the time, {held[-1]:.0f} MB at the end, {max(held):.0f} MB
