@@ -99,6 +99,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if argv and argv[0] in COMMANDS:
         actions = getattr(COMMANDS[argv[0]].module(), "ACTIONS", {})
         _check_name(f"{argv[0]}: unknown action", argv[1:2] if actions else [], list(actions))
+    for word in argv:
+        if word.startswith("--") and word.endswith("=--"):  # argparse makes an empty list of it
+            raise InputError(f"{word.removesuffix('=--')}: '--' is no value")
     arguments, extra = _parser().parse_known_args(argv)
     if extra:
         chosen: argparse.ArgumentParser = arguments.parser

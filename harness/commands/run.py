@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interleave", choices=("auto", "slices", "runs"), help="interleave repetitions, or one run after the other"
     )
+    parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         _check_resume(arguments)
         from harness.launch.study import resume_study
 
-        return _finish(*resume_study(Path(arguments.resume), command))
+        return _finish(*resume_study(Path(arguments.resume), command, arguments.force))
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
     plan = load_plan(arguments, arguments.repeats, arguments.interleave)
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return 0
     from harness.launch.study import run_study
 
-    return _finish(*run_study(plan, Path(arguments.out), command, arguments.scenario))
+    return _finish(*run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force))
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:

@@ -108,6 +108,8 @@ class ForkServer:
 def main() -> int:
     from harness.machine.lifetime import die_with_parent
 
+    # Also where a signal goes to every process: the parent, which ends this one, decides what is kept.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[3:]:

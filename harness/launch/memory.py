@@ -1,46 +1,182 @@
-"""Estimates whether all arms of a block fit in memory together: the condition of ``interleave: slices``."""
+"""Estimates what runs take in memory: which cannot fit and are refused, and whether the arms of a block fit together.
+
+    need of a run = weights + moments + the larger of gradients and activations + process + workers + batches in flight
+
+Between its repetitions a suspended run keeps weights, moments, workers and batches. So arms that alternate need all of
+these at once, and the rest of one of them.
+"""
 
 from __future__ import annotations
 
-from harness.machine.environment import available_memory_bytes
-from harness.machine.gpu_memory import gpu_memory
+import sys
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.machine.cgroup import find_group, memory_limit
+from harness.machine.environment import available_memory_bytes, has_nvidia_driver
+from harness.machine.gpu_memory import free_gpu_memory
+from harness.machine.memory import read_memory
 from trainer.config import TrainerConfig
-from trainer.devices.flops import parameters
+from trainer.devices.footprint import ByteRange, Footprint, batch_bytes, footprint
+from trainer.errors import InputError
 from trainer.model import resolve_shape
 
+MIB, GIB = 2**20, 2**30
 # What a run forked from the fork server has for itself, the model left out (measured with tiny models: 50 to 260 MB
 # private; the 270 MB of torch and transformers are shared).
-PROCESS_BYTES = 300 * 2**20
-WORKER_BYTES = 200 * 2**20  # a forked loader worker's own pages
+PROCESS = ByteRange(50 * MIB, 300 * MIB)
+WORKER = ByteRange(20 * MIB, 200 * MIB)  # a forked loader worker's own pages
+CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # of CUDA on the card: kernels and libraries
 MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
 MOST_ARMS = 64  # alive together: each has its workers and a socket
 
 
-def estimate_run_bytes(config: TrainerConfig, vocab_size: int) -> int:
-    """Host memory of one run: 16 bytes per parameter (fp32 weight, gradient, two AdamW moments) plus activations.
-    None of that for an emulated device.
+@dataclass(frozen=True)
+class Holding:
+    """Memory that a run holds in one place: at least ``lasting_bytes`` while it is suspended, ``peak`` in a step."""
 
-    Activations are taken as fp32 logits with their gradient and log-softmax, and 16 values of the width per layer
-    and token (attention scores left out: PyTorch's fused attention does not keep them). An estimate, no promise.
-    """
-    total = PROCESS_BYTES + config.data.workers * WORKER_BYTES
+    lasting_bytes: int
+    peak: ByteRange
+
+
+@dataclass(frozen=True)
+class RunNeed:
+    """What the run of one arm takes, by part."""
+
+    arm: str
+    computes_on: Literal["host", "cuda", "auto"]
+    """auto: on CUDA if torch is built with it; only a driver was found."""
+    training: Footprint | None
+    """None where no torch model is trained."""
+    workers: int
+    batch: ByteRange
+    in_flight: int
+    """Batches that are built ahead, and with none of these the one that is used."""
+
+    @property
+    def in_memory(self) -> Holding:
+        """What it holds in the host's memory."""
+        own = PROCESS + WORKER.times(self.workers) + self.batch.times(self.in_flight)
+        if self.training is None:
+            return Holding(own.low_bytes, own)
+        if self.computes_on == "host":
+            return Holding(own.low_bytes + self.training.lasting_bytes, own + self.training.peak)
+        built = 4 * self.training.parameters  # on the host, and then moved
+        return Holding(own.low_bytes, own + ByteRange(built, built))
+
+    @property
+    def on_card(self) -> Holding:
+        """What it holds on the card. torch's allocator keeps what it once had, so its peak lasts."""
+        if self.training is None or self.computes_on == "host":
+            return Holding(0, ByteRange(0, 0))
+        peak = CONTEXT + self.training.peak + self.batch
+        low_bytes = peak.low_bytes if self.computes_on == "cuda" else 0
+        return Holding(low_bytes, ByteRange(low_bytes, peak.high_bytes))
+
+    def arithmetic(self) -> str:
+        """The low end of every part, in GiB."""
+        parts = []
+        if self.training is not None:
+            size, weights = self.training.bytes_per_value, self.training.weight_bytes
+            parts = [
+                f"{self.training.parameters:,} parameters x {size} bytes = {_gib(weights)}",
+                f"two moments of AdamW {_gib(2 * weights)}",
+                f"gradients {_gib(weights)} or, if more, activations {_gib(self.training.activations.low_bytes)}",
+            ]
+        workers = f" and {self.workers} workers" if self.workers else ""
+        parts.append(f"process{workers} {_gib((PROCESS + WORKER.times(self.workers)).low_bytes)}")
+        batches = f"{self.in_flight} batches of {_gib(self.batch.low_bytes)}" if self.in_flight > 1 else "a batch"
+        parts.append(f"{batches} in flight {_gib(self.batch.times(self.in_flight).low_bytes)}")
+        return f"{', '.join(parts)} GiB"
+
+
+def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
+    """Estimate what a run of ``config`` takes; imports no torch."""
+    data, device = config.data, config.compute.device
+    training = None
     if config.compute.work == "model" and config.compute.emulated is None:
-        shape = resolve_shape(config.model, vocab_size, config.data.sequence_length)
-        tokens = config.data.batch_size * config.data.sequence_length
-        total += 16 * parameters(shape) + 4 * tokens * (3 * shape.vocab_size + 16 * shape.layers * shape.width)
-    return total
+        training = footprint(config, resolve_shape(config.model, vocab_size, data.sequence_length))
+    computes_on: Literal["host", "cuda", "auto"] = "host"
+    if device == "cuda":
+        computes_on = "cuda"
+    elif device == "auto" and has_nvidia_driver():
+        computes_on = "auto"
+    ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
+    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1))
 
 
-def choose_interleave(asked: str, needs: list[int], uses_gpu: bool) -> tuple[str, str]:
-    """("slices" or "runs", the reason in words) for runs that need ``needs`` bytes each."""
+def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:
+    """("slices" or "runs", the reason in words) for runs that need ``needs``, by their high ends."""
     if asked != "auto":
         return asked, "as the scenario asks"
     if len(needs) > MOST_ARMS:
         return "runs", f"{len(needs)} arms are too many to keep alive side by side"
-    available = gpu_memory() if uses_gpu else available_memory_bytes()
+    uses_gpu = any(need.computes_on == "cuda" for need in needs)
+    available = max(free_gpu_memory(), default=None) if uses_gpu else available_memory_bytes()
     where = "GPU memory" if uses_gpu else "memory"
     if available is None:
         return "runs", f"free {where} is unknown here"
-    total = sum(needs)
-    text = f"{len(needs)} arms need about {total / 2**30:.1f} GiB together, {available / 2**30:.1f} GiB {where} is free"
+    total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
+    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together, {available / GIB:.1f} GiB {where} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
+
+
+def free_host_bytes() -> int | None:
+    """Return what new processes can take at most: MemAvailable, or less where a control group allows less."""
+    limit = memory_limit(find_group("memory"))
+    known = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
+    return min((free for free in known if free is not None), default=None)
+
+
+def check_memory(needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool = False) -> None:
+    """Refuse runs that cannot fit: InputError, one line with the arithmetic, where the low end is above what is free.
+
+    Prints a warning where only the high end is, or where ``force`` starts what cannot fit. ``profiled``: arms whose
+    runs are alone whatever ``interleave`` says.
+    """
+    free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
+    together = [need for need in needs if need.arm not in profiled] if interleave == "slices" else []
+    groups = [[need] for need in needs if need not in together]
+    for group in [together, *groups] if together else groups:
+        for where, free_bytes in free.items():
+            if free_bytes is None:
+                continue
+            takes = _takes(group, where)
+            if takes.low_bytes > free_bytes and not force:
+                raise InputError(_refusal(group, where, takes.low_bytes, free_bytes))
+            if takes.high_bytes > free_bytes:
+                print(
+                    f"warning: {_name(group)} may not fit: needs {_gib(takes.low_bytes)} to {_gib(takes.high_bytes)} "
+                    f"GiB of {where}, {_gib(free_bytes)} GiB is free",
+                    file=sys.stderr,
+                )
+
+
+def _takes(group: list[RunNeed], where: str) -> ByteRange:
+    """What runs that alternate take together: all that lasts, and what one of them takes beside that in a step."""
+    held = [need.in_memory if where == "memory" else need.on_card for need in group]
+    lasting_bytes = sum(one.lasting_bytes for one in held)
+    step_bytes = max(one.peak.low_bytes - one.lasting_bytes for one in held)
+    return ByteRange(lasting_bytes + step_bytes, sum(one.peak.high_bytes for one in held))
+
+
+def _refusal(group: list[RunNeed], where: str, low_bytes: int, free_bytes: int) -> str:
+    alone_bytes = max(_takes([need], where).low_bytes for need in group)
+    largest = max(group, key=lambda need: _takes([need], where).low_bytes)
+    advice = "make the model, data.batch_size, data.sequence_length or data.workers smaller"
+    if len(group) > 1 and alone_bytes <= free_bytes:
+        advice = f"give --interleave runs, which needs {_gib(alone_bytes)} GiB at a time"
+    return (
+        f"{_name(group)}: needs at least {_gib(low_bytes)} GiB of {where}, {_gib(free_bytes)} GiB is free: "
+        f"{f'the largest, arm {largest.arm}: ' if len(group) > 1 else ''}{largest.arithmetic()}; "
+        f"{advice}, or start it all the same with harness run --force"
+    )
+
+
+def _name(group: list[RunNeed]) -> str:
+    return f"arm {group[0].arm}" if len(group) == 1 else f"{len(group)} arms that alternate"
+
+
+def _gib(amount_bytes: int) -> str:
+    return f"{amount_bytes / GIB:.1f}"

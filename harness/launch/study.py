@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
-from harness.launch.memory import choose_interleave, estimate_run_bytes
+from harness.launch.memory import RunNeed, check_memory, choose_interleave, need_of
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
@@ -62,19 +62,25 @@ def arm_record(arm: Arm) -> ArmRecord:
 
 
 def run_study(
-    plan: Plan, out: Path, command: Sequence[str], source: str, sequential: Sequential | None = None
+    plan: Plan,
+    out: Path,
+    command: Sequence[str],
+    source: str,
+    sequential: Sequential | None = None,
+    force: bool = False,
 ) -> Outcome:
-    """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work."""
+    """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work.
+
+    ``force``: also start what cannot fit into memory.
+    """
     configs = {arm.name: arm.config for arm in plan.arms}
     _check_devices(configs)
     _check_writable(out)
     with _terminable():  # else a batch system's notice would leave half a file in the cache
         needs, fingerprints = _prepare(configs)
-    interleave, reason = choose_interleave(
-        plan.scenario.interleave,
-        [need for arm, need in zip(plan.arms, needs, strict=True) if arm.control != PROFILED],
-        any(config.compute.device == "cuda" for config in configs.values()),
-    )
+    measured = [need for arm, need in zip(plan.arms, needs, strict=True) if arm.control != PROFILED]
+    interleave, reason = choose_interleave(plan.scenario.interleave, measured)
+    check_memory(needs, {arm.name for arm in plan.arms if arm.control == PROFILED}, interleave, force)
     record = StudyRecord(
         scenario=plan.scenario.name,
         question=plan.scenario.question,
@@ -98,20 +104,21 @@ def run_study(
         return _execute(folder, record, sequential.enough if sequential else None)
 
 
-def resume_study(path: Path, command: Sequence[str]) -> Outcome:
-    """Run what a study still lacks: interrupted, failed or never started runs."""
+def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Outcome:
+    """Run what a study still lacks: interrupted, failed or never started runs. ``force``: see :func:`run_study`."""
     folder = StudyFolder(path)
     record = folder.read_study()
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     _check_recorded(folder.study_json, record)
     with _terminable():
-        _, fingerprints = _prepare({arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms})
+        needs, fingerprints = _prepare({arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms})
     for what, before in record.fingerprints.items():
         if fingerprints.get(what) != before:
             raise InputError(
                 f"{path}: {what} is no longer what the study was begun with: the two must not be mixed; start a new one"
             )
+    check_memory(needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     record = replace(record, notes=[*record.notes, f"resumed {_now()}: {' '.join(command)}"])
     with _only_one(folder):
         return _execute(folder, record)
@@ -220,10 +227,10 @@ def _run_block(
     run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
 
 
-def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, str]]:
+def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[RunNeed], dict[str, str]]:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    Returns the estimated memory of each run in bytes, and what each corpus and tokenizer holds. Raises InputError
+    Returns the estimated memory of each run, and what each corpus and tokenizer holds. Raises InputError
     where an arm cannot work.
     """
     from trainer.compute.emulated import build_emulated
@@ -253,7 +260,7 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[int], dict[str, st
                 build_emulated(config, shape)
             except InputError as error:
                 raise InputError(f"arm {name}: {error}") from error
-        needs.append(estimate_run_bytes(config, vocab_size))
+        needs.append(need_of(name, config, vocab_size))
     return needs, fingerprints
 
 

@@ -75,6 +75,8 @@ class MemoryLimit:
     """Processes that the kernel killed there for lack of memory since the group was created."""
     folder: Path
     version: Literal[1, 2]
+    active_file_bytes: int = 0
+    """File pages used recently, which the kernel drops last."""
 
     @property
     def free_bytes(self) -> int | None:
@@ -82,6 +84,11 @@ class MemoryLimit:
         if self.used_bytes is None:
             return None
         return max(self.limit_bytes - self.used_bytes + self.reclaimable_bytes, 0)
+
+    @property
+    def most_free_bytes(self) -> int | None:
+        """Bytes that could be allocated if the kernel dropped every file page."""
+        return None if self.free_bytes is None else self.free_bytes + self.active_file_bytes
 
 
 def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
@@ -141,10 +148,13 @@ def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
         return None
     limit, folder = min(limits, key=lambda item: item[0])
     v2 = group.version == 2
-    inactive = read_fields(folder / "memory.stat").get("inactive_file" if v2 else "total_inactive_file")
+    pages = read_fields(folder / "memory.stat")
+    inactive, active = (
+        to_int(pages.get(f"{'' if v2 else 'total_'}{kind}_file")) or 0 for kind in ("inactive", "active")
+    )
     kills = read_fields(folder / ("memory.events" if v2 else "memory.oom_control")).get("oom_kill")
     used = read_int(folder / ("memory.current" if v2 else "memory.usage_in_bytes"))
-    return MemoryLimit(limit, used, to_int(inactive) or 0, to_int(kills), folder, group.version)
+    return MemoryLimit(limit, used, inactive, to_int(kills), folder, group.version, active)
 
 
 def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:

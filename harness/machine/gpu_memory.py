@@ -1,20 +1,21 @@
-"""Reads the free memory of the GPU from NVML."""
+"""Reads the free memory of the GPUs from NVML."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def gpu_memory() -> int | None:
-    """Return the free bytes on the first GPU by NVML; None without a driver."""
+def free_gpu_memory() -> list[int]:
+    """Return the free bytes on each GPU by NVML; [] without a driver."""
     try:
         import pynvml
 
         nvml: Any = pynvml
         nvml.nvmlInit()
         try:
-            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).free)
+            cards = range(nvml.nvmlDeviceGetCount())
+            return [int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(card)).free) for card in cards]
         finally:
             nvml.nvmlShutdown()
     except Exception:  # no library, no driver, no permission: NVML has an exception class for each
-        return None
+        return []

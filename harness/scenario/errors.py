@@ -60,10 +60,16 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
+_MARKS = {"[key]", "[device]", "[emulated]"}  # pydantic's for a key, and the tags of a union (trainer.config)
+
+
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
     """Yield (pydantic's error type, Problem) for each error of validating against ``model``."""
     for one in error.errors(include_url=False):
-        path = tuple(part for part in one["loc"] if not str(part).startswith("["))  # [key], and the tags of a union
+        *above, last = one["loc"] or ("",)
+        path = tuple(part for part in above if part not in _MARKS)
+        if last not in _MARKS or one["type"] == "extra_forbidden":  # a key that somebody called like a mark
+            path = (*path, last)
         yield one["type"], Problem(path, _message(one, model, path))
 
 

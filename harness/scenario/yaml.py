@@ -18,6 +18,7 @@ import yaml
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json
 
+MAX_BYTES = 2**24  # of a file; the longest here have 10 kB
 MAX_DEPTH = 64  # libyaml's composer recurses in C: deeper input would overflow its stack
 MAX_VALUES = 200_000  # after aliases are expanded: a billion laughs stops here
 MAX_ARMS = 256  # with matrix and controls; beyond that no study finishes, and a slip is more likely
@@ -77,13 +78,19 @@ _Loader.add_implicit_resolver(
 def read_document(path: Path, order: int = 0) -> Document:
     """Read the YAML file at ``path``; InputError (one line) where it is missing, unreadable or not valid YAML."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:  # a device, such as /dev/zero, never ends
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path}: more than {MAX_BYTES // 2**20} MiB; that is no file written by hand")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file{_neighbours(path)}") from error
     except IsADirectoryError as error:
         raise InputError(f"{path}: is a directory; give a scenario file (*.yaml)") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return parse_document(text, str(path), order)

@@ -53,6 +53,11 @@ def refused(*words: str) -> str:
     return done.stderr.removeprefix("harness: ").rstrip("\n")
 
 
+def test_two_dashes_are_no_value() -> None:
+    """argparse makes an empty list of them, which no command expects."""
+    assert refused("compare", "a", "b", "--undecided-exit=--") == "--undecided-exit: '--' is no value"
+
+
 @pytest.mark.slow
 @pytest.mark.slow
 def test_help_waits_for_no_command() -> None:

@@ -12,12 +12,9 @@ import pytest
 from harness.launch import block, study
 from harness.launch.block import MOST_BATCHES, Repetitions, plan_repetitions
 from harness.launch.code import Code
-from harness.launch.memory import MOST_OF_MEMORY, choose_interleave
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
-
-GIB = 2**30
 
 
 def process(code: Code | None, control: str | None = None) -> Any:
@@ -41,25 +38,6 @@ def test_a_base_and_its_control_have_fork_servers_of_their_own(servers: block._F
     assert len({id(one) for one in mine}) == 3
     assert servers.of(process(base)) is mine[0]
     assert servers.of(process(base, "a-a")) is mine[1]
-
-
-@pytest.mark.parametrize(("free", "expected"), [(10 * GIB, "slices"), (8 * GIB, "runs")])
-def test_arms_alternate_only_where_all_fit_into_memory(
-    monkeypatch: pytest.MonkeyPatch, free: int, expected: str
-) -> None:
-    monkeypatch.setattr("harness.launch.memory.available_memory_bytes", lambda: free)
-    needs = [2 * GIB] * 3
-    assert (sum(needs) <= MOST_OF_MEMORY * free) == (expected == "slices")
-    chosen, reason = choose_interleave("auto", needs, uses_gpu=False)
-    assert chosen == expected
-    assert reason == f"3 arms need about 6.0 GiB together, {free / GIB:.1f} GiB memory is free"
-
-
-def test_memory_that_is_unknown_and_arms_that_are_many_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.launch.memory.available_memory_bytes", lambda: None)
-    assert choose_interleave("auto", [1], uses_gpu=False) == ("runs", "free memory is unknown here")
-    assert choose_interleave("auto", [1] * 65, uses_gpu=False)[0] == "runs"
-    assert choose_interleave("slices", [1] * 65, uses_gpu=False) == ("slices", "as the scenario asks")
 
 
 @pytest.mark.parametrize(

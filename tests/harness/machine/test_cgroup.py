@@ -95,15 +95,16 @@ def test_v2_memory(tmp_path: Path) -> None:
     files = {
         "job/memory.max": str(2**30),
         "job/memory.current": str(900 * 2**20),
-        "job/memory.stat": f"anon 1\ninactive_file {300 * 2**20}",
+        "job/memory.stat": f"anon 1\ninactive_file {300 * 2**20}\nactive_file {50 * 2**20}",
         "job/memory.events": "low 0\noom 3\noom_kill 2",
         "job/step/memory.max": "max",
     }
     plant(tmp_path, v2("/job/step", files))
     limit = memory_limit(find_group("memory", tmp_path))
     folder = tmp_path / "sys/fs/cgroup/job"
-    assert limit == MemoryLimit(2**30, 900 * 2**20, 300 * 2**20, 2, folder, 2)
+    assert limit == MemoryLimit(2**30, 900 * 2**20, 300 * 2**20, 2, folder, 2, 50 * 2**20)
     assert limit.free_bytes == (1024 - 900 + 300) * 2**20
+    assert limit.most_free_bytes == (1024 - 900 + 300 + 50) * 2**20
 
 
 def test_v1_memory(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_v1_memory(tmp_path: Path) -> None:
         "memory/memory.limit_in_bytes": "9223372036854771712",  # none
         "memory/job/memory.limit_in_bytes": str(2**31),
         "memory/job/memory.usage_in_bytes": str(2**30),
-        "memory/job/memory.stat": "inactive_file 5\ntotal_inactive_file 4096",
+        "memory/job/memory.stat": "inactive_file 5\ntotal_inactive_file 4096\nactive_file 7\ntotal_active_file 8192",
         "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
     }
     plant(tmp_path, v1("/job", files))
@@ -119,6 +120,7 @@ def test_v1_memory(tmp_path: Path) -> None:
     assert limit is not None
     assert (limit.limit_bytes, limit.used_bytes, limit.oom_kills) == (2**31, 2**30, 1)
     assert limit.free_bytes == 2**30 + 4096
+    assert limit.most_free_bytes == 2**30 + 4096 + 8192
 
 
 def test_no_memory_limit(tmp_path: Path) -> None:
@@ -131,6 +133,7 @@ def test_memory_whose_use_is_not_told(tmp_path: Path) -> None:
     limit = memory_limit(find_group("memory", tmp_path))
     assert limit is not None
     assert limit.free_bytes is None
+    assert limit.most_free_bytes is None
 
 
 def test_cpusets(tmp_path: Path) -> None:

@@ -205,6 +205,10 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "floor of 100 %": (f"{HEAD}{ARMS}noise_floor: 1\n", 5, "noise_floor: must be less than 1; got 1"),
     "floor in percent": (f"{HEAD}{ARMS}noise_floor: 2.0\n", 5, "noise_floor: must be less than 1; got 2.0"),
     "floor as text": (f"{HEAD}{ARMS}noise_floor: 2%\n", 5, "noise_floor: must be a number; got '2%'"),
+    "a parent with a NUL": (f'{HEAD}extends: "a\\0b"\n{ARMS}', 3, "extends: give the path of another"),
+    "a key like a mark of pydantic": (f"{HEAD}base:\n  data:\n    '[': 2\n{ARMS}", 5, "base.data.[: unknown key"),
+    "the same at the top": (f"{HEAD}'[': 2\n{ARMS}", 3, "[: unknown key; allowed: name, "),
+    "a mark itself": (f"{HEAD}'[key]': 2\n{ARMS}", 3, "[key]: unknown key; allowed: "),
     "no parent": (f"{HEAD}extends: nowhere.yaml\n{ARMS}", 3, "extends: "),
 }
 
@@ -226,6 +230,7 @@ def test_a_wrong_file_is_one_line(case: str, tmp_path: Path, capsys: pytest.Capt
         (b"", "empty; a scenario needs at least name, question and arms"),
         (b"# nothing\n", "empty; a scenario needs at least name, question and arms"),
         (b"name: \xff\n", "not UTF-8 text (byte 6)"),
+        (b"a" * (2**24 + 1), "more than 16 MiB; that is no file written by hand"),
         (b"name: \x01\n", "not valid YAML: unacceptable character #x0001"),
         (b"name: \x00\n", "not valid YAML: unacceptable character #x0000"),
     ],

@@ -1,0 +1,91 @@
+"""Signals to the whole tree at random moments, as a terminal, a batch system or a lost connection sends them.
+
+``python -m tests.faults.signals --count 12``: SIGINT, SIGTERM and SIGHUP in turn, to every process of a small study at
+once. Asked: it ends in time with 130 (or, after its end had begun, with what it would have been), no traceback, no
+process left, finished runs are kept, and ``harness run --resume`` completes the study.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.faults.common import (
+    RUNS,
+    STEPS,
+    Counts,
+    finish,
+    finished_study,
+    harness_words,
+    kill_all,
+    measured,
+    only_study,
+    parser,
+    run,
+    start,
+    steps_of,
+    still_there,
+    tree,
+    workplace,
+)
+
+END_S = 120.0
+LEFT_S = 20.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def one_signal(folder: Path, number: signal.Signals, after_s: float, counts: Counts) -> None:
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    process = start(harness_words("run", str(folder / "faults.yaml"), "--out", str(out)))
+    time.sleep(after_s)
+    pids = tree(process.pid)
+    kill_all(pids, number)
+    ended = finish(process, END_S)
+    what = f"{number.name} after {after_s:.1f} s to {len(pids)} processes"
+    if ended.problem is not None:
+        counts.bad(f"{number.name}: {ended.problem}", f"{what}\n{ended.err[-2000:]}")
+    elif ended.code not in (130, 0, 1, -number):  # 1: the run that was hit failed; -number: Python had only just begun
+        counts.bad(f"{number.name}: exit code {ended.code}", f"{what}: {ended.last_line}")
+    elif ended.code == -number and only_study(out) is not None:
+        counts.bad(f"{number.name}: not handled", what)
+    else:
+        counts.good(f"{number.name}: exit code {ended.code}")
+    if left := still_there(pids, LEFT_S):
+        counts.bad(f"{number.name}: processes left", f"{what}: {len(left)}")
+        kill_all(left)
+    study = only_study(out)
+    if study is None:
+        counts.good("sent before there was a study")
+        return
+    before = measured(study)
+    if not counts.of(run(harness_words("run", "--resume", str(study)), END_S), {0}, f"resumed after {what}"):
+        return
+    after = measured(study)
+    if any(after.get(name) != digest for name, digest in before.items()):
+        counts.bad("a finished run changed", what)
+    elif len(after) != RUNS or steps_of(study) != [STEPS] * RUNS:
+        counts.bad("lost", f"{what}: {sorted(after)}, steps {steps_of(study)}")
+    else:
+        counts.good(f"nothing lost, {len(before)} runs kept")
+
+
+def main() -> int:
+    arguments = parser(__doc__, 12).parse_args()
+    counts = Counts("signals")
+    chance = random.Random(arguments.seed)
+    with workplace() as folder:
+        finished_study(folder)
+        shutil.rmtree(folder / "first")
+        seconds = finished_study(folder)[1]
+        for number in range(arguments.count):
+            one_signal(folder, SIGNALS[number % len(SIGNALS)], chance.uniform(0.2, seconds), counts)
+    return counts.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

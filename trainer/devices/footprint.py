@@ -1,0 +1,88 @@
+"""Estimates the memory that training a model shape takes, by arithmetic alone (no torch).
+
+Each estimate is a range. Its low end leaves out whatever a library could do without, so a run that lacks even that
+cannot work. Its high end holds what transformers and PyTorch are known to keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import DataConfig, TrainerConfig
+from trainer.devices.flops import parameters
+from trainer.model import Shape
+
+ID_BYTES = 8  # token ids, labels and attention mask are int64
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """An amount of memory that is only known to lie between two figures."""
+
+    low_bytes: int
+    high_bytes: int
+
+    def __add__(self, other: ByteRange) -> ByteRange:
+        return ByteRange(self.low_bytes + other.low_bytes, self.high_bytes + other.high_bytes)
+
+    def times(self, count: int) -> ByteRange:
+        """``count`` times this."""
+        return ByteRange(self.low_bytes * count, self.high_bytes * count)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What training holds where it computes."""
+
+    parameters: int
+    bytes_per_value: int
+    """Of weights, gradients and moments: 4, or 2 with pure-bf16."""
+    activations: ByteRange
+    """Of one micro-batch, its logits included."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights. The gradients take as much, the two moments of AdamW twice that."""
+        return self.parameters * self.bytes_per_value
+
+    @property
+    def lasting_bytes(self) -> int:
+        """What stays between two steps: weights and moments. Gradients are dropped after each step."""
+        return 3 * self.weight_bytes
+
+    @property
+    def peak(self) -> ByteRange:
+        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them."""
+        return ByteRange(
+            self.lasting_bytes + max(self.weight_bytes, self.activations.low_bytes),
+            self.lasting_bytes + self.weight_bytes + self.activations.high_bytes,
+        )
+
+
+def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
+    """Estimate what training ``shape`` holds: parameters exactly, activations as a range.
+
+    Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
+    products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
+    High: also the results of norms and residual sums, an attention mask in floating point, and the logits' gradients.
+    """
+    data = config.data
+    tokens = data.batch_size * data.sequence_length
+    half = config.compute.precision != "fp32"
+    value_bytes = 2 if half else 4
+    low = shape.layers * (6 * shape.width + 2 * shape.ffn_width) * value_bytes + shape.vocab_size * (value_bytes + 4)
+    high = shape.layers * (20 * shape.width + 6 * shape.ffn_width) * 4 + shape.vocab_size * 4 * 4
+    count = parameters(shape)
+    copies = 2 * count if config.compute.precision == "bf16" else 0  # weights that autocast has cast for this step
+    mask = data.sequence_length * tokens * 4
+    return Footprint(
+        count,
+        2 if config.compute.precision == "pure-bf16" else 4,
+        ByteRange(tokens * low, tokens * high + mask + copies),
+    )
+
+
+def batch_bytes(data: DataConfig) -> ByteRange:
+    """Size of one batch: ids and labels, and an attention mask where rows are padded."""
+    ids = data.batch_size * data.sequence_length * ID_BYTES
+    return ByteRange(2 * ids, 3 * ids)
