@@ -112,6 +112,9 @@ class DataConfig(Config):
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
     pin_memory: bool = False
+    timeout_s: float = Field(300, gt=0, le=86_400)
+    """Waiting for one batch of the workers ends the run after this many seconds; time that a run stands suspended does
+    not count. Without workers, `limits.silence_s` of the scenario alone holds."""
     start_method: Literal["fork", "forkserver", "spawn"] = "fork"
     """How loader workers start. The workers start before this process tokenizes anything, so fork is safe."""
     replay: bool = False

@@ -1,4 +1,4 @@
-"""Defines ``InputError``, raised for input that the user can correct, and formats errors as one line."""
+"""Defines the errors that users meet, ``InputError`` above all, and formats errors as one line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ class InputError(ValueError):
 
     The command line prints that line without a traceback and exits with status 2.
     """
+
+
+class LostBatchError(TimeoutError):
+    """No loader worker delivered the next batch in the time that ``data.timeout_s`` allows."""
 
 
 def one_line(text: object) -> str:

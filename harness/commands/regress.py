@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
     parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
     parser.add_argument(
-        "--budget", default="10m", metavar="TIME", help="add blocks until this time is spent (default: %(default)s)"
+        "--budget",
+        default="10m",
+        metavar="TIME",
+        help="add blocks until this time is spent; one that runs then is left out (default: %(default)s)",
     )
     add_limits(parser, within="1%")
     add_undecided(parser)
@@ -68,7 +71,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
             raise InputError(f"--{option} {path}: a folder; give a file")
     scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
     asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
-    asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd())
+    asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
     found = run_comparisons(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
     comparisons = found.comparisons
     notes = [note for note in (regression.blocks_note(found, budget_s),) if note]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
 from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.launch.study import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         _check_resume(arguments)
         from harness.launch.study import resume_study
 
-        return _finish(*resume_study(Path(arguments.resume), command, arguments.force))
+        return _finish(resume_study(Path(arguments.resume), command, arguments.force))
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
     plan = load_plan(arguments, arguments.repeats, arguments.interleave)
@@ -44,7 +48,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return 0
     from harness.launch.study import run_study
 
-    return _finish(*run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force))
+    return _finish(run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force))
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:
@@ -62,7 +66,8 @@ def _check_resume(arguments: argparse.Namespace) -> None:
             raise InputError(f"run --resume: {name} does not go with it: a study is completed as it was planned")
 
 
-def _finish(folder: Path, status: str) -> int:
+def _finish(outcome: Outcome) -> int:
+    folder, status = outcome.folder, outcome.status
     try:
         print_first_screen(folder)
     except (OSError, KeyboardInterrupt):

@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 import json
+import math
+import select
 import socket
+import time
 from typing import cast
 
 from harness.launch.protocol import RunEvent, RunOrder, StartMessage
+
+_MOST_BYTES = 65536  # received at once
 
 
 class Channel:
     """JSON objects, one a line, over a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._file = connection.makefile("rw", encoding="utf-8", buffering=1)
+        self._socket = connection
+        self._received = b""  # what came after the last whole line
 
     def send(self, message: StartMessage | RunOrder | RunEvent) -> None:
-        self._file.write(json.dumps(message) + "\n")
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_start(self) -> StartMessage:
         """In the run: the first message; EOFError where the launcher is gone."""
-        return cast("StartMessage", self._receive())
+        return cast("StartMessage", self._receive(None))
 
     def receive_order(self) -> RunOrder:
         """In the run: every message after the first; EOFError where the launcher is gone."""
-        return cast("RunOrder", self._receive())
+        return cast("RunOrder", self._receive(None))
 
-    def receive_event(self) -> RunEvent:
-        """In the launcher: the next message of the run; EOFError where the run is gone."""
-        return cast("RunEvent", self._receive())
+    def receive_event(self, timeout_s: float | None = None) -> RunEvent:
+        """In the launcher: the next message of the run. EOFError where the run is gone, TimeoutError where it is late.
 
-    def _receive(self) -> object:
-        line = self._file.readline()
-        if not line:
-            raise EOFError("the other side closed the channel")
+        ``timeout_s``: None waits for as long as the run lives.
+        """
+        return cast("RunEvent", self._receive(timeout_s))
+
+    def _receive(self, timeout_s: float | None) -> object:
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._received:
+            if not readable(self._socket, None if end_s is None else end_s - time.monotonic()):
+                raise TimeoutError(f"no message within {timeout_s:g} s")
+            some = self._socket.recv(_MOST_BYTES)
+            if not some:
+                raise EOFError("the other side closed the channel")
+            self._received += some
+        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
+
+
+def readable(connection: socket.socket, timeout_s: float | None) -> bool:
+    """Wait until something can be received, or the other side is gone; False after ``timeout_s``."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))

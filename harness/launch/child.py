@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
+from harness.launch.diagnosis import diagnose, look_at
+from harness.launch.heartbeat import Heartbeat
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.bare import BareRecorder
@@ -34,7 +36,7 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
-from trainer.errors import InputError, in_words
+from trainer.errors import InputError, LostBatchError, in_words
 
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
@@ -50,12 +52,14 @@ def main(descriptor: int, parent: int) -> int:
     folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
     try:
-        run = Run(record, folder, RunProbes.from_json(start["probes"]))
+        alive = Heartbeat(channel, start.get("beat_s"))
+        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive)
         run.serve(channel)
         ending = RunEnding("done")
     except Exception as error:
         traceback.print_exc()
-        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        known = isinstance(error, InputError | LostBatchError)
+        what = str(error) if known else f"{type(error).__name__}: {error}"
         ending = RunEnding("failed", what)
     if run is not None:
         try:
@@ -89,12 +93,14 @@ class RunEnding:
 class Run:
     """A trainer under its probes."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes) -> None:
+    def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes, alive: Heartbeat) -> None:
         self.asked = record
         self.facts = RunFacts()  # none until the run is built
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
         self.probes = probes
+        self.alive = alive
+        self._log_start = os.fstat(sys.stdout.fileno()).st_size  # an earlier try of this run wrote what is there
         self.probe_set = ProbeSet(probes, folder.run(record.arm, record.block))
         self.run_queue: RunQueue | None = None
         self.recorder: StepRecorder | BareRecorder | None = None
@@ -116,9 +122,19 @@ class Run:
                     self._repeat(steps, message["turn"], message["settle"], message["steps"])
                 self.probe_set.wait()
                 channel.send({"event": message["do"]})
+        except LostBatchError as error:  # while the workers are still there to be looked at
+            raise LostBatchError(f"{error}: {self._why_lost()}") from error
         finally:
             close()
             self.probe_set.close()
+
+    def _why_lost(self) -> str:
+        log = self.folder.run(self.asked.arm, self.asked.block) / "log.txt"
+        try:
+            seen = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
+        except OSError as error:  # not even /proc can be opened
+            return in_words(error)
+        return str(diagnose(seen, "data.timeout_s"))
 
     def _build(self) -> tuple[Iterator[int], Any]:
         from trainer.compute.build import build_compute
@@ -172,7 +188,7 @@ class Run:
         """The windows of the probes that disturb, one after the other; none of their steps is measured."""
         assert self.recorder is not None
         self.recorder.warmup = True
-        self.probe_set.run_windows(lambda: next(steps), self.recorder)
+        self.probe_set.run_windows(lambda: self._next(steps), self.recorder)
         self._synchronize()
         sys.stdout.flush()
 
@@ -181,11 +197,16 @@ class Run:
         assert self.compute is not None
         self.recorder.warmup = warmup
         for _ in range(count):
-            next(steps)
+            self._next(steps)
         # Timing a host that runs ahead would time its launches. So steps that count begin, and end, when the device is
         # no more than one step behind: that is where it is anyway where the host waits for it in each step, and neither
         # more nor less than a step's worth is left to hide the next fetch behind.
         self.compute.drain_to_one_step()
+
+    def _next(self, steps: Iterator[int]) -> int:
+        step = next(steps)
+        self.alive.beat()
+        return step
 
     def _synchronize(self) -> None:
         """End the open step, and leave nothing on the device: the next arm must find it idle."""

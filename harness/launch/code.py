@@ -32,6 +32,7 @@ from trainer.json_types import Json, JsonObject
 OWN_FOLDER = Path(__file__).parents[2]  # of the code that is running now
 INSTALLED = ("site-packages", "dist-packages")  # folders that pip puts this code into, unless it is told `-e`
 _PIP_S = 3600
+EXAMINE_S = 300.0  # to import the configuration of a state of the code, from a slow disk
 # Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
 _PROBE = """
 import json, sys
@@ -113,18 +114,22 @@ class Examined:
     errors: list[list[Any]]
 
 
-def examine(code: Code, configs: Sequence[JsonObject]) -> Examined:
+def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
     """Asks ``code``, run by its own Python, for its environment, its defaults and its errors with ``configs``.
 
     Raises InputError where it cannot even be imported, or where another installation answers in its place.
     """
-    done = subprocess.run(
-        code.command("-c", _PROBE.replace("{environment}", code.paths.environment)),
-        input=json.dumps(configs),
-        env=code.environment(),
-        capture_output=True,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            code.command("-c", _PROBE.replace("{environment}", code.paths.environment)),
+            input=json.dumps(configs),
+            env=code.environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"{code.label}: cannot be imported by {code.python} within {timeout_s:.0f} s") from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InputError(f"{code.label}: cannot be imported by {code.python} ({last})")

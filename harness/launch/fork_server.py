@@ -18,10 +18,14 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
+from harness.launch.channel import readable
+from harness.launch.diagnosis import describe_process
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
+from harness.launch.waiting import KILLED_S
 
 if TYPE_CHECKING:
     from harness.launch.code import Code
@@ -33,8 +37,15 @@ class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and surviv
     """The fork server has ended, and the runs that it had forked with it."""
 
 
+class ForkServerSilent(ForkServerGone):
+    """The fork server did not answer in time, and was killed."""
+
+
 class ForkServer:
-    """The launcher's side: starts the server, asks it for runs, closes it. Its methods raise ForkServerGone."""
+    """The launcher's side: starts the server, asks it for runs, closes it. Its methods raise ForkServerGone.
+
+    One that does not answer within a ``timeout_s`` is killed, and its runs with it.
+    """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
         """``modules``: what its runs import besides what every run does. ``code``: what it runs, if not this code."""
@@ -60,7 +71,7 @@ class ForkServer:
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what is kept
             )
 
-    def fork(self, channel: socket.socket, log: Path) -> int:
+    def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None) -> int:
         """Fork a run that reads and writes ``channel`` and appends its output to ``log``; returns its process id."""
         with open(log, "ab") as file:
             request: ForkRequest = {"do": "fork"}
@@ -68,13 +79,13 @@ class ForkServer:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], [channel.fileno(), file.fileno()])
             except OSError as error:
                 raise self._gone() from error
-        while "code" in (answer := self._answer()):  # of a wait that Ctrl-C cut short
+        while "code" in (answer := self._answer(timeout_s)):  # of a wait that Ctrl-C cut short
             pass
         if self.import_ns is None:
             self.import_ns = time.monotonic_ns() - self._begun_ns
         return answer["pid"]
 
-    def wait(self, pid: int) -> int:
+    def wait(self, pid: int, timeout_s: float | None = None) -> int:
         """Block until that run has ended; its exit status, negative for a signal as subprocess has it."""
         request: WaitRequest = {"do": "wait", "pid": pid}
         try:
@@ -82,17 +93,27 @@ class ForkServer:
         except OSError as error:
             raise self._gone() from error
         # An answer to another request is one that Ctrl-C cut short; asked again, it says the same again.
-        while (answer := self._answer())["pid"] != pid or "code" not in answer:
+        while (answer := self._answer(timeout_s))["pid"] != pid or "code" not in answer:
             pass
         return answer["code"]
 
     def close(self) -> None:
         """Kill the fork server, importing or not. Runs that are left end too: they asked to die with their parent."""
-        self._process.kill()
-        self._process.wait()
+        self._end()
         self._socket.close()
 
-    def _answer(self) -> ForkAnswer:
+    def _end(self) -> int | None:
+        """Kill it and wait a moment; its exit status, None where a dead disk keeps it in the kernel."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(KILLED_S)
+        return None
+
+    def _answer(self, timeout_s: float | None) -> ForkAnswer:
+        if not readable(self._socket, timeout_s):
+            state = describe_process(self._process.pid, "fork server")
+            self._end()
+            raise ForkServerSilent(f"the fork server gave no answer for {timeout_s:g} s: {state}")
         try:
             answer = self._socket.recv(_MOST_BYTES)
         except OSError as error:
@@ -102,7 +123,7 @@ class ForkServer:
         return cast("ForkAnswer", json.loads(answer))
 
     def _gone(self) -> ForkServerGone:
-        return ForkServerGone(f"the fork server ended with status {self._process.wait()}")
+        return ForkServerGone(f"the fork server ended with status {self._end()}")
 
 
 def main() -> int:

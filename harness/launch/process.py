@@ -14,13 +14,16 @@ from typing import Literal
 
 from harness.launch.channel import Channel
 from harness.launch.code import Code
-from harness.launch.fork_server import ForkServer, ForkServerGone
+from harness.launch.diagnosis import diagnose, look_at
+from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, RunOrder, StartMessage
+from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import RUN_FILES
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
+from trainer.json_types import integer, section
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
@@ -30,10 +33,16 @@ class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and su
 class RunProcess:
     """One run in a process group of its own, so that its loader workers are suspended and end with it."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes, code: Code | None = None) -> None:
+    def __init__(
+        self, record: RunRecord, folder: StudyFolder, probes: RunProbes, limits: WaitLimits, code: Code | None = None
+    ) -> None:
         """``code``: what it runs, if not this code."""
         self.record = record
         self.code = code
+        self._limits = limits
+        self._beats = False  # whether it sends signs of life, which an older state of the code does not
+        self._doing = "starting"
+        self._log_start = 0
         self._begun_ns = 0
         self._folder = folder
         self._probes = probes
@@ -52,32 +61,44 @@ class RunProcess:
             left.unlink(missing_ok=True)
         for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled
             shutil.rmtree(left, ignore_errors=True)
+        log = folder / "log.txt"
+        self._log_start = log.stat().st_size if log.exists() else 0
         self._begun_ns = time.monotonic_ns()
         imported = server.import_ns is not None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         with theirs:
             try:
-                self._pid = server.fork(theirs, folder / "log.txt")
+                self._pid = server.fork(theirs, log, self._limits.within(self._limits.start_s))
             except ForkServerGone as gone:
+                if isinstance(gone, ForkServerSilent):
+                    self._check_budget(str(gone))
+                    self._fail(f"it did not start within {self._limits.start_s:g} s (limits.start_s): {gone}")
                 self._fail(str(gone))
         self._server = server
         if not imported:
             self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
         record = {key: value for key, value in self.record.to_json().items() if key not in RECORD_FIELDS_OF_LAUNCHER}
-        self._send({"record": record, "study": str(self._folder.path), "probes": self._probes.to_json()})
+        start: StartMessage = {
+            "record": record,
+            "study": str(self._folder.path),
+            "probes": self._probes.to_json(),
+            "beat_s": self._limits.beat_s,
+        }
+        self._send(start)
 
     def wait_ready(self) -> None:
-        """Block until the run is warm; RunFailed where it ended instead."""
-        self._expect("ready")
+        """Wait until the run is warm; RunFailed where it ended instead."""
+        self._expect("ready", 0)
         assert self._server is not None
         startup_ns = (self._server.import_ns or 0) + time.monotonic_ns() - self._begun_ns
         self.record = replace(self.record, startup_ns=startup_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int) -> None:
         """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
+        self._doing = f"in repetition {repetition + 1}"
         self._send({"do": "turn", "turn": repetition, "settle": warmup, "steps": steps})
-        self._expect("turn")
+        self._expect("turn", warmup + steps)
 
     @property
     def profiled(self) -> bool:
@@ -86,15 +107,17 @@ class RunProcess:
 
     def profile(self) -> None:
         """Run the windows of the probes that disturb; RunFailed where it ended instead."""
+        self._doing = "being profiled"
         self._send({"do": "profile"})
-        self._expect("profile")
+        self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
         """Let it write its tables and end; RunFailed where it could not."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
+        self._doing = "writing its tables"
         self._send({"do": "finish"})
-        self._expect("done")
-        self._wait()
+        self._expect("done", 1)
+        self._wait(self._limits.within(self._limits.silence_s))
         self._complete_record()
 
     def _complete_record(self) -> None:
@@ -127,11 +150,11 @@ class RunProcess:
                 with suppress(ProcessLookupError):
                     os.kill(self._pid, number)
 
-    def _wait(self) -> int | None:
-        """Block until the run has ended; its exit status, None where the fork server that knew it is gone."""
+    def _wait(self, timeout_s: float = KILLED_S) -> int | None:
+        """Wait until the run has ended; its exit status, None where the fork server that knew it is gone."""
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
-                self._exit_code = self._server.wait(self._pid)
+                self._exit_code = self._server.wait(self._pid, timeout_s)
         return self._exit_code
 
     def _send(self, message: StartMessage | RunOrder) -> None:
@@ -141,15 +164,46 @@ class RunProcess:
         except OSError:
             self._fail(None)
 
-    def _expect(self, event: Literal["ready", "turn", "profile", "done"]) -> None:
+    def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> None:
+        """Wait for ``event``, which comes after ``steps`` steps; signs of life come before it."""
         assert self._channel is not None
-        try:
-            message = self._channel.receive_event()
-        except (EOFError, OSError):
-            self._fail(None)
-            return
+        while True:
+            limit_s = self._limit_s(event, steps)
+            try:
+                message = self._channel.receive_event(self._limits.within(limit_s))
+            except TimeoutError:
+                self._end_silence(event, limit_s)
+                return
+            except (EOFError, OSError):
+                self._fail(None)
+                return
+            if message["event"] != "alive":
+                break
+            self._beats = True
         if message["event"] != event:
             self._fail(message.get("error"))
+
+    def _limit_s(self, event: str, steps: int) -> float:
+        """How long this run may be silent. One that sends no signs of life may take so long for each of its steps."""
+        if event == "ready":
+            warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
+            return self._limits.start_s + warmup * self._limits.silence_s
+        return self._limits.silence_s * (1 if self._beats else max(steps, 1))
+
+    def _end_silence(self, event: str, limit_s: float) -> None:
+        """Kill a run that gave no sign of life, and say which of its processes hangs and why; raises."""
+        assert self._server is not None
+        key = "limits.start_s" if event == "ready" else "limits.silence_s"
+        log = self._folder.run(self.record.arm, self.record.block) / "log.txt"
+        workers = integer(section(self.record.config, "data"), "workers")
+        finding = diagnose(look_at(self._pid, workers, log, self._log_start), key)
+        self._check_budget(finding.process)
+        self._fail(f"no sign of life for {limit_s:g} s ({key}) while {self._doing}: {finding}")
+
+    def _check_budget(self, process: str) -> None:
+        """Raise BudgetSpent where the study's time is over."""
+        if self._limits.spent:
+            raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> None:
         """Wait for the end, make sure that a run.json says why, and raise."""

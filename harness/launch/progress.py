@@ -3,11 +3,68 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
+LONG_S = 10.0  # what takes longer is shown with its time
+ALIVE_INTERVAL_S = 30.0  # a log without a line for longer seems dead
+
+
+class SignsOfLife:
+    """Prints a line to a log, from a thread, whenever nothing else was printed for :data:`ALIVE_INTERVAL_S`.
+
+    It uses no core in between: a thread that sleeps. On a terminal it prints nothing.
+    """
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
+        self._ended = threading.Event()
+        self._shown_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="signs-of-life", daemon=True)
+
+    def __enter__(self) -> Self:
+        if not is_terminal():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last line."""
+        return time.monotonic() - self._shown_s
+
+    def show(self, line: str) -> None:
+        """Print a line now; the next sign of life is due later."""
+        self._shown_s = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(ALIVE_INTERVAL_S - self.silent_s, 0.001)):
+            if self.silent_s >= ALIVE_INTERVAL_S:
+                with suppress(OSError, ValueError):  # nobody reads the log any more: the study goes on
+                    self.show(self._line())
+
+
+def announced(what: str) -> SignsOfLife:
+    """Print what begins now. The signs of life say for how long it has run."""
+    begun_s = time.monotonic()
+    signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
+    signs.show(what)
+    return signs
+
+
+def is_terminal() -> bool:
+    """Whether a person watches standard error."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 class Progress:
@@ -21,20 +78,22 @@ class Progress:
         self._failed = 0
         self._steps = 0
         self._stepping_s = 0.0
-        self._doing = "starting"
+        self._doing, self._since_s = "starting", time.monotonic()
         self._begun_s = time.monotonic()
         self._repetition_begun_s = self._begun_s
-        self._shown_s = self._begun_s
+        self._signs = SignsOfLife(self._line)
         self._live: Any = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        if is_terminal():
             from rich.console import Console
             from rich.live import Live
 
             # Four refreshes a second: drawing is load on the cores that are being measured.
             self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._line)
             self._live.start()
+        else:
+            self._signs.__enter__()
         return self
 
     def __exit__(
@@ -43,14 +102,15 @@ class Progress:
         if self._live is not None:
             self._live.stop()
         else:
-            self._show()
+            self._signs.__exit__()
+            self._signs.show(self._line())
 
     def starting(self, arm: str, block: int) -> None:
-        self._doing = f"block {block}: starting {arm}"
+        self._do(f"block {block}: starting {arm}")
         self._maybe_show()
 
     def repetition(self, arm: str, block: int, number: int, count: int) -> None:
-        self._doing = f"block {block}: {arm}, repetition {number + 1}/{count}"
+        self._do(f"block {block}: {arm}, repetition {number + 1}/{count}")
         self._repetition_begun_s = time.monotonic()
 
     def stepped(self, steps: int) -> None:
@@ -60,7 +120,7 @@ class Progress:
 
     def finished(self, arm: str, block: int) -> None:
         self._runs += 1
-        self._doing = f"block {block}: {arm} done"
+        self._do(f"block {block}: {arm} done")
 
     def failed(self, arm: str, block: int, error: str) -> None:
         self._failed += 1
@@ -77,21 +137,20 @@ class Progress:
         elapsed_s = time.monotonic() - self._begun_s
         rate = f"{self._steps / self._stepping_s:.1f} steps/s" if self._stepping_s > 0 else "- steps/s"
         failed = f", {self._failed} failed" if self._failed else ""
+        doing_s = time.monotonic() - self._since_s
+        doing = self._doing + (f" for {_clock(doing_s)}" if doing_s >= LONG_S else "")
         if self._total_runs is None:
-            return f"{self._runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone | {self._doing}"
+            return f"{self._runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone | {doing}"
         share = min(self._steps / self._total_steps, 1.0)
         left = f"about {_clock(elapsed_s * (1 - share) / share)} left" if share > 0 else "time left unknown yet"
-        return (
-            f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone, {left} | {self._doing}"
-        )
+        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone, {left} | {doing}"
 
     def _maybe_show(self) -> None:
-        if self._live is None and time.monotonic() - self._shown_s >= PLAIN_INTERVAL_S:
-            self._show()
+        if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
+            self._signs.show(self._line())
 
-    def _show(self) -> None:
-        self._shown_s = time.monotonic()
-        print(self._line(), file=sys.stderr, flush=True)
+    def _do(self, what: str) -> None:
+        self._doing, self._since_s = what, time.monotonic()
 
 
 def _clock(seconds: float) -> str:

@@ -7,10 +7,14 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
 
     launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors, {"do": "wait", "pid"}
     fork server -> launcher   {"pid"} or {"pid", "code"}
-    launcher -> run           lines of JSON: {"record", "study", "probes"}, then {"do": "profile"}, {"do": "finish"} or
-                              {"do": "turn", "turn", "settle", "steps"}: the repetition "turn", of "settle" warm-up
-                              and "steps" measured steps
-    run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error"}
+    launcher -> run           lines of JSON: {"record", "study", "probes", "beat_s"}, then {"do": "profile"},
+                              {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the repetition "turn",
+                              of "settle" warm-up and "steps" measured steps
+    run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error"}, and
+                              {"event": "alive"} between steps, at least every "beat_s" seconds in which one ended
+
+"beat_s" and "alive" came later without a new version, as each side does without the other: an older run ignores the
+key and sends no sign of life, and an older launcher asks for none.
 """
 
 from __future__ import annotations
@@ -80,6 +84,7 @@ class StartMessage(TypedDict):
     record: JsonObject  # of the run, without RECORD_FIELDS_OF_LAUNCHER
     study: str  # the study's folder
     probes: JsonObject  # see probes.run_probes
+    beat_s: NotRequired[float]  # the run says "alive" at its start, and then this often
 
 
 class RepetitionOrder(TypedDict):
@@ -103,7 +108,7 @@ RunOrder: TypeAlias = RepetitionOrder | BareOrder
 class RunEvent(TypedDict):
     """Run to launcher: what it has done."""
 
-    event: Literal["ready", "turn", "profile", "done", "failed"]
+    event: Literal["ready", "turn", "profile", "done", "failed", "alive"]
     error: NotRequired[str | None]  # why it failed
 
 

@@ -21,8 +21,10 @@ from harness.launch.code import Code
 from harness.launch.memory import RunNeed, check_memory, choose_interleave, need_of
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
-from harness.launch.progress import Progress
+from harness.launch.progress import Progress, announced
+from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import has_nvidia_driver, record_environment
+from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
@@ -36,10 +38,14 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Where the study lies and how it ended: done, failed (some run did) or interrupted."""
+    """Where the study lies and how it ended: done, failed (some run did) or interrupted.
+
+    ``cut``: what ran when its time was spent in the middle of a block.
+    """
 
     folder: Path
     status: str
+    cut: str | None = None
 
 
 Enough = Callable[[StudyFolder, StudyRecord, int], bool]
@@ -49,11 +55,13 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 class Sequential:
     """A study that goes on, block by block, until ``enough`` says so: called with the number of finished blocks.
 
-    ``arms``: records by name, in place of those that the plan alone would give.
+    ``arms``: records by name, in place of those that the plan alone would give. ``end_ns``: when it ends in any case,
+    in the middle of a block (CLOCK_MONOTONIC); blocks that had ended by then are kept.
     """
 
     enough: Enough
     arms: Mapping[str, ArmRecord] = field(default_factory=dict)
+    end_ns: int | None = None
 
 
 def arm_record(arm: Arm) -> ArmRecord:
@@ -101,7 +109,7 @@ def run_study(
     folder = _create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
     with _only_one(folder):
-        return _execute(folder, record, sequential.enough if sequential else None)
+        return _execute(folder, record, sequential)
 
 
 def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Outcome:
@@ -139,7 +147,9 @@ def _check_recorded(path: Path, record: StudyRecord) -> None:
             raise InputError(f"{path}: {error}") from error
 
 
-def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = None) -> Outcome:
+def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | None = None) -> Outcome:
+    enough = None if sequential is None else sequential.enough
+    limits = _limits(record, None if sequential is None else sequential.end_ns)
     configs = {arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms}
     slice_steps = integer(record.scenario_text, "slice_steps")
     profiled = {arm.name for arm in record.arms if arm.control == PROFILED}
@@ -149,7 +159,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
     }
     missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
     todo = [name for names in missing for name in names]
-    interrupted = False
+    interrupted, cut = False, None
     with _terminable():
         try:
             record = replace(record, status="running")
@@ -163,16 +173,18 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
             with Progress(total, sum(repetitions[name].total_steps for name in todo)) as progress:
                 for block, names in enumerate(missing):
                     if names:
-                        _run_block(folder, record, block, names, repetitions, environment, progress)
+                        _run_block(folder, record, block, names, repetitions, environment, limits, progress)
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break
+        except BudgetSpent as spent:
+            cut = str(spent)
+            record = _end_after(record, _finished_blocks(folder, record))
+            record = replace(record, notes=[*record.notes, f"the time was spent while {cut}"])
         except KeyboardInterrupt:  # from here on there is a study to report and to resume
             interrupted = True
             if enough is not None:  # nobody knows how many more it would have taken
-                record = _end_after(
-                    record, sum(all(folder.is_done(name, b) for name in o) for b, o in enumerate(record.order))
-                )
+                record = _end_after(record, _finished_blocks(folder, record))
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
             folder.write_study(replace(record, status="failed", ended_utc=_now()))
@@ -181,7 +193,17 @@ def _execute(folder: StudyFolder, record: StudyRecord, enough: Enough | None = N
     status: Literal["interrupted", "done", "failed"]
     status = "interrupted" if interrupted else "done" if all(everything) else "failed"
     folder.write_study(replace(record, status=status, ended_utc=_now()))
-    return Outcome(folder.path, status)
+    return Outcome(folder.path, status, cut)
+
+
+def _finished_blocks(folder: StudyFolder, record: StudyRecord) -> int:
+    return sum(all(folder.is_done(name, b) for name in order) for b, order in enumerate(record.order))
+
+
+def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
+    """How long to wait; the defaults where an older study does not say."""
+    limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
+    return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 
 
 def _end_after(record: StudyRecord, blocks: int) -> StudyRecord:
@@ -195,6 +217,7 @@ def _run_block(
     names: list[str],
     repetitions: dict[str, Repetitions],
     environment: JsonObject,
+    limits: WaitLimits,
     progress: Progress,
 ) -> None:
     arms = {arm.name: arm for arm in record.arms}
@@ -218,6 +241,7 @@ def _run_block(
             ),
             folder,
             probes_of(section(record.scenario_text, "probes"), arms[name].control),
+            limits,
             None if (code := arms[name].code) is None else Code(**asdict(code)),
         )
         for position, name in enumerate(names)
@@ -246,8 +270,8 @@ def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[RunNeed], dict[str
             [data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length], sort_keys=True
         )
         if key not in prepared:
-            print(f"preparing data: {data.path}, sequence length {data.sequence_length}", file=sys.stderr)
-            prepared[key] = prepare(data)
+            with announced(f"preparing data: {data.path}, sequence length {data.sequence_length}"):
+                prepared[key] = prepare(data)
         check_workers(data, prepared[key])
         fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = prepared[key].corpus.fingerprint
         fingerprints[f"tokenizer {data.tokenizer.model_dump_json(exclude_none=True)}"] = prepared[

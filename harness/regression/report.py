@@ -149,8 +149,14 @@ def common_move_note(move: CommonMove) -> str:
 
 
 def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
-    """What to say where the budget was too short for a first look; None where it was not."""
+    """What to say where the budget ended a block, or was too short for a first look; None where neither is so."""
     blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
+    if result.cut is not None:
+        kept = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
+        return (
+            f"the budget of {budget_s:.0f} s was spent {kept}, in the middle of the next: {result.cut}; "
+            "allow more time, or end what hangs"
+        )
     if result.status != "done" or blocks >= FIRST_LOOK or not blocks:
         return None
     return (

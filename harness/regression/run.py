@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.launch.code import examine, find_code, fingerprint, fit_config
+from harness.launch.code import EXAMINE_S, examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
 from harness.regression.decision import is_look
 from harness.regression.gate import Limits, StateComparison, WhyUndecided, comparisons, nothing
@@ -24,12 +24,16 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class RegressionResult:
-    """``status``: of the study (done, failed, interrupted); ``spent_s``: seconds of the budget."""
+    """``status``: of the study (done, failed, interrupted). ``spent_s``: of the budget, when the last block ended.
+
+    ``cut``: what ran when the budget was spent in the middle of a block.
+    """
 
     folder: Path
     status: str
     comparisons: list[StateComparison]
     spent_s: float
+    cut: str | None = None
 
 
 def run_comparisons(
@@ -38,9 +42,11 @@ def run_comparisons(
 ) -> RegressionResult:  # fmt: skip
     """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
 
-    A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``.
+    A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``. A block that
+    runs when the budget is spent, because it is slow or hangs, is ended there and left out.
     """
     begun_s = time.monotonic()
+    end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
     folders = sorted({arm.code.folder for arm in arms.values() if arm.code is not None})
     states = {folder: fingerprint(Path(folder)) for folder in folders}
@@ -61,22 +67,23 @@ def run_comparisons(
         found = comparisons(record, list(folder.runs()), limits)
         return all(one.settled for one in found if one.missing is None)
 
-    outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms))
+    outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms, end_ns))
     folder = StudyFolder(outcome.folder)
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
     changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
     if changed:
         missing = WhyUndecided("code changed", tuple(changed))
         decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
-    return RegressionResult(outcome.folder, outcome.status, decided, last[1])
+    return RegressionResult(outcome.folder, outcome.status, decided, last[1], outcome.cut)
 
 
 def with_codes(
-    asked: ComparisonPlan, base: str, head: str, repository: Path
+    asked: ComparisonPlan, base: str, head: str, repository: Path, timeout_s: float = EXAMINE_S
 ) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
     """Finds both states of the code and fits every arm to its side: (the comparisons, the arms' records).
 
-    Raises InputError where a side is no state of this project or cannot run the scenario.
+    Raises InputError where a side is no state of this project, cannot run the scenario, or cannot be imported within
+    ``timeout_s``.
     """
     codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
     if codes[BASE].folder == codes[HEAD].folder:
@@ -84,7 +91,8 @@ def with_codes(
     configs = [arm.config.model_dump(mode="json") for arm in asked.plan.arms]
     defaults = TrainerConfig().model_dump(mode="json")
     sides = [BASE if _is_base(arm) else HEAD for arm in asked.plan.arms]
-    examined = {side: examine(code, configs) for side, code in codes.items()}
+    limit_s = min(timeout_s, EXAMINE_S)
+    examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
     other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
     declared, records = [], {}
     for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):

@@ -16,7 +16,8 @@ from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
 
 SETTABLE = (
-    "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "probes",
+    "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "limits",
+    "probes",
 )  # fmt: skip
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file

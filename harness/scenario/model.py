@@ -119,6 +119,15 @@ class ProbesConfig(Config):
     """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last repetition."""
 
 
+class LimitsConfig(Config):
+    """How long `harness run` waits in silence. A run that passes a limit fails; the study goes on with the next one."""
+
+    start_s: float = Field(900, gt=0, le=86_400)
+    """For a run to start: imports, model and data path, up to its first repetition."""
+    silence_s: float = Field(600, gt=0, le=86_400)
+    """For a run's next step, or for what it writes between repetitions. Not for a whole repetition."""
+
+
 # What harness.scenario.yaml read; TrainerConfig checks it, arm by arm, and says what is wrong with it.
 Unchecked = Annotated[Json, SkipValidation, WithJsonSchema({})]
 
@@ -156,4 +165,5 @@ class Scenario(Config):
     """Measured steps of one repetition with interleave: slices."""
     seed: int = 0
     """Seed of the order of arms within blocks (base.seed is the trainer's)."""
+    limits: LimitsConfig = LimitsConfig()
     probes: ProbesConfig = ProbesConfig()

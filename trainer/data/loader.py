@@ -14,22 +14,57 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import BatchPipeline, make_pipeline
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
-from trainer.errors import InputError
+from trainer.errors import InputError, LostBatchError
 
 # A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
 # its next batch in Python. At Python's default switch interval of 5 ms a finished batch can arrive tens of
 # milliseconds late.
 _SWITCH_INTERVAL_S = 2e-4
 
+# One wait for a batch. A worker that died is noticed when it ends (torch's own interval), and a run that was suspended
+# in the middle of it is charged for this much at most, however long it stood still.
+_LOOK_S = 5.0
+_TIMED_OUT = "DataLoader timed out"  # how torch's message begins
+
 WorkerInit = Callable[[int], None]
+
+
+class LateBatch:
+    """Waits for batches of ``workers`` loader workers, for ``timeout_s`` seconds each.
+
+    It counts the waits that ended in vain, each of ``look_s``: not the time that passed, of which a suspended process
+    knows nothing.
+    """
+
+    def __init__(self, workers: int, timeout_s: float) -> None:
+        self.look_s = min(_LOOK_S, timeout_s)
+        self._workers, self._timeout_s = workers, timeout_s
+
+    def wait(self, iterator: Iterator[Batch | InputError]) -> Batch | InputError:
+        """Return the next batch; LostBatchError where it does not come. DataLoader's timeout must be ``look_s``."""
+        waited_s = 0.0
+        while True:
+            try:
+                return next(iterator)
+            except RuntimeError as error:
+                waited_s += self.look_s
+                if not str(error).startswith(_TIMED_OUT):
+                    raise
+                if waited_s >= self._timeout_s:
+                    raise LostBatchError(
+                        f"no batch came from {self._workers} loader worker{'s' * (self._workers > 1)} "
+                        f"within {self._timeout_s:g} s (data.timeout_s)"
+                    ) from error
 
 
 class Batches:
     """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers."""
 
-    def __init__(self, iterator: Iterator[Batch | InputError], pin: bool) -> None:
+    def __init__(self, iterator: Iterator[Batch | InputError], pin: bool, late: LateBatch | None = None) -> None:
+        """``late``: when a batch of the workers counts as lost; None where there are no workers."""
         self._iterator: Iterator[Batch | InputError] | None = iterator
         self._pin = pin  # only inline: DataLoader pins what its workers send
+        self._late = late
 
     def __iter__(self) -> Batches:
         return self
@@ -37,7 +72,7 @@ class Batches:
     def __next__(self) -> Batch:
         if self._iterator is None:
             raise StopIteration
-        batch = next(self._iterator)
+        batch = next(self._iterator) if self._late is None else self._late.wait(self._iterator)
         if isinstance(batch, InputError):
             self.close()
             raise batch
@@ -69,6 +104,7 @@ def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init:
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
         return Batches(_endless(make_pipeline(config, prepared, seed, 0, 1)), pin)
+    late = LateBatch(config.workers, config.timeout_s)
     loader = DataLoader(
         _BatchDataset(config, prepared, seed),
         batch_size=None,
@@ -76,12 +112,13 @@ def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init:
         collate_fn=_as_it_is,
         pin_memory=pin,
         prefetch_factor=config.prefetch,
+        timeout=late.look_s,
         persistent_workers=True,
         multiprocessing_context=config.start_method,
         worker_init_fn=_WorkerStart(worker_init),
         generator=torch.Generator().manual_seed(seed),  # else DataLoader draws from the model's random state
     )
-    return Batches(iter(loader), pin=False)
+    return Batches(iter(loader), pin=False, late=late)
 
 
 class _BatchDataset(IterableDataset[Any]):

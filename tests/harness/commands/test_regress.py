@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -85,10 +87,13 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
 
 
 def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
-    tmp_path: Path, scenario: str, slower: Path
+    tmp_path: Path, scenario: str, slower: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One block ends in time, and one more is known not to."""
+    clock = SimpleNamespace(monotonic=iter([0.0, 60.0]).__next__, monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr("harness.regression.run.time", clock)
     done = harness(
-        "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--budget", "1s",
+        "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--budget", "59s",
         "--out", str(tmp_path / "out"), "--undecided-exit", "0",
         GITHUB_STEP_SUMMARY=str(tmp_path),
     )  # fmt: skip
@@ -96,6 +101,50 @@ def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
     assert "text: undecided" in done.stdout
     assert "was spent after 1 of the 4 blocks" in done.stdout
     assert "harness: GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
+
+
+def test_a_head_that_hangs_ends_with_the_budget(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
+) -> None:
+    hanging = "import time; time.sleep(1000); nanoseconds = 0"
+    head = copy_code(tmp_path_factory.mktemp("hanging"), "trainer/inject.py", COST, hanging)
+    out, junit = tmp_path / "out", tmp_path / "junit.xml"
+    done = harness(
+        "regress", scenario, "--base", str(ROOT), "--head", str(head), "--out", str(out), "--budget", "20s",
+        "--junit", str(junit),
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert "text: undecided, no block in which both sides finished\n" in done.stdout
+    (note,) = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert note.startswith(
+        "note: the budget of 20 s was spent before one block had ended, in the middle of the next: run "
+    )
+    assert "clock_nanosleep" in note
+    assert note.endswith("; allow more time, or end what hangs")
+    assert "Traceback" not in done.stderr
+    (path,) = (out / "tiny").iterdir()
+    assert (StudyFolder(path).read_study().status, StudyFolder(path).read_study().blocks) == ("done", 0)
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("errors"), suite.get("failures")) == ("1", "0")  # nothing could be compared
+    report = harness("report", str(path))  # nothing to report, in a line
+    assert report.returncode in (0, 2)
+    assert "Traceback" not in report.stderr
+
+
+def test_a_head_that_cannot_even_be_imported_in_time_is_a_line(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
+) -> None:
+    text = "class Config(BaseModel):"
+    head = copy_code(
+        tmp_path_factory.mktemp("silent"), "trainer/config.py", text, f"import time; time.sleep(1000)\n{text}"
+    )
+    out = tmp_path / "out"
+    done = harness("regress", scenario, "--base", str(head), "--out", str(out), "--budget", "1s")
+    assert done.returncode == 2
+    assert "cannot be imported by" in done.stderr
+    assert done.stderr.endswith("within 1 s\n")
+    assert not out.exists()
 
 
 def test_a_side_that_fails_ends_the_check_and_is_an_error(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from tests.trainer.data.test_packing import assert_same
 from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import make_pipeline
-from trainer.data.loader import open_batches
+from trainer.data.loader import LateBatch, open_batches
 from trainer.data.prepare import prepare
-from trainer.errors import InputError
+from trainer.errors import InputError, LostBatchError
 
 pytestmark = pytest.mark.slow
 
@@ -128,3 +128,37 @@ def test_pinning_without_cuda_is_left_out(make_config: Make) -> None:
     config = make_config(pin_memory=True)
     with open_batches(config, prepare(config), seed=0) as batches:
         assert next(batches).input_ids.is_pinned() == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(("in_vain", "comes"), [(2, True), (3, False)])
+def test_a_batch_is_lost_after_so_many_looks_in_vain_whatever_the_clock_says(in_vain: int, comes: bool) -> None:
+    """A run that stands suspended during one of them (SIGSTOP) is charged for that look alone."""
+
+    def looks() -> Iterator[str]:
+        yield from ["late"] * in_vain
+        yield "a batch"
+
+    class Loader:
+        def __init__(self) -> None:
+            self.looks = looks()
+
+        def __next__(self) -> str:
+            if (found := next(self.looks)) == "late":
+                raise RuntimeError("DataLoader timed out after 5.0 seconds")
+            return found
+
+    late = LateBatch(workers=2, timeout_s=15)
+    assert late.look_s == 5
+    if comes:
+        assert late.wait(Loader()) == "a batch"  # type: ignore[arg-type, comparison-overlap]
+        return
+    with pytest.raises(LostBatchError, match=r"^no batch came from 2 loader workers within 15 s \(data\.timeout_s\)$"):
+        late.wait(Loader())  # type: ignore[arg-type]
+
+
+def test_a_loader_is_used_again_after_a_look_in_vain(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch takes longer than one look: DataLoader times out, and delivers it all the same."""
+    monkeypatch.setattr("trainer.data.loader._LOOK_S", 0.05)
+    config = make_config(workers=1, inject=DataInject(read_ms=400, how="sleep"))
+    with open_batches(config, prepare(config), 0) as batches:
+        assert [next(batches).samples for _ in range(2)] == [config.batch_size] * 2

@@ -1,0 +1,171 @@
+"""Says in one line which process of a run hangs, in what state, and the likely cause with its fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine.cgroup import find_group, memory_limit
+from harness.machine.checks.check import size
+from harness.machine.environment import available_memory_bytes
+from harness.machine.files import ROOT, read_mounts
+from harness.machine.memory import SharedMemory, read_shared_memory
+from harness.machine.processes import STATES, ProcessState, read_process, read_session
+from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_PROCESSES, MORE_SHARED_MEMORY
+
+WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # that torch's DataLoader gives its processes
+LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
+LITTLE_SHARED = 0.05  # share of /dev/shm
+_LOG_BYTES = 20_000  # the end of a run's log
+# What a run's log says of a batch that was lost, by cause. torch and Python print these lines and go on.
+_IN_LOG = {
+    "shared memory": ("unable to allocate shared memory", "bus error", "no space left on device", "unable to mmap"),
+    "open files": ("too many open files", "received 0 items of ancdata", "unable to open shared memory"),
+    "processes": ("can't start new thread", "resource temporarily unavailable", "pthread_create failed"),
+    "memory": ("cannot allocate memory", "memoryerror", "can't allocate memory", "killed by signal: killed"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The process that hangs, and why."""
+
+    process: str
+    cause: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.process}; likely cause: {self.cause}; fix: {self.fix}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was read of a run that hangs."""
+
+    processes: Sequence[ProcessState]
+    main_pid: int
+    workers: int
+    log: str
+    shared: SharedMemory | None = None
+    free_memory_bytes: int | None = None
+    killed_for_memory: int | None = None
+
+
+def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Path = ROOT) -> Snapshot:
+    """Read everything that a run's silence may come from.
+
+    ``workers``: that its configuration asks for. ``log_start``: where in its log this run began, in bytes.
+    """
+    limit = memory_limit(find_group("memory", root))
+    return Snapshot(
+        read_session(main_pid, root),
+        main_pid,
+        workers,
+        _end_of(log, log_start),
+        read_shared_memory(read_mounts(root), root),
+        available_memory_bytes(),
+        None if limit is None else limit.oom_kills,
+    )
+
+
+def diagnose(seen: Snapshot, longer: str) -> Finding:
+    """Name the process and the likely cause. ``longer``: the key that allows more time."""
+    roles = roles_of(seen)
+    living = [process for process in seen.processes if not process.dead]
+    stopped = next((process for process in living if process.stopped), None)
+    if stopped is not None:
+        by = "a debugger holds it" if stopped.state == "t" else "somebody sent it SIGSTOP"
+        fix = f"find out who (kill -CONT {stopped.pid} lets it go on), then harness run --resume"
+        return Finding(_described(stopped, roles), by, fix)
+    main = next((process for process in living if process.pid == seen.main_pid), None)
+    if main is None:
+        return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
+    found = _of_log(seen, _described(main, roles))
+    if found is not None:
+        return found
+    crowded = next((process for process in living if process.out_of_files), None)
+    if crowded is not None:
+        cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"
+        return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
+    alive = sum(roles[process.pid].startswith("loader") for process in living)
+    if alive < seen.workers:
+        cause = f"lost workers: {alive} of {seen.workers} loader workers live"
+        if seen.killed_for_memory:
+            cause += f", and {seen.killed_for_memory} processes of this control group were killed for lack of memory"
+        return Finding(_described(main, roles), cause, f"{MORE_MEMORY}; the run's log.txt may say more")
+    if seen.free_memory_bytes is not None and seen.free_memory_bytes < LITTLE_MEMORY_BYTES:
+        cause = f"out of memory: {size(seen.free_memory_bytes)} is free"
+        return Finding(_described(main, roles), cause, MORE_MEMORY)
+    shared = seen.shared
+    if seen.workers and shared is not None and shared.free_bytes < LITTLE_SHARED * shared.total_bytes:
+        return Finding(_described(main, roles), _full(shared), MORE_SHARED_MEMORY)
+    culprit = next((process for process in living if process.state == "D"), None) or _busiest(living, roles) or main
+    return Finding(_described(culprit, roles), *_by_itself(culprit, longer))
+
+
+def describe_process(pid: int, role: str) -> str:
+    """``process 42 (fork server) is sleeping in futex``."""
+    process = read_process(pid)
+    return f"process {pid} ({role}) is gone" if process is None else _described(process, {pid: role})
+
+
+def roles_of(seen: Snapshot) -> dict[int, str]:
+    """What each process is: main, loader-K in the order of their start, else its own name."""
+    roles = {process.pid: process.name for process in seen.processes}
+    workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
+    return roles | {pid: f"loader-{place}" for place, pid in enumerate(workers)} | {seen.main_pid: "main"}
+
+
+def _described(process: ProcessState, roles: dict[int, str]) -> str:
+    where = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
+    state = STATES.get(process.state, f"in state {process.state}")
+    return f"process {process.pid} ({roles[process.pid]}) is {state}{where}"
+
+
+def _of_log(seen: Snapshot, process: str) -> Finding | None:
+    """The cause that the run's own log names, with its line."""
+    fixes = {
+        "shared memory": MORE_SHARED_MEMORY,
+        "open files": MORE_OPEN_FILES,
+        "processes": MORE_PROCESSES,
+        "memory": MORE_MEMORY,
+    }
+    for line in reversed(seen.log.splitlines()):
+        for cause, signs in _IN_LOG.items():
+            if any(sign in line.lower() for sign in signs):
+                more = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
+                return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", fixes[cause])
+    return None
+
+
+def _full(shared: SharedMemory) -> str:
+    return f"shared memory: {size(shared.free_bytes)} of {size(shared.total_bytes)} is free in /dev/shm"
+
+
+def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
+    """A loader worker that runs, or that sleeps elsewhere than where a worker waits for its next order."""
+    workers = [process for process in living if roles[process.pid].startswith("loader")]
+    at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
+    return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
+
+
+def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
+    """Cause and fix of a process that nobody hinders."""
+    more = f"raise {longer} where it is only slow"
+    if process.state == "D":
+        return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {more}"
+    if process.state == "R":
+        return "a step takes longer than this, or never ends", f"py-spy dump --pid shows where it is; {more}"
+    if process.place is not None and " of " in process.place:
+        return f"nothing comes from {process.place.partition(' of ')[2]}", f"check it; {more}"
+    return "it waits for something that does not come", f"py-spy dump --pid shows for what; {more}"
+
+
+def _end_of(log: Path, start: int) -> str:
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(file.seek(0, 2) - _LOG_BYTES, start))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,123 @@
+"""Reads what the processes of a session are doing, so that one line can name the process that hangs.
+
+A file that is missing or forbidden gives None, as everywhere in this room.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.machine.files import ROOT, read_text, to_int
+
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or a driver",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
+# Linux system calls in which a process may wait, by number. Other machines show the kernel's function instead.
+_CALLS = {
+    "x86_64": {0: "read", 1: "write", 2: "open", 7: "poll", 16: "ioctl", 17: "pread64", 23: "select", 35: "nanosleep",
+               42: "connect", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock",
+               202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 257: "openat",
+               270: "pselect6", 271: "ppoll"},
+    "aarch64": {22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write",
+                67: "pread64", 72: "pselect6", 73: "ppoll", 95: "waitid", 98: "futex", 101: "nanosleep",
+                115: "clock_nanosleep", 203: "connect", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 260: "wait4"},
+}  # fmt: skip
+_OF_A_FILE = {"read", "write", "pread64", "recvfrom", "recvmsg", "sendmsg", "ioctl", "flock"}  # first argument: a file
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One process, as /proc shows its main thread."""
+
+    pid: int
+    name: str
+    state: str
+    """The letter of proc_pid_stat(5)."""
+    started_ticks: int
+    place: str | None
+    """The system call that it is in and the file that it is about, else the kernel's function it sleeps in."""
+    open_files: int | None
+    most_open_files: int | None
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in "Tt"
+
+    @property
+    def dead(self) -> bool:
+        return self.state in "ZX"
+
+    @property
+    def out_of_files(self) -> bool:
+        """Whether it can hardly open another file: receiving one batch takes several."""
+        return (
+            self.open_files is not None
+            and self.most_open_files is not None
+            and self.open_files > self.most_open_files - 4
+        )
+
+
+def read_session(session: int, root: Path = ROOT) -> list[ProcessState]:
+    """Return the processes of ``session`` (a process id), in the order in which they were started."""
+    found = []
+    for folder in (root / "proc").iterdir():
+        if folder.name.isdecimal() and (process := _read(folder)) is not None and process[0] == session:
+            found.append(process[1])
+    return sorted(found, key=lambda process: (process.started_ticks, process.pid))
+
+
+def read_process(pid: int, root: Path = ROOT) -> ProcessState | None:
+    """Return one process; None where there is none of that number."""
+    found = _read(root / "proc" / str(pid))
+    return None if found is None else found[1]
+
+
+def _read(folder: Path) -> tuple[int, ProcessState] | None:
+    """Read the session of the process that ``folder`` shows, and its state."""
+    head, bracket, rest = (read_text(folder / "stat") or "").rpartition(")")
+    fields = rest.split()
+    if not bracket or len(fields) < 20:
+        return None
+    try:
+        open_files = sum(1 for _ in (folder / "fd").iterdir())
+    except OSError:
+        open_files = None
+    process = ProcessState(
+        pid=int(folder.name),
+        name=head.partition("(")[2],
+        state=fields[0],
+        started_ticks=int(fields[19]),
+        place=_place(folder),
+        open_files=open_files,
+        most_open_files=_most_open_files(folder),
+    )
+    return int(fields[3]), process
+
+
+def _place(folder: Path) -> str | None:
+    fields = (read_text(folder / "syscall") or "").split()
+    number = to_int(fields[0]) if fields else None
+    call = None if number is None else _CALLS.get(platform.machine(), {}).get(number)
+    if call is None:
+        function = read_text(folder / "wchan")
+        return function if function not in ("", "0") else None
+    if call in _OF_A_FILE:
+        try:
+            return f"{call} of {(folder / 'fd' / str(int(fields[1], 16))).readlink()}"
+        except (OSError, ValueError):
+            return call
+    return call
+
+
+def _most_open_files(folder: Path) -> int | None:
+    lines = (read_text(folder / "limits") or "").splitlines()
+    soft = next((line.removeprefix("Max open files").split()[0] for line in lines if line.startswith("Max open")), None)
+    return to_int(soft)

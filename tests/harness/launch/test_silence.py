@@ -1,0 +1,167 @@
+"""Runs that hang: each fails in one line that names its process, and the study goes on. Real processes throughout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import harness.launch.study as launch
+from harness.launch.diagnosis import WORKER_NAME
+from harness.machine.processes import read_process
+from harness.study.store import StudyFolder
+from tests.commands import harness
+from tests.harness.launch.test_study import start, wait_for, wait_for_runs, wait_for_study
+
+pytestmark = pytest.mark.slow
+
+BASE = {
+    "model": {"layers": 1, "width": 32},
+    "data": {
+        "corpus": {"builtin": "python-docs", "documents": 60},
+        "tokenizer": {"train": {"vocab_size": 512}},
+        "sequence_length": 16,
+        "batch_size": 2,
+    },
+    "compute": {"work": "none"},
+    "steps": 6,
+    "warmup_steps": 1,
+}
+
+
+def study_of(folder: Path, arms: dict[str, Any], *words: str, **keys: Any) -> tuple[int, StudyFolder, str]:
+    """Run a study; its exit code, its folder, and what it printed as errors."""
+    content = {"name": "tiny", "question": "Does it end?", "base": BASE, "arms": arms, "repeats": 1, "slice_steps": 3}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(content | keys))
+    done = harness("run", str(path), "--out", str(folder / "out"), *words)
+    assert (folder / "out").exists(), done.stderr
+    (study,) = (folder / "out" / "tiny").iterdir()
+    return done.returncode, StudyFolder(study), done.stderr
+
+
+def errors(study: StudyFolder) -> dict[str, str | None]:
+    """By arm, of block 0."""
+    records = [json.loads(path.read_text()) for path in study.path.glob("runs/*/0/run.json")]
+    return {record["arm"]: record["error"] for record in records}
+
+
+def loader_workers(pid: int) -> list[int]:
+    return [one for one in wait_for_runs(pid) if (state := read_process(one)) and state.name == WORKER_NAME]
+
+
+def parent_is_suspended(pid: int) -> bool:
+    """Whether the run of a loader worker stands still: it has started, and another run of its block is measured."""
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    state = read_process(parent)
+    return state is not None and state.stopped
+
+
+def test_a_stopped_worker_ends_its_run_and_the_other_arm_goes_on(tmp_path: Path) -> None:
+    """A stopped worker keeps the run in the middle of receiving a batch, of which DataLoader knows no timeout."""
+    with start(tmp_path, "--repeats", "1", "--set", "limits.silence_s=1", steps=600) as process:
+        study = wait_for_study(tmp_path / "out")
+        wait_for(lambda: bool(loader_workers(process.pid)))
+        (worker,) = loader_workers(process.pid)
+        wait_for(lambda: parent_is_suspended(worker))
+
+        def stopped_for_good() -> bool:
+            if "tokens" in errors(study):
+                return True
+            os.kill(worker, signal.SIGSTOP)  # the launcher lets the whole run go on before each of its repetitions
+            return False
+
+        wait_for(stopped_for_good)
+        assert process.wait(timeout=120) == 1
+    found = errors(study)
+    assert found["text"] is None
+    error = found["tokens"]
+    assert error is not None
+    assert error.startswith("no sign of life for 1 s (limits.silence_s) while in repetition ")
+    assert f": process {worker} (loader-0) is stopped; likely cause: somebody sent it SIGSTOP; fix: " in error
+    assert f"kill -CONT {worker}" in error
+    assert "\n" not in error
+
+
+def test_a_batch_that_does_not_come_ends_its_run_in_the_trainer(tmp_path: Path) -> None:
+    slow = {"data.workers": 1, "data.inject": {"read_ms": 60_000, "how": "sleep"}, "data.timeout_s": 1}
+    code, study, printed = study_of(tmp_path, {"fine": {"data.workers": 2}, "slow": slow})
+    assert code == 1
+    found = errors(study)
+    assert found["fine"] is None
+    error = found["slow"]
+    assert error is not None
+    assert re.match(
+        r"no batch came from 1 loader worker within 1 s \(data\.timeout_s\): process \d+ \(loader-0\) ", error
+    )
+    assert "sleeping in clock_nanosleep; likely cause: it waits for something that does not come; fix: " in error
+    assert "raise data.timeout_s where it is only slow" in error
+    assert printed.count(error) == 1
+
+
+def test_a_step_that_does_not_end_is_named_with_its_repetition(tmp_path: Path) -> None:
+    """Without workers: the main process itself does not come back."""
+    slow = {"compute.inject": {"forward_ms": 60_000, "how": "sleep"}, "warmup_steps": 0}
+    code, study, _ = study_of(tmp_path, {"fine": {}, "slow": slow}, "--set", "limits.silence_s=1")
+    assert code == 1
+    found = errors(study)
+    assert found["fine"] is None
+    assert re.match(
+        r"no sign of life for 1 s \(limits\.silence_s\) while in repetition 1: process \d+ \(main\) is sleeping in "
+        r"clock_nanosleep; likely cause: .*; fix: .*raise limits\.silence_s where it is only slow$",
+        found["slow"] or "",
+    )
+
+
+def test_a_file_that_never_answers_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that turns into a pipe that nobody writes to: like one on a file server that has died."""
+
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        return folder
+
+    recorded = tmp_path / "kernels.json"
+    recorded.write_text('{"forward_ms": [1]}')
+    prepare = launch._prepare
+
+    def prepare_and_break(configs: Any) -> Any:
+        found = prepare(configs)
+        if "piped" in configs:
+            recorded.unlink()
+            os.mkfifo(recorded)
+        return found
+
+    monkeypatch.setattr(launch, "_prepare", prepare_and_break)
+    device = {"emulated": "gh200", "recorded": str(recorded), "matmul_efficiency": 0.5}
+    arms = {"piped": {"compute": {"device": device, "work": "model"}}, "fine": {}}
+    study_of(make(tmp_path / "first"), {"fine": {}})  # whose fork server has everything imported
+    code, study, _ = study_of(make(tmp_path / "then"), arms, limits={"start_s": 5})
+    assert code == 1
+    found = errors(study)
+    assert found["fine"] is None
+    assert re.match(
+        r"no sign of life for 5 s \(limits\.start_s\) while starting: process \d+ \(main\) is sleeping in openat; "
+        r"likely cause: .*; fix: .*raise limits\.start_s",
+        found["piped"] or "",
+    )
+
+
+def test_suspended_for_longer_than_the_limits_a_run_lives_on(tmp_path: Path) -> None:
+    """The first arm stands still with its worker during two repetitions of the other one (ABBA)."""
+    arms = {
+        "quick": {"data.workers": 1, "data.timeout_s": 4},
+        "long": {"compute.inject": {"forward_ms": 400, "how": "sleep"}},
+    }
+    code, study, printed = study_of(tmp_path, arms, limits={"silence_s": 4}, slice_steps=6, base=BASE | {"steps": 18})
+    assert code == 0, printed
+    (run,) = [run for run in study.runs() if run.record.arm == "quick"]
+    assert run.steps is not None
+    starts = [row["start_ns"] for row in run.steps.to_pylist()]
+    assert max(after - before for before, after in pairwise(starts)) > 4e9  # it did stand so long
