@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read."""
+    """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read.
+
+    Also numbers that JSON does not have (NaN, Infinity) or that no float holds (1e400) are a ValueError.
+    """
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text:.40} is not a finite number")
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

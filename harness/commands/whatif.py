@@ -100,9 +100,10 @@ def _draw(
     folder: StudyFolder, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]
 ) -> Path:
     from harness.report.sweeps import picture  # matplotlib costs a second of import
+    from harness.study.names import check_folder_name
     from trainer.files import write_bytes
 
-    path = folder.plots / f"whatif-{arm}-{ranged.key}.png"
+    path = folder.plots / check_folder_name(f"whatif-{arm}-{ranged.key}.png", "whatif: picture")
     measured = [(at, value) for at, arms in zip(ranged.values, checks, strict=True) for _, value in arms]
     write_bytes(path, picture(ranged, arm, prediction, measured))
     return path
