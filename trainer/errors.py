@@ -25,6 +25,11 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(one if _harmless(one) else _escaped(one) for one in text)
 
 
+def visible_lines(text: str) -> str:
+    """The same of a text of several lines, which stay lines."""
+    return text if text.isprintable() else "\n".join(map(visible, text.split("\n")))
+
+
 def _harmless(letter: str) -> bool:
     """Whether it shows as itself: a space of any width does, and so do the joiners within words and emoji."""
     return letter.isprintable() or letter in "\u200c\u200d" or unicodedata.category(letter) == "Zs"

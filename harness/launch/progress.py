@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from trainer.errors import visible
+
 PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
 
 
@@ -68,6 +70,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line that stays."""
+        text = visible(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
