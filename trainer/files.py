@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer.errors import InputError
+
 
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read.
@@ -29,6 +31,14 @@ def _finite(text: str) -> float:
 
 def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text:.40} is not a finite number")
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with a home folder for ~ and ~user; InputError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from trainer.data import cache, train_tokenizer
 from trainer.errors import InputError
+from trainer.files import expanded
 
 _KEY = "data.tokenizer.pretrained"
 
@@ -61,7 +62,7 @@ def load_auto(location: str, name: str | None = None) -> Any:
 
 
 def _local_folder(name: str) -> Path | None:
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         return folder.absolute()
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
