@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from harness import __version__
-from trainer.errors import InputError
+from trainer.errors import InputError, visible
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
-        print(f"harness: {error}", file=sys.stderr)
+        print(f"harness: {visible(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("harness: interrupted", file=sys.stderr)
@@ -148,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGPIPE_EXIT
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
-        print(f"harness: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        where = visible(str(error.filename or "input or output"))
+        print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)
         return 2
     return status

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from trainer.errors import InputError
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read."""
+    """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read.
+
+    Also numbers that JSON does not have (NaN, Infinity) or that no float holds (1e400) are a ValueError.
+    """
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text:.40} is not a finite number")
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with a home folder for ~ and ~user; InputError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

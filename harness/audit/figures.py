@@ -14,7 +14,7 @@ from functools import reduce
 ROUNDING = 1e-12  # relative; what binary arithmetic may add to decimal ends
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
 _FIGURE = re.compile(rf"(~)?\s*({_NUMBER})(?:\s*(?:-|–|to)\s*({_NUMBER}))?")
-LARGEST = Decimal("1e30")
+SMALLEST, LARGEST = Decimal("1e-30"), Decimal("1e30")
 UNITS_S = {"s": 1.0, "min": 60.0, "hour": 3600.0, "hours": 3600.0, "day": 86400.0, "days": 86400.0}
 
 
@@ -82,9 +82,13 @@ def read_figure(text: str) -> AuditedFigure:
     if match is None:
         raise ValueError(f"{text!r} is not a figure; allowed: digits as printed (6544.40, 178e3), ~300, 48-49")
     about = match[1] is not None
-    first, last = Decimal(match[2]), Decimal(match[3] or match[2])
-    if not 0 < first <= last <= LARGEST:
-        raise ValueError(f"{text!r}: a figure is positive, at most {LARGEST:.0e}, and a range goes upwards")
+    try:
+        first, last = Decimal(match[2]), Decimal(match[3] or match[2])
+    except ArithmeticError as error:  # an exponent that no decimal number has
+        raise ValueError(f"{text!r:.60}: no such number") from error
+    if not SMALLEST <= first <= last <= LARGEST:
+        limits = f"from {SMALLEST:.0e} to {LARGEST:.0e}"
+        raise ValueError(f"{text!r:.60}: a figure is positive, {limits}, and a range goes upwards")
     low, high = first - _half_unit(first, about), last + _half_unit(last, about)
     return AuditedFigure(text.strip(), float((first + last) / 2), Interval(float(low), float(high)))
 

@@ -10,7 +10,7 @@ from harness.audit.gains import Gain
 from harness.audit.reading_text import short
 from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
-from harness.report.tables import NOT_MEASURED, safe, table
+from harness.report.tables import NOT_MEASURED, Markdown, safe, table
 from harness.report.words import count, listing, percent
 from trainer.devices.flops import parameters
 
@@ -24,7 +24,7 @@ SHORT = {
 
 def as_json(audit: Audit) -> str:
     """The dataclasses, field by field."""
-    return json.dumps(asdict(audit), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(asdict(audit), indent=1) + "\n"
 
 
 def as_text(audit: Audit, published: Table) -> str:
@@ -80,8 +80,8 @@ def _rows(audit: Audit, published: Table) -> str:
         about = printed[row.name]
         aside = "".join(f" *{safe(text.strip())}*" for text in (about.note, about.source) if text)
         texts.append(f"- **{safe(row.name)}**: {safe(row.sentence)}{aside}")
-    formula = f"\n\n{audit.formula_sentence}" if audit.formula_sentence else ""
-    formula += "".join(f"\n\n{sentence}" for sentence in audit.scatter_sentences)
+    formula = f"\n\n{safe(audit.formula_sentence)}" if audit.formula_sentence else ""
+    formula += "".join(f"\n\n{safe(sentence)}" for sentence in audit.scatter_sentences)
     return f"## Rows\n\n{table(header, lines)}{formula}\n\n" + "\n".join(texts)
 
 
@@ -89,14 +89,14 @@ def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
     figures = [printed.tokens_per_s, printed.mfu_percent, printed.tflops]
     verdict = SHORT[row.status]
     if row.status == "inconsistent" or (row.status == "apart" and any(not one.free for one in row.readings)):
-        verdict += f", {short(row)}"
+        verdict += f", {safe(short(row))}"
     return [
         row.name,
         *(NOT_MEASURED if figure is None else figure.text for figure in figures),
         _fixed(row.step_ms, 1) if printed.step_ms is None else printed.step_ms.text,
         _fixed(row.gflops_per_token, 4),
         _fixed(row.expected_gflops_per_token, 4),
-        verdict,
+        Markdown(verdict),
     ]
 
 
@@ -119,7 +119,7 @@ def _gains(audit: Audit) -> str:
     ]
     lines = [_gain_cells(gain) for gain in audit.gains]
     texts = "\n".join(f"- {safe(gain.sentence)}" for gain in audit.gains)
-    scatter = f"\n\n{audit.gains_sentence}" if audit.gains_sentence else ""
+    scatter = f"\n\n{safe(audit.gains_sentence)}" if audit.gains_sentence else ""
     return f"## Ceilings and gains\n\n{table(header, lines)}\n\n{texts}{scatter}"
 
 
@@ -151,7 +151,7 @@ def _inferences(audit: Audit) -> str:
         )
         header = ["kind", "batch sizes", "fixed ms", "ms per sample", "forward and backward TFLOP/s", "of peak"]
         parts.append(table(header, map(_fit_cells, audit.fits)))
-        parts += [_traffic(audit.traffic, audit.fits)] if audit.traffic is not None else []
+        parts += [safe(_traffic(audit.traffic, audit.fits))] if audit.traffic is not None else []
     parts += [f"- {safe(one.sentence)}" for one in audit.evidence]
     return "\n\n".join(parts)
 

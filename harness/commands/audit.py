@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harness.commands.output import say
 
 if TYPE_CHECKING:
     from harness.audit.table import Peak
@@ -25,7 +26,7 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     table = load_published(Path(arguments.file))
     result = check(table, known_peaks())
-    sys.stdout.write(as_json(result) if arguments.json else as_text(result, table))
+    say((as_json(result) if arguments.json else as_text(result, table)).removesuffix("\n"))
     return 0
 
 

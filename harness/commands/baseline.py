@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.commands.arguments import add_arm, add_comparing, add_study, limits_of
 from harness.commands.compare import BASELINES, read_series, select, show
 from harness.commands.exit_codes import read_exit_code
+from harness.commands.output import say
 from trainer.errors import InputError
 
 ACTIONS = {
@@ -58,7 +59,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
                 f"a baseline takes {MIN_BLOCKS}"
             )
     for name in names:
-        print(baselines.save(folder, found[name], anew=arguments.anew))
+        say(str(baselines.save(folder, found[name], anew=arguments.anew)))
     return 0
 
 
@@ -94,16 +95,16 @@ def _list(folder: Path) -> int:
 
     listed = list(baselines.every(folder))
     if not listed:
-        print(f"no baseline under {folder}")
+        say(f"no baseline under {folder}")
     for key in dict.fromkeys(one.key for one in listed):
         group = [one for one in listed if one.key == key]
         environment = baselines.environment_of(group[0].series)
         shown = ", ".join(f"{name} {value}" for name, value in environment.items() if value is not None)
-        print(f"{key}: {shown}")
+        say(f"{key}: {shown}")
         for one in group:
             step_ms = one.series.part_ms["step"]
             commit = one.series.environment.get("git_commit")
-            print(
+            say(
                 f"  {one.series.scenario}, {one.series.arm}: {median(step_ms):.3f} ms per step, "
                 f"{len(step_ms)} blocks, commit {commit}, {one.series.created_utc}, "
                 f"{len(one.days.level)} of {count(len(one.sessions), 'session')} of this speed"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands.arguments import add_arm, add_comparing, limits_of
 from harness.commands.exit_codes import of_verdict, read_exit_code
+from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,9 +97,9 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     if as_json:
         print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
     else:
-        print(regression.markdown(comparisons, notes, alternated=False), end="")
+        say(regression.markdown(comparisons, notes, alternated=False).removesuffix("\n"))
         for line in dict.fromkeys(allow_lines(found)):
-            print(line)
+            say(line)
     return of_verdict(regression.overall(comparisons), undecided)
 
 
@@ -106,5 +107,10 @@ def allow_lines(found: Iterable[Across]) -> Iterable[str]:
     """For each refused comparison, the options that have it decided all the same."""
     for one in found:
         if one.refused:
-            keys = " ".join(f"--allow '{difference.key}'" for difference in one.refused)
+            keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in one.refused)
             yield f"\nTo decide nonetheless, knowing that: {keys}"
+
+
+def _quoted(key: str) -> str:
+    """For a shell: keys come from the studies' files."""
+    return "'" + key.replace("'", "'\"'\"'") + "'"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan
+from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _pretokenize(arguments: argparse.Namespace) -> int:
             made = module.pretokenize(corpus, tokenizer, format, need.sequence_length, out)
             facts = made.manifest
             length = f", sequence length {facts.sequence_length}" if facts.sequence_length else ""
-            print(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
+            say(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
     return 0
 
 
@@ -78,7 +79,7 @@ def _verify(arguments: argparse.Namespace) -> int:
                 f"{found.truncated_tokens} tokens truncated by padded rows"
             )
         else:
-            print(f"different ({what}): {found.difference}")
+            say(f"different ({what}): {found.difference}")
             status = 1
     return status
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trainer.errors import InputError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -16,6 +18,6 @@ def of_verdict(verdict: str, undecided: int) -> int:
 
 def read_exit_code(text: str) -> int:
     """Read the exit code for undecided checks; InputError for an impossible one."""
-    if not text.isdecimal() or int(text) > 125:
-        raise InputError(f"--undecided-exit {text!r}: allowed: 0 to 125")
+    if not re.fullmatch("[0-9]{1,3}", text) or int(text) > 125:
+        raise InputError(f"--undecided-exit {text[:60]!r}: allowed: 0 to 125")
     return int(text)

@@ -17,6 +17,7 @@ from harness.commands.arguments import (
     limits_of,
 )
 from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
+from harness.commands.output import say
 from trainer.errors import InputError
 
 GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
@@ -77,10 +78,10 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)
     for comparison in comparisons:
-        print(regression.sentence(comparison))
+        say(regression.sentence(comparison))
     for note in notes:
-        print(f"note: {note}")
-    print(f"evidence: {found.folder / regression.MARKDOWN}")
+        say(f"note: {note}")
+    say(f"evidence: {found.folder / regression.MARKDOWN}")
     for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
         if path:
             with _copy_may_fail(path):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.commands.arguments import add_study
+from harness.commands.output import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def report(arguments: argparse.Namespace, _command: list[str]) -> int:
     build_report(folder)
     study = StudyFolder(folder)
     pages = {"md": study.summary_md, "html": study.summary_html, "json": study.summary_json}
-    print(pages[arguments.format].read_text(encoding="utf-8"), end="")
+    print(pages[arguments.format].read_text(encoding="utf-8"), end="")  # made of escaped text
     return 0
 
 
@@ -41,7 +42,7 @@ def print_first_screen(folder: Path) -> None:
     from harness.study.store import StudyFolder
 
     for line in terminal.lines(build_report(folder)):
-        print(line)
+        say(line)
     study = StudyFolder(folder)
-    print(f"page: {study.summary_html}")
-    print(f"summary: {study.summary_md}")
+    say(f"page: {study.summary_html}")
+    say(f"summary: {study.summary_md}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
 from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan
+from harness.commands.output import say
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
 
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.plan:
         from harness.scenario.plan import describe
 
-        print(describe(plan))
+        say(describe(plan))
         return 0
     from harness.launch.study import run_study
 

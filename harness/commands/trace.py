@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.arguments import add_study
+from harness.commands.output import say
 from trainer.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     server = TraceServer({}, port, origin)
     try:
         path = _study_timeline(study) if arguments.run is None else _run_timeline(study, arguments.run)
-        print(f"timeline: {path}")
+        say(f"timeline: {path}")
         server.routes = online_routes(path) if interface is None else offline_routes(interface, path)
         link = online_link(path) if interface is None else f"http://{LOOPBACK}:{server.port}/"
         _serve(server, link, browser=not arguments.no_browser and has_browser(os.environ, sys.platform))
@@ -132,7 +133,7 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     sources = read_sources(run)
     made = run_timeline(record, run, sources)
     for sentence in dict.fromkeys((*run.probes.problems, *sources.problems, *made.cut)):
-        print(f"note: {sentence}")
+        say(f"note: {sentence}")
     path = run.folder / made.name  # not by the names in run.json, which may lead elsewhere
     write_bytes(path, made.content)
     for name in {CHROME_NAME, PROTOBUF_NAME} - {made.name}:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.arguments import add_study
+from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
         path = _draw(folder, arm, ranged, prediction, by_value)
         found["sweep"] = report.sweep_json(ranged, by_value, str(path))
         lines += ["", *report.sweep_lines(ranged, by_value), f"picture: {path}"]
-    print(json.dumps(found, indent=1, allow_nan=False) if arguments.json else "\n".join(lines))
+    say(json.dumps(found, indent=1, allow_nan=False) if arguments.json else "\n".join(lines))
     return 0
 
 
@@ -100,9 +101,10 @@ def _draw(
     folder: StudyFolder, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]
 ) -> Path:
     from harness.report.sweeps import picture  # matplotlib costs a second of import
+    from harness.study.names import check_folder_name
     from trainer.files import write_bytes
 
-    path = folder.plots / f"whatif-{arm}-{ranged.key}.png"
+    path = folder.plots / check_folder_name(f"whatif-{arm}-{ranged.key}.png", "whatif: picture")
     measured = [(at, value) for at, arms in zip(ranged.values, checks, strict=True) for _, value in arms]
     write_bytes(path, picture(ranged, arm, prediction, measured))
     return path

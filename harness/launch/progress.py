@@ -10,6 +10,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from trainer.errors import visible
+
 PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
 LONG_S = 10.0  # what takes longer is shown with its time
 ALIVE_INTERVAL_S = 30.0  # a log without a line for longer seems dead
@@ -128,6 +130,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line that stays."""
+        text = visible(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:

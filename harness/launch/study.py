@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pydantic import ValidationError
+
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
 from harness.launch.memory import RunNeed, check_memory, choose_interleave, need_of
@@ -28,13 +30,17 @@ from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
+from harness.study.validation import first_fault
 from trainer.config import TrainerConfig
-from trainer.errors import InputError
+from trainer.errors import InputError, in_words
 from trainer.json_types import JsonObject, integer, section
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
     from trainer.data.prepare import Prepared
+
+
+MAX_SLICE_STEPS = 100_000  # what a scenario may ask for
 
 
 class Outcome(NamedTuple):
@@ -118,9 +124,9 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     record = folder.read_study()
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
-    _check_recorded(folder.study_json, record)
+    configs = _check_recorded(folder.study_json, record)
     with _terminable():
-        needs, fingerprints = _prepare({arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms})
+        needs, fingerprints = _prepare(configs)
     for what, before in record.fingerprints.items():
         if fingerprints.get(what) != before:
             raise InputError(
@@ -132,8 +138,8 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
         return _execute(folder, record)
 
 
-def _check_recorded(path: Path, record: StudyRecord) -> None:
-    """Raise InputError (one line) where a study.json that somebody changed no longer says what to run."""
+def _check_recorded(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:
+    """The configuration of every arm; InputError (one line) where a changed study.json no longer says what to run."""
     names = {arm.name for arm in record.arms}
     if unknown := sorted({name for order in record.order for name in order} - names):
         raise InputError(f"{path}: order: no arm is called {unknown[0]}")
@@ -145,6 +151,19 @@ def _check_recorded(path: Path, record: StudyRecord) -> None:
             raise InputError(f"{path}: {key}: missing") from error
         except TypeError as error:
             raise InputError(f"{path}: {error}") from error
+    if not 1 <= integer(record.scenario_text, "slice_steps") <= MAX_SLICE_STEPS:
+        raise InputError(f"{path}: slice_steps: 1 to {MAX_SLICE_STEPS:,}")
+    configs = {}
+    for arm in record.arms:
+        try:
+            configs[arm.name] = TrainerConfig.model_validate(arm.config)
+        except ValidationError as error:
+            raise InputError(f"{path}: config of {arm.name}: {first_fault(error)}") from error
+        try:
+            probes_of(section(record.scenario_text, "probes"), arm.control)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: scenario_text.probes: not what a run can be given: {in_words(error)}") from error
+    return configs
 
 
 def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | None = None) -> Outcome:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.machine.files import Mount, mount_of
+from trainer.files import expanded
 
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gcsfuse"}
 
@@ -29,7 +30,7 @@ class Storage:
 
 def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
     """Read the facts without creating anything. It may hang with its file system: run it with a timeout."""
-    folder = folder.expanduser().absolute()
+    folder = expanded(folder).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     mount = mount_of(existing.resolve(), mounts)

@@ -19,6 +19,7 @@ from harness.regression.days import Days, Session, apart, session_of
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
 from harness.regression.thresholds import KEPT_SESSIONS
+from harness.study.names import check_folder_name
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
@@ -75,7 +76,9 @@ def environment_key(series: BlockSeries) -> str:
 
 
 def path_of(folder: Path, series: BlockSeries) -> Path:
-    return folder / environment_key(series) / f"{series.scenario}--{series.arm}.json"
+    """Where the baseline of that arm lies; InputError for a name that would lead elsewhere."""
+    name = check_folder_name(f"{series.scenario}--{series.arm}.json", f"{folder}: baseline")
+    return folder / environment_key(series) / name
 
 
 def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:

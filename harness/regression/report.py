@@ -17,7 +17,7 @@ from harness.regression.across import CommonMove
 from harness.regression.decision import Decision, Outcome
 from harness.regression.gate import TOTAL, Difference, Gate, Part, StateComparison
 from harness.regression.thresholds import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
-from harness.report.tables import safe, table
+from harness.report.tables import Markdown, safe, table
 from harness.report.words import count, listing, ms, number, percent
 from harness.study.store import StudyFolder, write_json
 from trainer.files import write_bytes, write_text
@@ -246,7 +246,7 @@ def append_step_summary(page: str, path: str | None) -> None:
 
 def _rows(c: StateComparison) -> list[list[str]]:
     if c.missing is not None:
-        return [[c.name, "–", "–", "–", "–", f"**undecided**: {safe(missing(c))}"]]
+        return [[c.name, "–", "–", "–", "–", Markdown(f"**undecided**: {safe(missing(c))}")]]
     assert c.baseline_ms is not None
     assert c.candidate_ms is not None
     times = ms(c.baseline_ms), ms(c.candidate_ms)
@@ -309,9 +309,9 @@ def _cell(decision: Decision, outcomes: Mapping[str, str] | None = None) -> str:
     """``outcomes``: instead of slower and faster."""
     if decision.outcome == "undecided":
         more = f"; about {count(decision.more_blocks, 'block')} more would decide" if decision.more_blocks else ""
-        return f"**undecided**: {reason(decision)}{more}"
+        return Markdown(f"**undecided**: {safe(reason(decision))}{more}")
     word = (outcomes or {}).get(decision.outcome, decision.outcome)
-    return f"**{word}**" if decision.outcome != "same" else f"same within {percent(decision.within)}"
+    return Markdown(f"**{word}**") if decision.outcome != "same" else f"same within {percent(decision.within)}"
 
 
 def _outcome(decision: Decision) -> str:

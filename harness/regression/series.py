@@ -14,6 +14,7 @@ from harness.regression.rounds import STEP, rounds, typical_log
 from harness.regression.thresholds import MS_DIGITS
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
+from harness.study.names import FolderName
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts, RunFactsField
@@ -41,8 +42,8 @@ class BlockSeries:
     have the name).
     """
 
-    scenario: str
-    arm: str
+    scenario: FolderName
+    arm: FolderName
     created_utc: str
     blocks: list[int]
     part_ms: dict[str, list[float]]

@@ -8,7 +8,7 @@ from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.replay.removals import Removal
 from harness.analysis.report_types import ArmReport
 from harness.report.names import ArmNames
-from harness.report.tables import estimate_cell, number_cell, ratio_cell, stages_cell, table
+from harness.report.tables import estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
 from harness.report.words import listing, percent
 from harness.study.contract import STAGES
 
@@ -49,7 +49,9 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         if abs(one.speedup.median - 1) >= WORTH
     ]
     left_out = (
-        f"Not said of {listing(off)}: the unedited replay is off by more than {percent(TOLERANCE)}." if off else ""
+        f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(TOLERANCE)}."
+        if off
+        else ""
     )
     if not rows:
         return f"## What removing a part would save\n\n{left_out}" if off else ""
@@ -84,7 +86,7 @@ def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 def _unsplit(arms: Sequence[ArmReport], names: ArmNames) -> str:
     lines = [
-        f"- What each stage of {names.short(arm.name)} cost is not known: {UNSPLIT.get(why, why)}."
+        f"- What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(why, why)}."
         for arm in arms
         if (why := arm.totals.unsplit) is not None
     ]

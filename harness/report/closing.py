@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import RESAMPLES, Estimate
-from harness.report.tables import NOT_MEASURED, number_cell, safe, table
+from harness.report.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.report.words import probes_named
 
 
@@ -69,23 +69,25 @@ def reproduction(report: StudyReport) -> str:
     study = report.study
     lines = ["## How to reproduce"]
     if study.command:
-        lines.append(f"```\n{shlex.join(study.command)}\n```")
-    facts = [f"scenario file `{study.scenario_file}`"] if study.scenario_file else []
-    facts.append(f"{study.blocks} blocks, interleave: {study.interleave}")
-    if study.interleave_reason:
-        facts[-1] += f" ({study.interleave_reason})"
+        lines.append(fenced(shlex.join(study.command)))
+    facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []
+    facts.append(safe(f"{study.blocks} blocks, interleave: {study.interleave}{_because(study.interleave_reason)}"))
     if study.created_utc:
-        facts.append(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else ""))
+        facts.append(safe(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else "")))
     lines.append("\n".join(f"- {fact}" for fact in facts))
     environment = {key: value for key, value in report.environment.items() if value is not None}
     devices = dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.control != "data-only")
     if devices:
         environment = {"device": ", ".join(devices), **environment}
     if environment:
-        lines.append("- " + ", ".join(f"{key} {value}" for key, value in environment.items()))
+        lines.append("- " + safe(", ".join(f"{key} {value}" for key, value in environment.items())))
     if study.notes:
-        lines.append("\n".join(f"- {note}" for note in study.notes))
+        lines.append("\n".join(f"- {safe(note)}" for note in study.notes))
     lines.append(
         "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`."
     )
     return "\n\n".join(lines)
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.analysis.statistics import Estimate
+from trainer.errors import visible_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,16 +120,27 @@ def drawn(figure: Figure, emulated: bool = False) -> Picture:
     if emulated:
         figure.text(0.992, 0.99, "EMULATED DEVICE", ha="right", va="top", fontsize=9, fontweight="bold", color=LOSS)
     content, text = io.BytesIO(), io.StringIO()
+    _plain_text(figure)
     # Laid out once for both forms: a figure with a layout engine is laid out, and drawn twice, each time it is saved.
     figure.set_dpi(DPI)
-    if (engine := figure.get_layout_engine()) is not None:
-        engine.execute(figure)
+    with matplotlib.rc_context({"text.parse_math": False}):  # of ticks that are made only now
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
     figure.set_layout_engine(None)
     # no version and no date in the files
     figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
     with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
     return Picture(content.getvalue(), _themed(text.getvalue()))
+
+
+def _plain_text(figure: Figure) -> None:
+    """Take every text as it is: a name with two dollar signs is no formula, and one that is a wrong one no error."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_text(visible_lines(text.get_text()))
 
 
 def _themed(svg: str) -> str:

@@ -10,7 +10,16 @@ from harness.report.absent import mfu_reason
 from harness.report.first_screen import could_gain
 from harness.report.names import ArmNames
 from harness.report.sentences import believed_ratio
-from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, stages_cell, table
+from harness.report.tables import (
+    NOT_MEASURED,
+    Markdown,
+    estimate_cell,
+    number_cell,
+    ratio_cell,
+    safe,
+    stages_cell,
+    table,
+)
 from harness.report.words import number, percent
 from harness.study.contract import STAGES
 
@@ -61,9 +70,9 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
         f"measured steps; {NOT_MEASURED} is not measured."
     )
     if peaks:
-        note += f" MFU is the share of: {'; '.join(peaks)}."
+        note += f" MFU is the share of: {safe('; '.join(map(str, peaks)))}."
     if reasons:
-        note += f" MFU is not given: {'; '.join(reasons)}."
+        note += f" MFU is not given: {safe('; '.join(reasons))}."
     return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])
 
 
@@ -141,5 +150,5 @@ def _p50_p95(arm: ArmReport) -> str:
 
 def _loss(totals: ArmTotals) -> str:
     if totals.diverged:
-        return "**diverged**"
+        return Markdown("**diverged**")
     return NOT_MEASURED if totals.loss is None else f"{totals.loss:.3f}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.analysis.probes.memory_timeline import MemoryTimeline
 from harness.analysis.probes.operators import KernelUse, Operator, RoleOperators
 from harness.analysis.probes.torch_profile import CutProfile, LostProfile, TorchProfile
-from harness.report.tables import number_cell, safe, short, table
+from harness.report.tables import code, number_cell, safe, short, table
 from harness.report.words import count, ms, number, percent
 
 PICTURE = "memory.png"
@@ -64,7 +64,7 @@ def gap_line(gap: CutProfile | LostProfile) -> str:
 
 def _title(profile: TorchProfile, role: RoleOperators) -> str:
     if role.role != "main":
-        return f"**{role.role}**, {ms(role.span_ms)} recorded:"
+        return f"**{safe(role.role)}**, {ms(role.span_ms)} recorded:"
     if not profile.steps:
         return f"**main**, {ms(role.span_ms)} recorded:"
     steps = ", ".join(f"{first} to {last}" if last > first else f"{first}" for _, _, first, last in profile.windows)
@@ -82,7 +82,7 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
     shown = _top(role.operators, device)[: MOST_OPERATORS if role.role == "main" else MOST_OF_A_WORKER]
     rows = []
     for one in shown:
-        row = [f"`{short(one.name)}`", one.kind, number(one.calls / each), number(one.self_ms / each)]
+        row = [code(short(one.name)), one.kind, number(one.calls / each), number(one.self_ms / each)]
         row += [percent(one.self_ms / role.span_ms) if role.span_ms else "0 %", number(one.total_ms / each)]
         row += [number_cell(None if one.device_ms is None else one.device_ms / each)] * device
         known = profile.flops.get(one.name)
@@ -110,8 +110,8 @@ def _kernel_table(profile: TorchProfile) -> str:
 
     def row(kernel: KernelUse) -> list[str]:
         share = percent(kernel.total_ms / whole) if whole else "0 %"
-        by = f"`{short(kernel.launched_by)}`" if kernel.launched_by else "unknown"
-        return [f"`{short(kernel.name)}`", number(kernel.calls / each), number(kernel.total_ms / each), share, by]
+        by = code(short(kernel.launched_by)) if kernel.launched_by else "unknown"
+        return [code(short(kernel.name)), number(kernel.calls / each), number(kernel.total_ms / each), share, by]
 
     header = ["kernel on the device", f"runs {per}", f"ms {per}", "share of device time", "mostly launched by"]
     return table(header, [row(kernel) for kernel in profile.operators.kernels[:MOST_KERNELS]])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from harness.analysis.probes.stacks import OUTSIDE, Place, Share, StackReport
-from harness.report.tables import safe, short, table
+from harness.report.tables import Markdown, code, safe, short, table
 from harness.report.words import count, ms, percent
 
 LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
@@ -14,6 +15,7 @@ FILES = {
     "stacks.svg": "Flame graph of what ran",
     "stacks.speedscope.json": "every thread over time, for speedscope.app",
 }
+LINKED = "/@=,+:"  # in paths, besides letters and digits: harmless in a link
 FRAMES = 4  # of a stack, from the innermost
 
 
@@ -28,11 +30,16 @@ def section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str
 
 def _arm(name: str, report: StackReport, files: Sequence[str]) -> str:
     parts = [f"### {safe(name)}"]
-    links = [f"[{what}]({path})" for name, what in FILES.items() for path in files if path.endswith(f"/{name}")]
+    links = [
+        f"[{what}]({quote(path, LINKED)})"
+        for name, what in FILES.items()
+        for path in files
+        if path.endswith(f"/{name}")
+    ]
     if links:
         parts.append(f"{'; '.join(links)}.")
     parts += [f"**{safe(line)}**" for line in tokenization_lines(report)]
-    parts += [_functions(report), _deepest(report), _quality(report)]
+    parts += [_functions(report), _deepest(report), safe(_quality(report))]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -60,7 +67,7 @@ def _functions(report: StackReport) -> str:
             rows.append(
                 [
                     *(first if line == 0 else ["", "", ""]),
-                    f"`{_frame(function.name)}`",
+                    code(_frame(function.name)),
                     _share(function),
                     f"{function.samples:,}",
                 ]
@@ -74,9 +81,9 @@ def _deepest(report: StackReport) -> str:
     rows = []
     for place in _shown(report):
         frames = place.stacks[0].name.split(";")
-        shown = " → ".join(f"`{_frame(frame)}`" for frame in frames[-FRAMES:])
+        shown = " → ".join(code(_frame(frame)) for frame in frames[-FRAMES:])
         where = f"{place.threads}: {_named(place)}{', rough' * place.rough}"
-        rows.append([where, f"{'… → ' * (len(frames) > FRAMES)}{shown}", _share(place.stacks[0])])
+        rows.append([where, Markdown(f"{'… → ' * (len(frames) > FRAMES)}{shown}"), _share(place.stacks[0])])
     return table(header, rows)
 
 

@@ -8,7 +8,7 @@ from harness.analysis.overlap import SyncCall
 from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, StudyReport
 from harness.report.chain import ChainLink, chain
 from harness.report.names import ArmNames
-from harness.report.tables import NOT_MEASURED, estimate_cell, ratio_cell, safe, stages_cell, table
+from harness.report.tables import NOT_MEASURED, code, estimate_cell, ratio_cell, safe, stages_cell, table
 from harness.report.words import listing, number, percent, ratio
 from harness.study.contract import CAUSES
 
@@ -157,7 +157,7 @@ def _sync_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     rows = [
         [
             names.short(arm.name),
-            f"`{call.site}`",
+            code(call.site),
             number(call.calls_per_step),
             _ms(call.blocked_ms),
             _hid(call),
@@ -218,4 +218,6 @@ def emulation(report: StudyReport) -> str:
             notes.setdefault(arm.speed.emulation, []).append(safe(arm.name))
     if not report.emulated or not notes:
         return ""
-    return "\n".join(["## The emulated device", "", *(f"- {', '.join(arms)}: {note}" for note, arms in notes.items())])
+    return "\n".join(
+        ["## The emulated device", "", *(f"- {', '.join(arms)}: {safe(note)}" for note, arms in notes.items())]
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.scenario.checks import problems
-from harness.scenario.errors import Problem, first_error, problems_of
+from harness.scenario.errors import Problem, first_error, problems_of, shown
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import DottedKeyError, Nested, expand, flatten, merge
 from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_document
@@ -71,6 +71,8 @@ def read_merged(path: Path) -> Document:
         if not isinstance(parent, str) or not parent or "\0" in parent:
             raise InputError(f"{mark}: extends: give the path of another scenario file")
         path = Path(os.path.normpath(path.parent / parent))
+        if "\0" in parent:
+            raise InputError(f"{mark}: extends: {shown(parent)}: no such file")
         if path.resolve() in {file.resolve() for file in chain}:
             names = " -> ".join(str(file) for file in [*chain, path])
             raise InputError(one_line(f"{mark}: extends: a cycle: {names}"))

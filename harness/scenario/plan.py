@@ -16,7 +16,7 @@ from harness.scenario.yaml import MAX_ARMS
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from harness.study.records import ComparisonRecord
 from trainer.config import TrainerConfig
-from trainer.errors import InputError
+from trainer.errors import InputError, one_line, visible
 from trainer.json_types import Json, JsonObject
 
 # What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more; dose is
@@ -198,7 +198,7 @@ def describe(plan: Plan) -> str:
 def _cell(value: Json) -> str:
     if value is None or isinstance(value, bool):
         return "-" if value is None else str(value).lower()
-    return str(value).replace("\n", " ")
+    return visible(one_line(str(value)))
 
 
 def _count(number: int, noun: str) -> str:

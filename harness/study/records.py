@@ -7,9 +7,12 @@ know (see :meth:`harness.study.store.StudyFolder.read_study`).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from harness.study.contract import SCHEMA
+from harness.study.names import FolderName
 from harness.study.run_facts import RunFacts, RunFactsField
 from harness.study.validation import made_of
 from trainer.json_types import Json, JsonObject
@@ -17,6 +20,7 @@ from trainer.json_types import Json, JsonObject
 # A JsonObject here has keys that another room defines, maybe in another state of the code: a trainer's configuration
 # (trainer.config) and an environment (machine.environment) are written, compared key by key and shown as they are.
 RunStatus = Literal["done", "failed", "interrupted"]
+BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,12 @@ class RunRecord:
     Whatever comes to know more of a run makes a new record with :func:`dataclasses.replace`.
     """
 
-    arm: str
-    block: int
+    arm: FolderName
+    block: BlockNumber
     status: RunStatus
     # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>; for the probes: profiled, bare, with-<probe>
     control: str | None = None
-    of: str | None = None  # the arm this control belongs to
+    of: FolderName | None = None  # the arm this control belongs to
     session: str = ""  # runs of one session alternated in time; only these are paired repetition by repetition
     position: int = 0  # place in the block's order
     interleave: str = "runs"  # slices or runs, as used
@@ -77,9 +81,9 @@ class CodeRecord:
 class ArmRecord:
     """An arm of study.json, or a control of one. The keys of the second half are left out where they say nothing."""
 
-    name: str
+    name: FolderName
     control: str | None = None
-    of: str | None = None  # the arm this control belongs to
+    of: FolderName | None = None  # the arm this control belongs to
     declared: JsonObject = field(default_factory=dict)  # dotted keys, with values
     config: JsonObject = field(default_factory=dict)  # resolved trainer configuration
     contest: str | None = None  # schema 1's word for the comparison of two sides that the arm belongs to
@@ -92,15 +96,15 @@ class ArmRecord:
 class ComparisonRecord:
     """Two arms to compare, by name (no controls)."""
 
-    baseline: str
-    candidate: str
+    baseline: FolderName
+    candidate: FolderName
 
 
 @dataclass(frozen=True)
 class StudyRecord:
     """study.json: the scenario as it was resolved, its arms and comparisons, and how the study went."""
 
-    scenario: str
+    scenario: FolderName
     question: str
     status: Literal["running", "done", "failed", "interrupted"]
     created_utc: str = ""
@@ -111,7 +115,7 @@ class StudyRecord:
     interleave: str = "runs"
     interleave_reason: str = ""
     blocks: int = 0
-    order: list[list[str]] = field(default_factory=list)  # per block, the arms in the order they run
+    order: list[list[FolderName]] = field(default_factory=list)  # per block, the arms in the order they run
     arms: list[ArmRecord] = field(default_factory=list)
     comparisons: list[ComparisonRecord] = field(default_factory=list)
     environment: JsonObject = field(default_factory=dict)

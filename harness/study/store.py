@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from harness.study.contract import (
     arrow_schema,
 )
 from harness.study.digests import check, digest, digests_of
+from harness.study.names import check_folder_name, folder_name
 from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
@@ -70,7 +72,8 @@ class StudyFolder:
         return self.path / "timeline.json.gz"
 
     def run(self, arm: str, block: int) -> Path:
-        return self.path / "runs" / arm / str(block)
+        """The folder of one run; InputError for a name that would lead out of the study."""
+        return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
 
     def write_study(self, record: StudyRecord) -> None:
         write_json(self.study_json, _study_json(record))
@@ -138,16 +141,16 @@ class StudyFolder:
         """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
         path = self.run(arm, block) / "run.json"
         try:
-            return _read_record(path, RunRecord)
+            return _read_run(path)
         except InputError:
             return None
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm and block; one whose table is damaged or gone counts as failed."""
-        paths = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
+        paths = [path for path in self.path.glob("runs/*/*/run.json") if _of_a_run(path)]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
-                record = _read_record(path, RunRecord)
+                record = _read_run(path)
             except InputError as error:
                 yield RunData(
                     RunRecord(path.parts[-3], int(path.parts[-2]), "failed", error=str(error)), None, None, None
@@ -240,6 +243,22 @@ def _read_record(path: Path, kind: type[Record]) -> Record:
         return made_of(kind, content)
     except ValidationError as error:
         raise InputError(f"{path}: {first_fault(error)}") from error
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether :meth:`StudyFolder.run` names that folder, as runs/<arm>/<block>/run.json."""
+    arm, block = path.parts[-3:-1]
+    with suppress(ValueError):
+        return block.isdecimal() and str(int(block)) == block and folder_name(arm) == arm
+    return False
+
+
+def _read_run(path: Path) -> RunRecord:
+    """The record of the run in whose folder it lies; InputError where it is another's, or none."""
+    record, place = _read_record(path, RunRecord), "/".join(path.parts[-3:-1])
+    if f"{record.arm}/{record.block}" != place:  # what is written by the record's names would go to another's folder
+        raise InputError(f"{path}: it is the record of {record.arm}/{record.block}, and lies in the folder of {place}")
+    return record
 
 
 def _check_schema(path: Path, content: JsonObject) -> None:

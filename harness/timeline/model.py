@@ -9,9 +9,10 @@ last.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from trainer.errors import visible
 from trainer.json_types import JsonObject
 
 Edge = Literal["start", "end"]
@@ -168,9 +169,10 @@ def resolve(trace: Trace) -> Resolved:
     starts = [point[0] for process in trace.processes for counter in process.counters for point in counter.points[:1]]
     for process in trace.processes:
         pid = number
-        processes.append((pid, process))
+        counters = [replace(one, name=visible(one.name), unit=visible(one.unit)) for one in process.counters]
+        processes.append((pid, replace(process, name=visible(process.name), counters=counters)))
         for thread in process.threads:
-            row = TimelineRow(pid, number, thread.name, nested(thread.slices))
+            row = TimelineRow(pid, number, visible(thread.name), nested(map(_shown, thread.slices)))
             rows.append(row)
             starts += [row.slices[0].slice.start_ns] if row.slices else []
             places.update({one.slice.key: (row, one) for one in row.slices if one.slice.key is not None})
@@ -184,6 +186,17 @@ def resolve(trace: Trace) -> Resolved:
         if sender is not None and receiver is not None and sender.t_ns <= receiver.t_ns:
             arrows.append(Bound(arrow, sender, receiver))
     return Resolved(min(starts, default=0), processes, rows, arrows, trace.facts)
+
+
+def _shown(one: Slice) -> Slice:
+    """The slice with names that show as themselves, whatever a profile's file holds."""
+    args = one.args
+    if args is not None and not all(not isinstance(value, str) or value.isprintable() for value in args.values()):
+        args = {key: visible(value) if isinstance(value, str) else value for key, value in args.items()}
+        one = one._replace(args=args)
+    if one.name.isprintable() and one.category.isprintable():
+        return one
+    return one._replace(name=visible(one.name), category=visible(one.category))
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:

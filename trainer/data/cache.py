@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.files import read_json, write_text
+from trainer.files import expanded, read_json, write_text
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
 
@@ -20,7 +20,7 @@ FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chan
 def cache_root() -> Path:
     """``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; not created here."""
     if chosen := os.environ.get("HARNESS_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return expanded(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache").absolute() / "llm-harness"
 

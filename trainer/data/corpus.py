@@ -11,6 +11,7 @@ from typing import Any
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
 from trainer.errors import InputError
+from trainer.files import expanded
 
 ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
 _KEY = "data.corpus.parquet"
@@ -77,14 +78,14 @@ def _builtin_file() -> Path:
 
 
 def _matching_files(pattern: str) -> list[Path]:
-    expanded = Path(pattern).expanduser()
-    if expanded.is_dir():
+    path = expanded(pattern)
+    if path.is_dir():
         raise InputError(
             f"{_KEY}: {pattern} is a folder; give a file or a glob such as {pattern.rstrip('/')}/*.parquet"
         )
-    if expanded.is_file():
-        return [expanded.absolute()]
-    names = glob.glob(str(expanded), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
+    if path.is_file():
+        return [path.absolute()]
+    names = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
     found = sorted(Path(name).absolute() for name in names if Path(name).is_file())
     if not found:
         raise InputError(f"{_KEY}: no file matches {pattern}")

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from trainer.data import cache, train_tokenizer
 from trainer.errors import InputError, one_line
+from trainer.files import expanded
 
 _KEY = "data.tokenizer.pretrained"
 
@@ -100,7 +101,7 @@ def _never_run(name: str, code: list[str]) -> InputError:
 
 
 def _local_folder(name: str) -> Path | None:
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         return folder.absolute()
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:

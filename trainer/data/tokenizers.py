@@ -16,6 +16,7 @@ from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus
 from trainer.errors import InputError
+from trainer.files import expanded
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _info(kind: str, folder: Path) -> TokenizerInfo:
 
 
 def _sentencepiece_info(location: str) -> TokenizerInfo:
-    path = Path(location).expanduser().absolute()
+    path = expanded(location).absolute()
     if not path.is_file():
         raise InputError(f"data.tokenizer.sentencepiece: no file {location}")
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus, iter_texts
+from trainer.errors import InputError, one_line
 
+MAX_VOCABULARY = 2**27  # rows of an embedding; hundreds of times the largest vocabulary in use
 RECIPE = 1  # raise it when training changes: it is part of the cache key
 
 END_OF_TEXT = "<|endoftext|>"
@@ -66,9 +68,20 @@ def write_facts(
     location: str | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """Write the facts that `TokenizerInfo` needs beside ``tokenizer.json``; ``location`` None means that file."""
+    """Write the facts that `TokenizerInfo` needs beside ``tokenizer.json``; ``location`` None means that file.
+
+    Raises InputError for a vocabulary that no model can have.
+    """
+    if not vocabulary:
+        raise InputError(f"data.tokenizer: the vocabulary of {location or 'the tokenizer'} is empty")
+    token, largest = max(vocabulary.items(), key=lambda item: item[1])
+    if largest >= MAX_VOCABULARY:
+        raise InputError(
+            f"data.tokenizer: the id of token {one_line(repr(token)):.40} is {largest:,}: a model would hold a row "
+            f"for each id up to it; at most {MAX_VOCABULARY - 1:,}"
+        )
     facts = TokenizerFacts(
-        vocab_size=max(vocabulary.values()) + 1,  # ids may have gaps: the embedding must hold the largest
+        vocab_size=largest + 1,  # ids may have gaps: the embedding must hold the largest
         eos_id=eos_id,
         bos_id=bos_id,
         pad_id=pad_id,

@@ -14,12 +14,24 @@ from trainer.errors import InputError, one_line
 
 SPARSE = ("sparse", "sparsity")
 SHOWN_CHARACTERS = 60  # of a wrong value
+MERGE = "tag:yaml.org,2002:merge"  # the key <<
 MAX_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
 PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
 class _ProfileLoader(yaml.SafeLoader):
     """Safe tags only; a key given twice is an error (PyYAML silently takes the last)."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge the mappings of ``<<``; each may merge others, so that few lines can stand for a billion keys."""
+        for key, value in node.value:
+            if key.tag == MERGE and value is node:
+                message = "an alias refers to the mapping that holds it (a cycle)"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            message = f"merges more than {MAX_VALUES} keys (an alias that repeats)"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainer.devices.profile_file import problem, read_yaml
 from trainer.errors import InputError
+from trainer.files import expanded
 
 FOLDER = Path(__file__).parents[2] / "profiles" / "devices"
 Dtype = Literal["bf16", "fp16", "tf32", "fp32", "fp8"]
@@ -164,7 +165,7 @@ def profile_names() -> list[str]:
 def load_profile(name: str) -> DeviceProfile:
     """Load a shipped profile by name, or a YAML file by path (with a ``/``, or ending in .yaml)."""
     if "/" in name or name.endswith((".yaml", ".yml")):
-        return read_profile(Path(name).expanduser())
+        return read_profile(expanded(name))
     names = profile_names()
     if name in names:
         return _shipped(name)

@@ -84,13 +84,15 @@ def test_probes_that_told_of_problems_are_noted_once(study, capsys):
     assert second.startswith(f"note: {study.run('text', 1) / 'probes.json'}: cannot be read (")
 
 
-def test_a_timeline_is_written_where_its_run_was_read_whatever_the_run_says(study):
+def test_no_timeline_is_written_of_a_run_that_says_it_lies_elsewhere(study):
     record = study.run("text", 0) / "run.json"
     record.write_text(record.read_text().replace('"text"', '"../../../evil"'))
     before = {path for path in study.path.parent.rglob("*") if path.is_file()}
-    path = trace._run_timeline(study, "../../../evil/0")
-    assert path == record.with_name("timeline.json.gz")
-    assert {path for path in study.path.parent.rglob("*") if path.is_file()} - before == {path}
+    with pytest.raises(InputError, match="no such run"):
+        trace._run_timeline(study, "../../../evil/0")
+    with pytest.raises(InputError, match=r"has no steps to show; it is failed: .*not usable as a folder's name"):
+        trace._run_timeline(study, "text/0")
+    assert {path for path in study.path.parent.rglob("*") if path.is_file()} == before
 
 
 def test_a_runs_timeline_of_the_other_format_goes(study):

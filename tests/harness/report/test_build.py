@@ -86,7 +86,7 @@ def test_a_complete_study(complete):
         < page.index("## How to read")
     )
     assert "harness run scenarios/synthetic.yaml" in page
-    assert "git_commit 0123abc" in page
+    assert "git\\_commit 0123abc" in page
     assert "no device profile for Synthetic CPU" in page
     assert not list(folder.rglob("*.tmp"))
 
@@ -195,7 +195,7 @@ def test_emulated_devices_are_labelled(tmp_path):
 @pytest.mark.usefixtures("empty_pictures")
 def test_arm_names_and_questions_cannot_break_the_tables(tmp_path):
     _, _, page = report(tmp_path, [Arm("a|b_*c*")], [])
-    assert "| a\\|b_*c* |" in page
+    assert "| a\\|b\\_\\*c\\* |" in page
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.synthetic import Arm, build, write
 
-NASTY = "<script>alert(1)<&\"' |"  # no slash: an arm's name is a folder
+NASTY = "<script>alert(1)<&\"' |"  # no slash: an arm's name is a folder, and so is a scenario's
 QUESTION = "</script><script>alert(2)</script><img src=//example.org/x>"
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slow = Arm(NASTY, tokenize=9.0)
     fast = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
     study, runs = build([slow, fast, *slow.controls("a-a", "data-only")], [(NASTY, "tokens")])
-    write(StudyFolder(path), replace(study, question=QUESTION, scenario=QUESTION), runs)
+    write(StudyFolder(path), replace(study, question=QUESTION, scenario=NASTY), runs)
     build_report(path)
     return path
 

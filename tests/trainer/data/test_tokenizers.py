@@ -138,6 +138,24 @@ def test_sentencepiece_without_special_ids(corpus: Corpus, bare_sentencepiece: s
     assert prepare_tokenizer(TokenizerConfig(sentencepiece=bare_sentencepiece), corpus) == info
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "problem"),
+    [
+        ({}, "the vocabulary of the tokenizer is empty"),
+        (
+            {"a": 0, "b\n": 4_000_000_000},
+            "the id of token 'b\\\\n' is 4,000,000,000: a model would",
+        ),
+    ],
+)
+def test_a_vocabulary_that_no_model_can_have_is_refused(
+    tmp_path: Path, vocabulary: dict[str, int], problem: str
+) -> None:
+    with pytest.raises(InputError, match=problem):
+        write_facts(tmp_path, vocabulary, None, None, None, fingerprint="x")
+    assert not list(tmp_path.iterdir())
+
+
 def refused(config: TokenizerConfig, corpus: Corpus) -> str:
     with pytest.raises(InputError) as error:
         prepare_tokenizer(config, corpus)

@@ -210,6 +210,9 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
 
 
 FIGURE_KEYS = "value, source, why"
+MERGES = "a0: &a0 {x: 1, y: 2}\n" + "".join(  # a billion keys, but for the last few lines of a file
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 10)
+)
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -290,6 +293,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
         (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
         (OWN, BOMB, "more than 10000 values (an alias that repeats, or a cycle)"),
+        (OWN, MERGES, "line 5: not readable YAML: merges more than 10000 keys (an alias that repeats)"),
+        (OWN, "a: &x {<<: *x}", "line 1: not readable YAML: an alias refers to the mapping that holds it (a cycle)"),
     ],
 )
 def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
