@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+
+# Nothing that the user wrote is wrong: the disk is full or failing, or a limit of this machine is reached.
+MACHINE_FAULTS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
+)
+
 
 class InputError(ValueError):
     """Wrong input. Its message is one line: the file or dotted key, what is wrong and what is allowed.
 
     The command line prints that line without a traceback and exits with status 2.
     """
+
+
+def cannot_write(place: object, error: OSError, remedy: str) -> Exception:
+    """What to raise where ``place`` cannot be written: an InputError, or an OSError where this machine gave out.
+
+    The command line exits with status 2 for the first, as the user chose the place, and with 1 for the second.
+    """
+    reason = error.strerror or str(error)
+    if error.errno in MACHINE_FAULTS:
+        return OSError(error.errno, f"{reason}; {remedy}", str(place))
+    return InputError(f"{place}: cannot be written ({reason}); {remedy}")
 
 
 def one_line(text: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -201,3 +202,21 @@ def test_facts_that_a_later_version_added_are_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "of a later version": 1}))
     assert read_facts(tmp_path) == facts
     assert (facts.vocab_size, facts.eos_id) == (7, 3)
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_tokenizer_that_changed_in_the_cache_is_trained_again_and_never_used(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = trained(corpus, "bpe")
+    file = Path(info.location)
+    content, before = file.read_text(), file.stat()
+    changed = content.replace('"version": "1.0"', '"version": "1.1"')
+    assert changed != content
+    file.write_text(changed)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match="the tokenizer was changed after it was prepared"):
+        load_tokenizer(info)
+    assert trained(corpus, "bpe") == info
+    assert f"{file.parent}: tokenizer.json is not what was written; built again" in capsys.readouterr().err
+    assert file.read_text() == content
