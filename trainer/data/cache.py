@@ -96,7 +96,8 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
         if path.is_dir():
             remove(path)
     value = compute()
-    _guard(lambda: write_text(path, json.dumps({"value": value, "sha256": _digest_of(kind, name, value)})))
+    content = json.dumps({"value": value, "sha256": _digest_of(kind, name, value)})
+    _guard(path, lambda: write_text(path, content))
     return value
 
 
@@ -124,7 +125,7 @@ def create_folder(target: Path, build: Callable[[Path], None]) -> None:
         remove(temporary)  # of a killed process that had this one's id
         temporary.mkdir()
 
-    _guard(make)
+    _guard(target, make)
     try:
         try:
             build(temporary)
@@ -180,7 +181,7 @@ def _discard_damaged(target: Path, check: Check) -> None:
                 target.rename(aside)
                 remove(aside)
 
-    _guard(discard)
+    _guard(target, discard)
 
 
 def _problem(target: Path, check: Check) -> str | None:
@@ -232,8 +233,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _guard(write: Callable[[], Any]) -> Any:
+def _guard(place: Path, write: Callable[[], object]) -> None:
     try:
-        return write()
+        write()
     except OSError as error:
-        raise cannot_write(error.filename or cache_root(), error, _REMEDY) from error
+        raise cannot_write(error.filename or place, error, _REMEDY) from error

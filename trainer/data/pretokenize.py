@@ -220,13 +220,16 @@ def _encoded(corpus: Corpus, info: TokenizerInfo) -> Iterator[list[list[int]]]:
     tokenizer = load_tokenizer(info)
     threads = os.cpu_count() or 1
     pending: deque[Future[list[list[int]]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         for texts in _row_groups(corpus):
             pending.append(pool.submit(tokenizer.encode_batch, texts))
             if len(pending) > threads:
                 yield document_tokens(pending.popleft().result(), info.eos_id)
         while pending:
             yield document_tokens(pending.popleft().result(), info.eos_id)
+    finally:
+        pool.shutdown(cancel_futures=True)  # interrupted, it waits for what is being encoded, not for the queue
 
 
 def _row_groups(corpus: Corpus) -> Iterator[list[str]]:
