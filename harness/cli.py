@@ -1,21 +1,21 @@
 """The command line: one table of commands. Each command's module owns its arguments and is imported when chosen.
 
 Only argparse is imported here: ``harness --help`` waits for no command, and no command's ``--help`` for pydantic or
-torch. Exit codes: 0 done; 1 a run failed or data differ; 2 the input is wrong (one line says what); 3 a regression was
-found; 4 it could not be decided; 130 interrupted.
+torch. Exit codes: 0 done; 1 a run failed, data differ, or the disk is full; 2 the input is wrong (one line says what);
+3 a regression was found; 4 it could not be decided; 130 interrupted (Ctrl-C, SIGTERM, SIGHUP); 141 nobody reads on.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from harness import __version__
-from trainer.errors import InputError, visible
+from harness.launch import ending
+from trainer.errors import MACHINE_FAULTS, InputError, visible
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 
@@ -131,8 +131,18 @@ def _nearest(word: str, allowed: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Prints one line, no traceback, for what a user can mend."""
     parts = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:  # closed by the caller (>&-): what is printed goes nowhere, and the exit code is the answer
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    ending.open_missing_outputs()
+    try:
+        with ending.terminable():
+            return _run(parts)
+    except BrokenPipeError:  # the reader has gone (| head)
+        ending.silence_gone_outputs()
+        return SIGPIPE_EXIT
+    finally:
+        ending.flush_outputs()
+
+
+def _run(parts: list[str]) -> int:
     try:
         arguments = _parse(parts)
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
@@ -144,11 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("harness: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has gone (| head): say nothing, and leave nothing for the interpreter to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SIGPIPE_EXIT
+        raise
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
         where = visible(str(error.filename or "input or output"))
         print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)
-        return 2
+        return 1 if error.errno in MACHINE_FAULTS else 2
     return status

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import unicodedata
+
+# Nothing that the user wrote is wrong: the disk is full or failing, or a limit of this machine is reached.
+MACHINE_FAULTS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
+)
 
 
 class InputError(ValueError):
@@ -14,6 +20,17 @@ class InputError(ValueError):
 
 class LostBatchError(TimeoutError):
     """No loader worker delivered the next batch in the time that ``data.timeout_s`` allows."""
+
+
+def cannot_write(place: object, error: OSError, remedy: str) -> Exception:
+    """What to raise where ``place`` cannot be written: an InputError, or an OSError where this machine gave out.
+
+    The command line exits with status 2 for the first, as the user chose the place, and with 1 for the second.
+    """
+    reason = error.strerror or str(error)
+    if error.errno in MACHINE_FAULTS:
+        return OSError(error.errno, f"{reason}; {remedy}", str(place))
+    return InputError(f"{place}: cannot be written ({reason}); {remedy}")
 
 
 def one_line(text: object) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer.errors import InputError
+from trainer.leftovers import temporary_path
 
 
 def read_json(path: Path) -> Any:
@@ -44,7 +43,8 @@ def expanded(path: str | Path) -> Path:
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Create ``path`` by ``write(temporary path)`` and a rename; its folder is made, the temporary file never stays.
 
-    Two threads or processes that write the same path do not disturb each other: the last rename wins.
+    Two threads or processes that write the same path do not disturb each other: the last rename wins. What a killed
+    process leaves is removed by :func:`trainer.leftovers.remove_leftovers`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -53,11 +53,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def temporary_path(path: Path) -> Path:
-    """A name beside ``path`` that no other process or thread uses."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

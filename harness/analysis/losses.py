@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -52,10 +52,18 @@ def compare_losses(
         for name, runs in zip(names, (baseline, candidate), strict=True)
         if any(run.diverged for run in runs.values())
     )
-    ours, theirs = ([run.loss for run in runs.values() if run.loss is not None] for runs in (baseline, candidate))
-    if not ours or not theirs:
-        return Losses(median(ours) if ours else None, median(theirs) if theirs else None, diverged)
-    return Losses(median(ours), median(theirs), diverged, _differ(baseline, candidate, control), other_tokens)
+    ours, theirs = (loss_of(list(runs.values())) for runs in (baseline, candidate))
+    if ours is None or theirs is None:
+        return Losses(ours, theirs, diverged)
+    return Losses(ours, theirs, diverged, _differ(baseline, candidate, control), other_tokens)
+
+
+def loss_of(runs: Sequence[RunLedger]) -> float | None:
+    """The median loss of runs; None where none was measured, or any is not finite: the others do not speak for it."""
+    if any(run.loss is None and run.diverged for run in runs):
+        return None
+    known = [run.loss for run in runs if run.loss is not None]
+    return median(known) if known else None
 
 
 def _differ(baseline: Blocks, candidate: Blocks, control: Blocks) -> bool:

@@ -57,7 +57,7 @@ class ArmTotals:
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
     bound_shares: BoundShares | None = None
-    loss: float | None = None
+    loss: float | None = None  # None where it was not measured, or is not finite in any run
     diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
 
 

@@ -25,6 +25,7 @@ from harness.analysis.comparisons import (
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.ledger import RunLedger, mean_over, measure
+from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
 from harness.analysis.problems import failures, probe_problems, study_problems
@@ -189,7 +190,6 @@ def _totals(blocks: Blocks) -> ArmTotals:
     steps = np.concatenate([run.step_ms for run in runs])
     wall = float(steps.mean())
     tokens = [run.tokens for run in runs if run.tokens is not None]
-    losses = [run.loss for run in runs if run.loss is not None]
     phase_ms = stage_means(runs, "phase_ms")
     open_busy = any(run.device_busy_ms is None for run in runs)
     return ArmTotals(
@@ -218,7 +218,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         starved_ms=stage_means(runs, "starved_ms"),
         bound=commonest(run.bound for run in runs),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
-        loss=float(np.median(losses)) if losses else None,
+        loss=loss_of(runs),
         diverged=sum(run.diverged for run in runs),
     )
 

@@ -6,20 +6,19 @@ import fcntl
 import json
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
+from harness.launch.ending import terminable
 from harness.launch.memory import RunNeed, check_memory, choose_interleave, need_of
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
@@ -32,7 +31,7 @@ from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.validation import first_fault
 from trainer.config import TrainerConfig
-from trainer.errors import InputError, in_words
+from trainer.errors import InputError, cannot_write, in_words
 from trainer.json_types import JsonObject, integer, section
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def run_study(
     configs = {arm.name: arm.config for arm in plan.arms}
     _check_devices(configs)
     _check_writable(out)
-    with _terminable():  # else a batch system's notice would leave half a file in the cache
+    with terminable():  # else a batch system's notice would leave half a file in the cache
         needs, fingerprints = _prepare(configs)
     measured = [need for arm, need in zip(plan.arms, needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
@@ -125,7 +124,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     configs = _check_recorded(folder.study_json, record)
-    with _terminable():
+    with terminable():
         needs, fingerprints = _prepare(configs)
     for what, before in record.fingerprints.items():
         if fingerprints.get(what) != before:
@@ -135,6 +134,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     check_memory(needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     record = replace(record, notes=[*record.notes, f"resumed {_now()}: {' '.join(command)}"])
     with _only_one(folder):
+        folder.remove_leftovers()
         return _execute(folder, record)
 
 
@@ -179,7 +179,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | 
     missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
     todo = [name for names in missing for name in names]
     interrupted, cut = False, None
-    with _terminable():
+    with terminable():
         try:
             record = replace(record, status="running")
             folder.write_study(record)
@@ -342,24 +342,8 @@ def _create_folder(out: Path, scenario: str) -> StudyFolder:
         (path / ".writable").touch()
         (path / ".writable").unlink()
     except OSError as error:
-        raise InputError(
-            f"--out {out}: cannot write there ({error.strerror}); give a folder that can be written"
-        ) from error
+        raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
     return StudyFolder(path)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Treat SIGTERM (a batch system's notice) like Ctrl-C: finished runs are kept and reported."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _now() -> str:

@@ -34,6 +34,7 @@ def build_report(folder: Path) -> FirstScreen:
     """
     study = StudyFolder(folder)
     record = study.read_study()
+    study.remove_leftovers()
     runs = list(study.runs())
     _check_tables(study, record, runs)
     report = analyse(record, runs, partial(keep_derived, study))

@@ -29,6 +29,7 @@ from harness.study.tables import write_parquet, write_table
 from trainer.errors import InputError
 from trainer.files import read_json, write_atomically, write_text
 from trainer.json_types import JsonObject
+from trainer.leftovers import remove_leftovers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,11 @@ class StudyFolder:
     def run(self, arm: str, block: int) -> Path:
         """The folder of one run; InputError for a name that would lead out of the study."""
         return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes left half written."""
+        for folder in (self.path, self.plots, *self.path.glob("runs/*/*/")):
+            remove_leftovers(folder)
 
     def write_study(self, record: StudyRecord) -> None:
         write_json(self.study_json, _study_json(record))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.study.contract import Columns, arrow_schema
 from harness.study.run_data import StoredTable
-from trainer.files import temporary_path, write_atomically
+from trainer.files import write_atomically
+from trainer.leftovers import temporary_path
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -96,6 +96,6 @@ def _category(row: ShownSpan) -> str:
 
 def _step(row: ShownStep) -> Slice:
     args: dict[str, Json] = {name: row[name] for name in STEP_ARGS if row[name] is not None}
-    if row["loss"] is not None and math.isfinite(row["loss"]):
-        args["loss"] = row["loss"]
+    if row["loss"] is not None:
+        args["loss"] = row["loss"] if math.isfinite(row["loss"]) else str(row["loss"])  # JSON has no NaN
     return Slice(f"step {row['step']}", row["start_ns"], row["start_ns"] + row["wall_ns"], "step", args)

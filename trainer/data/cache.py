@@ -1,20 +1,35 @@
-"""Builds things once and finds them again: the cache folder, content fingerprints, atomic creation."""
+"""Builds things once and finds them again: the cache folder, content fingerprints, atomic creation.
+
+What is found is hashed before it is used. An entry that is damaged is built again, with one line on stderr.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import InputError
+from trainer.errors import MACHINE_FAULTS, InputError, cannot_write, one_line
 from trainer.files import expanded, read_json, write_text
+from trainer.leftovers import remove, remove_leftovers, temporary_path
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
+DIGESTS = "digests.json"  # of every other file in a cached folder
+_REMEDY = "HARNESS_CACHE=DIR chooses another cache"
+
+# Digests that this process has computed, by what changes with any write. A file that was written within a tick of the
+# file system's clock may be written again without a trace: it is not remembered.
+_known: dict[tuple[object, ...], str] = {}
+_TICK_NS = 100_000_000
+
+Check = Callable[[Path], object]
 
 
 def cache_root() -> Path:
@@ -25,76 +40,201 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache").absolute() / "llm-harness"
 
 
+def clean() -> None:
+    """Remove what killed processes left half written in the cache."""
+    try:
+        folders = [path for path in cache_root().iterdir() if path.is_dir()]
+    except OSError:
+        return
+    for folder in folders:
+        remove_leftovers(folder)
+
+
 def fingerprint(*parts: object) -> str:
     """Short sha256 of ``parts`` as JSON: equal parts, equal fingerprint."""
     content = json.dumps(parts, sort_keys=True, default=str).encode()
     return hashlib.sha256(content).hexdigest()[:FINGERPRINT_LENGTH]
 
 
-def file_identity(path: Path) -> list[object]:
-    """Identify a file's content without reading it: absolute path, size in bytes, mtime in ns."""
-    stat = path.stat()
-    return [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
+def file_digest(path: Path) -> str:
+    """The sha256 of a file's content, read once per process unless the file changes. Raises OSError."""
+    with path.open("rb") as file:
+        stat = os.fstat(file.fileno())
+        identity = (str(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        if (known := _known.get(identity)) is not None:
+            return known
+        settled = time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _TICK_NS
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if settled:
+        _known[identity] = found
+    return found
 
 
 def file_fingerprint(path: Path) -> str:
-    """Short sha256 of a file's content, remembered in the cache by the file's path, size and mtime."""
-
-    def compute() -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:FINGERPRINT_LENGTH]
-
-    return str(remember("content", file_identity(path), compute))
+    """Short sha256 of a file's content. Raises InputError where it cannot be read."""
+    try:
+        return file_digest(path)[:FINGERPRINT_LENGTH]
+    except OSError as error:
+        if error.errno in MACHINE_FAULTS:
+            raise
+        raise InputError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
     """The JSON value of ``compute()``, remembered under ``kind`` and ``key``; a damaged memory is recomputed."""
-    path = cache_root() / "facts" / f"{kind}-{fingerprint(key)}.json"
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        pass
+    name = fingerprint(key)
+    path = cache_root() / "facts" / f"{kind}-{name}.json"
+    if os.path.lexists(path):
+        try:
+            content = read_json(path)
+            if content["sha256"] == _digest_of(kind, name, content["value"]):
+                return content["value"]
+            reason = "its digest is not that of its value"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = _reason(error)
+        _say(path, reason, "computed again")
+        if path.is_dir():
+            remove(path)
     value = compute()
-    _guard(lambda: write_text(path, json.dumps(value)))
+    content = json.dumps({"value": value, "sha256": _digest_of(kind, name, value)})
+    _guard(path, lambda: write_text(path, content))
     return value
 
 
-def folder(kind: str, key: object, build: Callable[[Path], None]) -> Path:
-    """The cached folder ``kind/<key>``, built by ``build(temporary folder)`` where it does not exist yet."""
+def folder(kind: str, key: object, build: Callable[[Path], None], check: Check = lambda _: None) -> Path:
+    """The cached folder ``kind/<key>``, built by ``build(temporary folder)`` where it does not exist or is damaged.
+
+    ``check(folder)`` raises InputError where the content is not what was asked for.
+    """
     target = cache_root() / kind / fingerprint(key)
+    _discard_damaged(target, check)
     if not target.is_dir():
         create_folder(target, build)
     return target
 
 
 def create_folder(target: Path, build: Callable[[Path], None]) -> None:
-    """Build a folder beside ``target`` and rename it, so that no reader sees an incomplete one.
+    """Build a folder beside ``target`` and rename it, so that no reader sees an incomplete one; its digests are kept.
 
     Where another process was faster, keep its folder and drop ours: both have the same content.
     """
+    temporary = temporary_path(target)
 
-    def temporary_folder() -> Path:
+    def make() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-        made.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
-        return made
+        remove(temporary)  # of a killed process that had this one's id
+        temporary.mkdir()
 
-    temporary = _guard(temporary_folder)
+    _guard(target, make)
     try:
-        build(temporary)
+        try:
+            build(temporary)
+            _write_digests(temporary)
+        except OSError as error:
+            if error.errno in MACHINE_FAULTS:
+                raise cannot_write(target, error, _REMEDY) from error
+            raise
         try:
             temporary.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
 
 
-def _guard(write: Callable[[], Any]) -> Any:
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder that :func:`create_folder` made; None where nothing is, or its digests are gone."""
+    if not folder.is_dir():
+        return "not a folder"
     try:
-        return write()
+        known = read_json(folder / DIGESTS)
+    except FileNotFoundError:  # of an earlier version, which kept none
+        return None
+    except (OSError, ValueError) as error:
+        return f"{DIGESTS}: {_reason(error)}"
+    if not isinstance(known, dict):
+        return f"{DIGESTS}: not an object"
+    for name in sorted({*known, *(path.name for path in _files(folder))}):
+        try:
+            if known.get(name) != file_digest(folder / name):
+                return f"{name} is not what was written"
+        except FileNotFoundError:
+            return f"{name} is gone"
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+            return f"{name}: {_reason(error)}"
+    return None
+
+
+def _discard_damaged(target: Path, check: Check) -> None:
+    """Remove ``target`` where it is damaged; one of an earlier version gets the digests that it lacks."""
+    if not os.path.lexists(target) or _problem(target, check) is None:
+        return
+
+    def discard() -> None:
+        with _locked(target.parent):
+            # Another process may have built it again meanwhile.
+            if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
+                _say(target, problem, "built again")
+                aside = temporary_path(target)
+                remove(aside)
+                target.rename(aside)
+                remove(aside)
+
+    _guard(target, discard)
+
+
+def _problem(target: Path, check: Check) -> str | None:
+    if (found := damage(target)) is not None:
+        return found
+    try:
+        check(target)
+        if not (target / DIGESTS).exists():
+            _write_digests(target)
+    except InputError as error:
+        return one_line(error).removeprefix(f"{target}: ").removeprefix(f"{target}/")
+    except OSError:
+        pass  # a cache that may only be read
+    return None
+
+
+def _write_digests(folder: Path) -> None:
+    digests = {path.name: file_digest(path) for path in _files(folder)}
+    write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n")
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != DIGESTS and not path.name.startswith(".")]
+
+
+def _digest_of(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _say(path: Path, reason: str, what: str) -> None:
+    print(f"damaged in the cache: {path}: {reason}; {what}", file=sys.stderr)
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or "not readable"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, where its file system has one."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a network's: two processes may then build the same entry, and one of them throws it away
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _guard(place: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
     except OSError as error:
-        place = error.filename or cache_root()
-        reason = error.strerror or error
-        raise InputError(f"{place}: cannot be written ({reason}); HARNESS_CACHE=DIR chooses another cache") from error
+        raise cannot_write(error.filename or place, error, _REMEDY) from error

@@ -30,21 +30,24 @@ class Corpus:
 
 
 def prepare_corpus(config: CorpusConfig) -> Corpus:
-    """Find the corpus, or build the builtin one, and check it once. Raises InputError where it cannot be used."""
+    """Find the corpus, or build the builtin one, and check it once. Raises InputError where it cannot be used.
+
+    Its files are hashed at each call, which takes less time than a run's reading them; the check is remembered.
+    """
+    cache.clean()
     name: str
     if config.builtin is not None:
         name, files, column = config.builtin, [_builtin_file()], "text"
     else:
         assert config.parquet is not None
         name, files, column = Path(config.parquet).name, _matching_files(config.parquet), config.column
-    identities = [cache.file_identity(file) for file in files]
+    contents = [cache.file_fingerprint(file) for file in files]
 
-    def check() -> list[Any]:
-        documents, empty = _check(files, column, config.documents)
-        contents = [cache.file_fingerprint(file) for file in files]
-        return [documents, empty, cache.fingerprint(contents, column, documents)]
+    def check() -> list[int]:
+        return list(_check(files, column, config.documents))
 
-    documents, empty, fingerprint = cache.remember("corpus", [identities, column, config.documents], check)
+    documents, empty = cache.remember("corpus", [contents, column, config.documents], check)
+    fingerprint = cache.fingerprint(contents, column, documents)
     return Corpus(name, tuple(str(file) for file in files), column, documents, empty, fingerprint)
 
 

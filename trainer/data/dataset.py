@@ -194,12 +194,21 @@ def _dosed(config: DataConfig) -> DataInject | None:
     return config.inject.model_copy(update=costs)
 
 
-def epoch_batches(config: DataConfig, prepared: Prepared, seed: int) -> Iterator[tuple[Batch, int]]:
-    """Yield one epoch in one process: each batch with the remainder after it. The last batch may have fewer rows."""
-    order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, endless=False)
-    pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False)
-    while (batch := pipeline.next_batch()) is not None:
-        yield batch, pipeline.remainder
+class Epoch:
+    """Iterates once over the batches of one epoch, built in this process. The last batch may have fewer rows."""
+
+    def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
+        order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, endless=False)
+        self._pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self._pipeline.next_batch()) is not None:
+            yield batch
+
+    @property
+    def remainder(self) -> int:
+        """Tokens left over at the end. After the last batch the remaining documents are still read, so ask then."""
+        return self._pipeline.remainder
 
 
 def is_text(config: DataConfig) -> bool:

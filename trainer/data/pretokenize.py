@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from trainer.data import cache
 from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer
@@ -81,14 +83,24 @@ def pretokenize(
 ) -> Pretokenized:
     """Tokenize the corpus into ``out`` (or the cache), unless the same data are there already.
 
-    A folder that holds something else is refused with the reason and never overwritten.
+    Damaged data in the cache are made again. An ``out`` that holds something else is refused with the reason and never
+    overwritten.
     """
     expected = _expected(corpus, info, format, sequence_length)
-    key = cache.fingerprint(asdict(expected))
-    target = out.absolute() if out is not None else cache.cache_root() / "pretokenized" / key
-    if not target.exists():
-        cache.create_folder(target, lambda to: _write(corpus, info, format, sequence_length, expected, to))
-    return Pretokenized(str(target), check_manifest(target, corpus, info, format, sequence_length))
+
+    def build(to: Path) -> None:
+        _write(corpus, info, format, sequence_length, expected, to)
+
+    def check(folder: Path) -> Manifest:
+        return check_manifest(folder, corpus, info, format, sequence_length)
+
+    if out is None:
+        target = cache.folder("pretokenized", asdict(expected), build, check)
+    else:
+        target = out.absolute()
+        if not target.exists():
+            cache.create_folder(target, build)
+    return Pretokenized(str(target), check(target))
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:
@@ -108,6 +120,8 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
             "is missing" if size < 0 else f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
         )
         raise InputError(f"{data}: {what}; delete the folder, and it will be made again")
+    if (found := cache.damage(folder)) is not None:
+        raise InputError(f"{folder}: {found}; delete the folder, and it will be made again")
     return manifest
 
 
@@ -118,12 +132,12 @@ def read_manifest(folder: Path) -> Manifest:
         content = read_json(path)
         if content.get("schema") != MANIFEST_SCHEMA:
             raise InputError(f"{path}: schema {content.get('schema')!r}, this version reads {MANIFEST_SCHEMA}")
-        return Manifest(**content)
+        return TypeAdapter(Manifest).validate_python(content)
     except InputError:
         raise
     except OSError as error:
         raise InputError(f"{folder}: not a pretokenized folder (no readable manifest.json)") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValidationError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: not a pretokenization manifest") from error
 
 
@@ -206,13 +220,16 @@ def _encoded(corpus: Corpus, info: TokenizerInfo) -> Iterator[list[list[int]]]:
     tokenizer = load_tokenizer(info)
     threads = os.cpu_count() or 1
     pending: deque[Future[list[list[int]]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         for texts in _row_groups(corpus):
             pending.append(pool.submit(tokenizer.encode_batch, texts))
             if len(pending) > threads:
                 yield document_tokens(pending.popleft().result(), info.eos_id)
         while pending:
             yield document_tokens(pending.popleft().result(), info.eos_id)
+    finally:
+        pool.shutdown(cancel_futures=True)  # interrupted, it waits for what is being encoded, not for the queue
 
 
 def _row_groups(corpus: Corpus) -> Iterator[list[str]]:

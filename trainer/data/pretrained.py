@@ -44,13 +44,14 @@ def import_tokenizer(name: str) -> Path:
         if backend is not None:
             backend.no_truncation()
             backend.no_padding()
-            backend.save(str(to / "tokenizer.json"))
+            train_tokenizer.save(backend, to)
         else:
             location, fingerprint = str(folder), cache.fingerprint(contents)
         ids = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
         train_tokenizer.write_facts(to, tokenizer.get_vocab(), *ids, location, fingerprint)
 
-    return cache.folder("tokenizer", ["pretrained", version("transformers"), str(folder), contents], build)
+    key = ["pretrained", version("transformers"), str(folder), contents]
+    return cache.folder("tokenizer", key, build, train_tokenizer.read_facts)
 
 
 def load_auto(location: str, name: str | None = None) -> Any:

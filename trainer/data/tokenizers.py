@@ -47,8 +47,11 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     if config.train is not None:
         kind, vocab_size = config.train.kind, config.train.vocab_size
         key = [train_tokenizer.RECIPE, corpus.fingerprint, kind, vocab_size]
-        folder = cache.folder("tokenizer", key, lambda to: train_tokenizer.train(kind, vocab_size, corpus, to))
-        return _info(kind, folder)
+
+        def build(to: Path) -> None:
+            train_tokenizer.train(kind, vocab_size, corpus, to)
+
+        return _info(kind, cache.folder("tokenizer", key, build, train_tokenizer.read_facts))
     if config.pretrained is not None:
         return _info("pretrained", pretrained.import_tokenizer(config.pretrained))
     assert config.sentencepiece is not None
@@ -56,10 +59,13 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
-    """Load the tokenizer into this process. Raises InputError where its file is gone."""
+    """Load the tokenizer into this process. Raises InputError where its file is gone, or another one by now."""
     keep_single_threaded()
-    if not Path(info.location).exists():
+    location = Path(info.location)
+    if not location.exists():
         raise InputError(f"{info.location}: the tokenizer was deleted after it was prepared")
+    if location.is_file() and cache.file_fingerprint(location) != info.fingerprint:
+        raise InputError(f"{info.location}: the tokenizer was changed after it was prepared")
     if info.kind == "sentencepiece":
         return _SentencePiece(_sentencepiece_model(info.location))
     if info.location.endswith(".json"):
@@ -112,7 +118,8 @@ def _sentencepiece_info(location: str) -> TokenizerInfo:
         model = _sentencepiece_model(str(path))
         return [model.get_piece_size(), model.eos_id(), model.bos_id(), model.pad_id()]
 
-    size, *specials = cache.remember("sentencepiece", cache.file_identity(path), facts)
+    fingerprint = cache.file_fingerprint(path)
+    size, *specials = cache.remember("sentencepiece", fingerprint, facts)
     eos_id, bos_id, pad_id = (None if special < 0 else special for special in specials)
     return TokenizerInfo(
         kind="sentencepiece",
@@ -121,7 +128,7 @@ def _sentencepiece_info(location: str) -> TokenizerInfo:
         eos_id=eos_id,
         bos_id=bos_id,
         pad_id=pad_id,
-        fingerprint=cache.file_fingerprint(path),
+        fingerprint=fingerprint,
         engine=engine("sentencepiece", str(path)),
     )
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus, iter_texts
 from trainer.errors import InputError, one_line
+from trainer.files import read_json
 
 MAX_VOCABULARY = 2**27  # rows of an embedding; hundreds of times the largest vocabulary in use
 RECIPE = 1  # raise it when training changes: it is part of the cache key
@@ -31,8 +34,13 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
     """
     texts = list(sample(corpus, _SAMPLE_CHARACTERS[kind]))
     tokenizer = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}[kind](texts, vocab_size)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save(tokenizer, folder)
     write_facts(folder, tokenizer.get_vocab(), tokenizer.token_to_id(END_OF_TEXT), None, None)
+
+
+def save(tokenizer: Any, folder: Path) -> None:
+    """Write ``tokenizer.json``. The library's own ``save`` raises a bare Exception where the disk is full."""
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def sample(corpus: Corpus, characters: int) -> Iterator[str]:
@@ -92,9 +100,18 @@ def write_facts(
 
 
 def read_facts(folder: Path) -> TokenizerFacts:
-    """Read what :func:`write_facts` wrote, this state of the code or another: keys that came later are left out."""
-    content = json.loads((folder / "facts.json").read_text())
-    return TokenizerFacts(**{field.name: content[field.name] for field in fields(TokenizerFacts)})
+    """Read what :func:`write_facts` wrote, this state of the code or another: keys that came later are left out.
+
+    Raises InputError where it is damaged, or where the ``tokenizer.json`` beside it is not the one it is about.
+    """
+    path = folder / "facts.json"
+    try:
+        facts = TypeAdapter(TokenizerFacts).validate_python(read_json(path))
+    except (OSError, ValidationError, ValueError) as error:
+        raise InputError(f"{path}: not the facts of a tokenizer") from error
+    if facts.location is None and cache.file_fingerprint(folder / "tokenizer.json") != facts.fingerprint:
+        raise InputError(f"{folder / 'tokenizer.json'}: is not the one that facts.json is about")
+    return facts
 
 
 def _byte_level(model: Any) -> Any:

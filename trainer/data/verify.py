@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts, prepare_corpus
-from trainer.data.dataset import epoch_batches, is_packed
+from trainer.data.dataset import Epoch, is_packed
 from trainer.data.prepare import Prepared, format_of
 from trainer.data.pretokenize import Pretokenized, padding_id, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
@@ -126,13 +126,14 @@ def _compare_epoch(
     packed = is_packed(config)
     documents = (tokens for tokens in _rows(whole.data, "tokens") if tokens)
     rows = (_packed_rows if packed else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
-    batches = remainder = tokens = 0
-    for batch, held in epoch_batches(config, prepared, seed=0):
-        remainder = held  # the last batch's counts
+    batches = tokens = 0
+    epoch = Epoch(config, prepared, seed=0)
+    for batch in epoch:
         _compare_batch(f"{name}, batch {batches}", batch, rows, packed)
         batches += 1
         mask = batch.attention_mask
         tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
+    remainder = epoch.remainder
     expected = whole.manifest.tokens if packed else padded_tokens
     if tokens + remainder != expected:
         raise _DifferenceError(

@@ -18,7 +18,7 @@ import yaml
 from trainer.data.cache import cache_root, fingerprint
 from trainer.devices.cpu_rates import FASTEST, WAITED, Effort, Rate, measure
 from trainer.devices.profiles import DeviceProfile, read_profile
-from trainer.errors import InputError
+from trainer.errors import InputError, cannot_write
 from trainer.files import write_text
 from trainer.json_types import Json
 
@@ -123,5 +123,4 @@ def _store(path: Path, text: str) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"{path}: cannot be written ({reason}); HARNESS_CACHE=DIR chooses another cache") from error
+        raise cannot_write(path, error, "HARNESS_CACHE=DIR chooses another cache") from error

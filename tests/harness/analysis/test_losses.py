@@ -12,7 +12,7 @@ import pytest
 from harness.analysis.comparisons import Controls, Measured, compare
 from harness.analysis.confounds import confounds
 from harness.analysis.ledger import RunLedger, column, measure
-from harness.analysis.losses import Losses, compare_losses
+from harness.analysis.losses import Losses, compare_losses, loss_of
 from harness.analysis.statistics import Estimate
 from harness.analysis.verdicts import judge
 from harness.launch.tables import step_columns
@@ -133,6 +133,17 @@ def test_losses_differ_where_blocks_control_and_rounding_do_not_explain_it(their
 def test_unmeasured_losses_say_nothing() -> None:
     assert compare_losses(("a", "b"), ledgers([None] * 3), ledgers([6.0] * 3), {}) == Losses(None, 6.0)
     assert compare_losses(("a", "b"), ledgers([6.0]), ledgers([None], diverged=True), {}).diverged == ("b",)
+
+
+def test_a_loss_that_is_not_finite_is_not_dropped_for_those_of_other_blocks() -> None:
+    finite, lost = ledgers([6.0, 6.1, 5.9]), ledgers([5.0, None, 5.1])
+    lost[1] = replace(lost[1], diverged=True)
+    assert loss_of(list(finite.values())) == 6.0
+    assert loss_of(list(lost.values())) is None
+    assert loss_of(list(ledgers([5.0, None, 5.2]).values())) == 5.1  # not measured
+    assert compare_losses(("a", "b"), finite, lost, finite) == Losses(6.0, None, ("b",))
+    risen = ledgers([9.0, 9.1, 9.2], diverged=True)
+    assert compare_losses(("a", "b"), finite, risen, finite).candidate == 9.1
 
 
 @pytest.mark.parametrize(("theirs", "verdict"), [(3.5, "gain"), (4.5, "gain"), (30.8, "undecided"), (1.2, "undecided")])

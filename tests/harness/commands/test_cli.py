@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from harness.cli import COMMANDS
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
+from trainer.leftovers import temporary_path
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 HEAVY = {"torch", "pyarrow", "matplotlib", "rich", "transformers", "numpy"}
@@ -171,8 +173,15 @@ def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
 def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Path) -> None:
     slow, fast = Arm("slow", tokenize=9.0), Arm("fast", tokenize=0.0, declared={"data.path": "tokens-padded"})
     write(StudyFolder(tmp_path), *build([slow, fast, *slow.controls("a-a")], [("slow", "fast")]))
+    killed = [  # by processes with an id that Linux gives to none
+        temporary_path(path / "table").name.replace(f".{os.getpid()}.", ".4194305.")
+        for path in (tmp_path, tmp_path / "runs" / "slow" / "0")
+    ]
+    (tmp_path / killed[0]).write_text("half")
+    (tmp_path / "runs" / "slow" / "0" / killed[1]).write_text("half")
     done = harness("report", str(tmp_path))
     assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob(".*.tmp"))
     headline = json.loads((tmp_path / "summary.json").read_text())["comparisons"][0]["headline"]
     assert " ".join(done.stdout.split()).startswith(headline)
     assert done.stdout.splitlines()[-1] == f"summary: {tmp_path / 'summary.md'}"
@@ -242,6 +251,7 @@ class TestData:
         assert tokens.startswith(f"{tmp_path / 'out' / 'token-list'}: token-list, 40 documents, ")
         assert sorted(path.name for path in (tmp_path / "out" / "padded").iterdir()) == [
             "data.parquet",
+            "digests.json",
             "manifest.json",
         ]
         assert harness(*words).stdout == done.stdout

@@ -145,7 +145,7 @@ def test_a_killed_run_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
     with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=60) as process:
         study = wait_for_study(tmp_path / "out")

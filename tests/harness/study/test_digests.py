@@ -17,7 +17,7 @@ from harness.study.contract import STEP_COLUMNS
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
-from trainer.files import temporary_path
+from trainer.leftovers import temporary_path
 
 STEPS = 40
 

@@ -61,6 +61,12 @@ def test_steps_hold_phases_and_an_inline_fetch_holds_its_stages():
             assert any(p[0] <= since and until <= p[1] for p in slices if p[2].startswith(parent))
 
 
+def test_a_step_says_that_its_loss_was_not_a_number():
+    found = [event["args"] for event in events([Arm("inline", nan_from=0)]) if event["name"].startswith("step ")]
+    assert [args["loss"] for args in found] == ["nan"] * 3
+    assert "NaN" not in json.dumps(found)  # which is no JSON
+
+
 def test_processes_come_in_the_order_of_the_arms_and_controls_stay_out():
     found = events()
     names = name_of(found, "process_name")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trainer.data import cache
+from trainer.errors import InputError
 
 
 def test_the_environment_chooses_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,3 +86,132 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     assert cache.file_fingerprint(one) == cache.file_fingerprint(two)
     two.write_text("else!")
     assert cache.file_fingerprint(one) != cache.file_fingerprint(two)
+
+
+def damaged(path: Path, content: bytes) -> None:
+    """Change a file so that neither its size nor its time shows it."""
+    before = path.stat()
+    assert len(content) == before.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_file_that_changed_behind_its_time_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("same")
+    os.utime(path, (0, 0))
+    before = cache.file_fingerprint(path)
+    damaged(path, b"else")
+    assert cache.file_fingerprint(path) != before
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_text("content")
+    monkeypatch.setattr(cache, "_TICK_NS", -1)  # as if it had been written long ago
+    monkeypatch.setattr(cache, "_known", {})
+    read: list[int] = []
+    digest = cache.hashlib.file_digest
+    monkeypatch.setattr(cache.hashlib, "file_digest", lambda *given: read.append(1) or digest(*given))
+    assert cache.file_fingerprint(path) == cache.file_fingerprint(path)
+    assert len(read) == 1
+
+
+def write_two(folder: Path) -> None:
+    (folder / "one").write_text("content")
+    (folder / "two").write_text("more")
+
+
+def flip(path: Path) -> None:
+    damaged(path, bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", ["one", cache.DIGESTS])
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (flip, "one is not what was written|digests.json: not readable"),
+        (lambda path: path.write_text(""), "one is not what was written|digests.json: not readable"),
+        (to_folder, "one: Is a directory|digests.json: Is a directory"),
+        (lambda path: path.write_text("[]"), "one is not what was written|digests.json: not an object"),
+        (lambda path: path.write_text("{}"), "one is not what was written"),
+    ],
+)
+def test_a_damaged_folder_is_built_again_and_says_so(
+    fresh_cache: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], object], why: str
+) -> None:
+    made = cache.folder("kind", 1, write_two)
+    damage(made / name)
+    assert cache.folder("kind", 1, write_two) == made
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"damaged in the cache: {made}: ({why}); built again", line)
+    assert (made / "one").read_text() == "content"
+    assert {path.name for path in made.iterdir()} == {"one", "two", cache.DIGESTS}
+    cache.folder("kind", 1, write_two)
+    assert capsys.readouterr().err == ""
+    assert list((fresh_cache / "kind").iterdir()) == [made]
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_file_in_place_of_a_folder_and_a_file_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    made = cache.folder("kind", 1, write_two)
+    (made / "two").unlink()
+    cache.folder("kind", 1, write_two)
+    assert "two is gone; built again" in capsys.readouterr().err
+    cache.remove(made)
+    made.write_text("a file")
+    cache.folder("kind", 1, write_two)
+    assert "not a folder; built again" in capsys.readouterr().err
+    assert (made / "two").read_text() == "more"
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_folder_of_an_earlier_version_is_checked_once_and_gets_its_digests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def check(folder: Path) -> None:
+        if (folder / "one").read_text() != "content":
+            raise InputError(f"{folder}: one is wrong")
+
+    made = cache.folder("kind", 1, write_two)
+    (made / cache.DIGESTS).unlink()
+    cache.folder("kind", 1, write_two, check)
+    assert (made / cache.DIGESTS).is_file()
+    assert capsys.readouterr().err == ""
+    (made / cache.DIGESTS).unlink()
+    (made / "one").write_text("other")
+    cache.folder("kind", 1, write_two, check)
+    assert capsys.readouterr().err == f"damaged in the cache: {made}: one is wrong; built again\n"
+    assert (made / "one").read_text() == "content"
+
+
+def test_a_changed_memory_is_made_again_and_says_so(fresh_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.remember("fact", 1, lambda: [1, 2])
+    (file,) = (fresh_cache / "facts").iterdir()
+    file.write_text(file.read_text().replace("[1, 2]", "[1, 3]"))
+    assert cache.remember("fact", 1, lambda: [1, 2]) == [1, 2]
+    assert capsys.readouterr().err == (
+        f"damaged in the cache: {file}: its digest is not that of its value; computed again\n"
+    )
+    to_folder(file)
+    assert cache.remember("fact", 1, lambda: [1, 2]) == [1, 2]
+    assert "Is a directory; computed again" in capsys.readouterr().err
+    assert cache.remember("fact", 1, lambda: [4]) == [1, 2]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o775), (0o077, 0o700)])
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_cached_folder_has_the_mode_that_the_user_asks_for(umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        made = cache.folder("kind", 1, write_two)
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o777 == mode

@@ -15,7 +15,7 @@ from trainer import telemetry
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import DataConfig, DataInject, TrainerConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import DataPipeline, RepeatedBatch, epoch_batches, make_pipeline
+from trainer.data.dataset import DataPipeline, Epoch, RepeatedBatch, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
@@ -94,9 +94,7 @@ def test_the_same_rows_and_texts_again_so_many_times(make_config: Make, path: st
 def test_a_batch_that_nobody_measures_has_no_dose(make_config: Make) -> None:
     """One epoch for verification, and the batch that is replayed."""
     plain, dosed = make_config(), make_config(extra_reads=64, extra_tokenizations=64)
-    for (left, _), (right, _) in zip(
-        epoch_batches(plain, prepare(plain), 0), epoch_batches(dosed, prepare(dosed), 0), strict=True
-    ):
+    for left, right in zip(Epoch(plain, prepare(plain), 0), Epoch(dosed, prepare(dosed), 0), strict=True):
         assert_same(left, right)
     order = ShardedSampler(60, 0, shuffle=True)
     source = DataPipeline(dosed, prepare(dosed), order, Injector(None, 0), marked=False)

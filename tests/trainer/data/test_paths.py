@@ -18,7 +18,7 @@ from tests.trainer.data.test_packing import assert_same
 from trainer import telemetry
 from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.dataset import DataPipeline, epoch_batches, make_pipeline
+from trainer.data.dataset import DataPipeline, Epoch, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
@@ -66,16 +66,17 @@ def test_all_paths_and_accesses_agree_over_several_epochs(
 def test_one_epoch_in_order_is_the_corpus(make_config: Make, texts: list[str], path: str, access: str) -> None:
     config = make_config(path=path, access=access, shuffle=False, sequence_length=16, batch_size=4)
     documents = documents_of(config, texts)
-    found = list(epoch_batches(config, prepare(config), seed=0))
-    ids = torch.cat([batch.input_ids for batch, _ in found])
-    remainder = found[-1][1]
+    epoch = Epoch(config, prepare(config), seed=0)
+    found = list(epoch)
+    ids = torch.cat([batch.input_ids for batch in found])
+    remainder = epoch.remainder
     if path.endswith("stream"):
         tokens = [token for document in documents for token in document]
         assert ids.reshape(-1).tolist() == tokens[: len(tokens) - remainder]
         assert remainder == len(tokens) % 16
     else:
         assert remainder == 0
-        mask = torch.cat([batch.attention_mask for batch, _ in found if batch.attention_mask is not None])
+        mask = torch.cat([batch.attention_mask for batch in found if batch.attention_mask is not None])
         assert [row[real == 1].tolist() for row, real in zip(ids, mask, strict=True)] == [d[:16] for d in documents]
 
 
@@ -208,9 +209,9 @@ def test_a_huge_document_survives(make_config: Make, tmp_path: Path) -> None:
     config = make_config(path="text-stream", corpus=corpus, shuffle=False, sequence_length=4096, batch_size=64)
     # Words are tokenized on their own, so the tokens of a repeated sentence are its tokens repeated.
     short, single, last = map(len, documents_of(config, ["short", sentence, "last"]))
-    found = list(epoch_batches(config, prepare(config), seed=0))
+    epoch = Epoch(config, prepare(config), seed=0)
     expected = short + 240_000 * (single - 1) + 1 + last
-    assert sum(batch.tokens for batch, _ in found) + found[-1][1] == expected
+    assert sum(batch.tokens for batch in epoch) + epoch.remainder == expected
 
 
 def test_a_corpus_without_a_token_ends_instead_of_spinning(make_config: Make, tmp_path: Path) -> None:

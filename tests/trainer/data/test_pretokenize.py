@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -109,8 +110,15 @@ def test_edited_files_are_refused(corpus: Corpus, info: TokenizerInfo, tmp_path:
     assert "was changed after it was written" in refusal(out, corpus, info)
     flipped = bytearray(content)
     flipped[100] ^= 1
+    written = data.stat()
     data.write_bytes(flipped)  # same size
+    os.utime(data, ns=(written.st_atime_ns, written.st_mtime_ns))
     assert "was changed after it was written" in refusal(out, corpus, info)
+    data.write_bytes(content)
+    manifest = out / "manifest.json"
+    tokens = json.loads(manifest.read_text())["tokens"]
+    manifest.write_text(manifest.read_text().replace(f'"tokens": {tokens}', f'"tokens": {tokens + 1}'))
+    assert "manifest.json is not what was written" in refusal(out, corpus, info)
     data.unlink()
     assert "is missing" in refusal(out, corpus, info)
 
@@ -126,6 +134,21 @@ def test_an_output_folder_that_cannot_be_written(corpus: Corpus, info: Tokenizer
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot be written"):
         pretokenize(corpus, info, "padded", 16, tmp_path / "file" / "out")
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_damaged_data_in_the_cache_are_made_again(
+    corpus: Corpus, info: TokenizerInfo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = pretokenize(corpus, info, "token-list", 16)
+    content, written = made.data.read_bytes(), made.data.stat()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    made.data.write_bytes(flipped)
+    os.utime(made.data, ns=(written.st_atime_ns, written.st_mtime_ns))
+    assert pretokenize(corpus, info, "token-list", 16) == made
+    assert made.data.read_bytes() == content
+    assert f"{made.folder}: data.parquet is not what was written; built again" in capsys.readouterr().err
 
 
 def test_a_corpus_without_a_single_token(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -275,3 +276,21 @@ def test_code_of_a_model_beside_an_ordinary_tokenizer_is_left_alone(
     line = refused(TokenizerConfig(pretrained=str(tmp_path)), corpus)
     assert "carries code of its own (config.json: evil.EvilConfig, config.json: evil.EvilModel)" in line
     assert not mark.exists()
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_tokenizer_that_changed_in_the_cache_is_trained_again_and_never_used(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = trained(corpus, "bpe")
+    file = Path(info.location)
+    content, before = file.read_text(), file.stat()
+    changed = content.replace('"version": "1.0"', '"version": "1.1"')
+    assert changed != content
+    file.write_text(changed)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match="the tokenizer was changed after it was prepared"):
+        load_tokenizer(info)
+    assert trained(corpus, "bpe") == info
+    assert f"{file.parent}: tokenizer.json is not what was written; built again" in capsys.readouterr().err
+    assert file.read_text() == content

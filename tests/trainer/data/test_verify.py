@@ -9,8 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from trainer.config import DataConfig, TokenizerConfig
+from tests.examples import examples
+from tests.trainer.data.conftest import write_parquet
+from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
 from trainer.data import cache
 from trainer.data.corpus import prepare_corpus
 from trainer.data.pretokenize import Pretokenized, pretokenize
@@ -39,14 +43,41 @@ def test_a_tokenizer_without_special_ids(make_config: Make, bare_sentencepiece: 
     assert report.identical, report.difference
 
 
+@examples(25)
+@example(words=[3] * 12, length=128, batch_size=4)  # fewer tokens than a row: no batch, and all of them are left over
+@example(words=[1, 30, 2, 4, 1, 22], length=16, batch_size=1)  # the last batch comes before the last documents
+@given(
+    words=st.lists(st.integers(0, 40), min_size=1, max_size=14).filter(any),
+    length=st.sampled_from([2, 16, 64, 128]),
+    batch_size=st.integers(1, 5),
+)
+def test_small_corpora_are_identical_too(
+    tmp_path_factory: pytest.TempPathFactory, words: list[int], length: int, batch_size: int
+) -> None:
+    texts = [" ".join(f"w{at % 7}" for at in range(count)) for count in words]
+    path = write_parquet(tmp_path_factory.mktemp("small") / "corpus.parquet", texts)
+    report = verify(
+        DataConfig(
+            corpus=CorpusConfig(parquet=str(path)),
+            tokenizer=TokenizerConfig(train=TrainTokenizer(kind="bpe", vocab_size=300)),
+            sequence_length=length,
+            batch_size=batch_size,
+        )
+    )
+    assert report.identical, report.difference
+    assert report.remainder_tokens == report.tokens % length
+    assert report.empty == words.count(0)
+
+
 def forge(made: Pretokenized, column: str, document: int) -> None:
-    """Change one token of a document, and the manifest with it, so that only a comparison can find out."""
+    """Change one token of a document, and all that is said of it, so that only a comparison can find out."""
     rows = pq.read_table(made.data).to_pydict()
     rows[column][document][0] += 1
     pq.write_table(pa.table(rows, schema=pq.read_schema(made.data)), made.data)
     path = Path(made.folder) / "manifest.json"
     changed = {"data_bytes": made.data.stat().st_size, "data_fingerprint": cache.file_fingerprint(made.data)}
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    (Path(made.folder) / cache.DIGESTS).unlink()
 
 
 @pytest.mark.usefixtures("fresh_cache")

@@ -1,0 +1,95 @@
+"""What ends a command from outside: signals, and outputs that nobody reads any more."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TextIO
+
+TERMINATING = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # a batch system's notice; the terminal has gone
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C: what is finished is kept, temporary files go, children end.
+
+    A signal that is ignored (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in TERMINATING:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def open_missing_outputs() -> None:
+    """Open what the caller closed (``>&-``, ``2>&-``) to nowhere: else the next file that is opened takes its place."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def silence_gone_outputs() -> None:
+    """Send to nowhere what would be written to a pipe without a reader, or to a terminal that was closed."""
+    for stream in _outputs():
+        poll = select.poll()
+        poll.register(stream, select.POLLOUT)
+        if any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0)):
+            _silence(stream)
+
+
+def flush_outputs() -> None:
+    """Write what is buffered; what cannot be written, and would be complained of when Python ends, goes nowhere."""
+    for stream in _outputs():
+        try:
+            stream.flush()
+        except OSError:
+            _silence(stream)
+            with suppress(OSError):
+                stream.flush()
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        silence_gone_outputs()
+    raise KeyboardInterrupt
+
+
+def _outputs() -> list[TextIO]:
+    """Standard output and error, where they are files of this process (a test's are not)."""
+    found = []
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # replaced, or closed
+            stream.fileno()
+            found.append(stream)
+    return found
+
+
+def _silence(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,0 +1,63 @@
+"""What killed processes left is removed; what a living one writes, never."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.leftovers import remove_leftovers, temporary_path
+
+DAY_S = 86_400
+ENDED = 4_194_305  # above the most that Linux gives
+
+
+def left_by(pid: int, path: Path) -> Path:
+    return path.with_name(temporary_path(path).name.replace(f".{os.getpid()}.", f".{pid}."))
+
+
+def test_of_an_ended_process_everything_goes_whatever_its_age(tmp_path: Path) -> None:
+    left_by(ENDED, tmp_path / "file.json").write_text("half")
+    folder = left_by(ENDED, tmp_path / "folder")
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "file").write_text("half")
+    (tmp_path / "file.json").write_text("whole")
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_of_a_living_process_nothing_goes_however_old(tmp_path: Path) -> None:
+    mine = temporary_path(tmp_path / "file.json")
+    mine.write_text("half")
+    first = left_by(1, tmp_path / "other.json")  # lives, and may be another user's
+    first.write_text("half")
+    for path in (mine, first):
+        os.utime(path, (0, 0))
+    remove_leftovers(tmp_path)
+    assert set(tmp_path.iterdir()) == {mine, first}
+
+
+@pytest.mark.parametrize("name", [".key.a1b2c3d4.tmp", ".file.json.12.34.tmp", ".file.json.00000000.12.34.tmp"])
+def test_of_a_process_elsewhere_what_nobody_wrote_to_for_a_day_goes(tmp_path: Path, name: str) -> None:
+    """Names of earlier versions say nothing of where their process runs, or do not say which it is."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "data").write_text("half")
+    os.utime(folder, (0, 0))
+    remove_leftovers(tmp_path)  # its file is new: somebody writes it
+    assert folder.is_dir()
+    then = time.time() - DAY_S - 60
+    os.utime(folder / "data", (then, then))
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_temporary_file_stays(tmp_path: Path) -> None:
+    for name in (".hidden", "data.tmp", ".git"):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (0, 0))
+    remove_leftovers(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_leftovers(tmp_path / "no such folder")
