@@ -12,6 +12,7 @@ from trainer.errors import one_line, visible
 NOT_MEASURED = "–"
 LONGEST_NAME = 70
 _STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # what may strike text out; not the one of ~60
+_UNDERLINED = re.compile(r"(?<!\w)_|_(?!\w)")  # within a word it is a letter
 _BAR = re.compile(r"(?<!\\)\|")  # one that would end the cell, in code as well
 _LINK = re.compile(r"^!?\[|\][(\[:]")  # a link, a picture, or what a link refers to
 # What begins a heading, a quotation, a list, a rule or a table at the start of a line.
@@ -67,9 +68,9 @@ def number_cell(value: float | None) -> str:
 def safe(text: str) -> Markdown:
     """Free text as one line of markdown that cannot turn into markup, nor steer a terminal."""
     line = visible(one_line(text))
-    special = "\\*_<|`&" + "[]" * bool(_LINK.search(line)) + "$" * (line.count("$") > 1)
+    special = "\\*<|`&" + "[]" * bool(_LINK.search(line)) + "$" * (line.count("$") > 1)
     escaped = "".join(f"\\{letter}" if letter in special else letter for letter in line)
-    escaped = _STRUCK.sub(r"\\~", escaped)
+    escaped = _UNDERLINED.sub(r"\\_", _STRUCK.sub(r"\\~", escaped))
     if (block := _BLOCK.match(line)) is None:
         return Markdown(escaped)
     at = block.end() if line[0].isdigit() else 0

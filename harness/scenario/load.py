@@ -68,7 +68,7 @@ def read_merged(path: Path) -> Document:
         if parent is None:
             break
         mark = document.marks[("extends",)]
-        if not isinstance(parent, str) or not parent or "\0" in parent:
+        if not isinstance(parent, str) or not parent:
             raise InputError(f"{mark}: extends: give the path of another scenario file")
         path = Path(os.path.normpath(path.parent / parent))
         if "\0" in parent:

@@ -86,7 +86,7 @@ def test_a_complete_study(complete):
         < page.index("## How to read")
     )
     assert "harness run scenarios/synthetic.yaml" in page
-    assert "git\\_commit 0123abc" in page
+    assert "git_commit 0123abc" in page
     assert "no device profile for Synthetic CPU" in page
     assert not list(folder.rglob("*.tmp"))
 

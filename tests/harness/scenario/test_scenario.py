@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "floor of 100 %": (f"{HEAD}{ARMS}noise_floor: 1\n", 5, "noise_floor: must be less than 1; got 1"),
     "floor in percent": (f"{HEAD}{ARMS}noise_floor: 2.0\n", 5, "noise_floor: must be less than 1; got 2.0"),
     "floor as text": (f"{HEAD}{ARMS}noise_floor: 2%\n", 5, "noise_floor: must be a number; got '2%'"),
-    "a parent with a NUL": (f'{HEAD}extends: "a\\0b"\n{ARMS}', 3, "extends: give the path of another"),
+    "a parent with a NUL": (f'{HEAD}extends: "a\\0b"\n{ARMS}', 3, "extends: 'a\\x00b': no such file"),
     "a key like a mark of pydantic": (f"{HEAD}base:\n  data:\n    '[': 2\n{ARMS}", 5, "base.data.[: unknown key"),
     "the same at the top": (f"{HEAD}'[': 2\n{ARMS}", 3, "[: unknown key; allowed: name, "),
     "a mark itself": (f"{HEAD}'[key]': 2\n{ARMS}", 3, "[key]: unknown key; allowed: "),

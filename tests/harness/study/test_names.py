@@ -13,6 +13,7 @@ import pytest
 from harness.launch.fork_server import ForkServer
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
+from harness.launch.waiting import WaitLimits
 from harness.regression import baselines
 from harness.study.names import folder_name
 from harness.study.records import RunRecord
@@ -83,7 +84,8 @@ def test_a_run_is_never_started_in_another_folder(study: StudyFolder, tmp_path: 
             return 0
 
     before = outside(study)
-    process = RunProcess(RunRecord(hostile(name, tmp_path), 0, "done"), study, probes_of({"host": False}, None))
+    record = RunRecord(hostile(name, tmp_path), 0, "done")
+    process = RunProcess(record, study, probes_of({"host": False}, None), WaitLimits(start_s=1, silence_s=1))
     with pytest.raises(InputError, match="folder's name"):
         process.start(cast("ForkServer", NoServer()))
     assert outside(study) == before
