@@ -17,6 +17,7 @@ from trainer.errors import InputError, in_words
 
 if TYPE_CHECKING:
     from harness.machine.checks import Check
+    from harness.machine.needs import Needs
 
 COLUMNS = 120
 NAME_COLUMNS = 11
@@ -30,8 +31,11 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured first, and how the checks are printed."""
+    """For which scenario, what is measured first, and how the checks are printed."""
     parser.epilog = NOTE
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="also check /dev/shm, open files and processes for this file"
+    )
     parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
     parser.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")
@@ -47,9 +51,10 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.machine.examine import Examination
     from trainer.data.cache import cache_root
 
+    needs = None if arguments.scenario is None else _needs(arguments.scenario)
     calibrated = not arguments.calibrate or _calibrate(arguments.threads)  # first, as an examination takes cores
     examination = Examination(Path(arguments.out), cache_root(), os.environ)
-    checks = examination.checks(arguments.threads)
+    checks = examination.checks(arguments.threads, needs)
     counts = Counter(check.status for check in checks)
     if arguments.json:
         content = {
@@ -62,6 +67,18 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
     else:
         _print(checks)
     return 1 if counts["fail"] or not calibrated else 0
+
+
+def _needs(path: str) -> Needs:
+    """What the scenario at ``path`` needs, all its arms alive together unless it says otherwise."""
+    from harness.launch.needs import needs_of
+    from harness.scenario.load import load_scenario
+    from harness.scenario.plan import make_plan
+    from harness.study.contract import PROFILED
+
+    plan = make_plan(load_scenario(path, []), path, [])
+    configs = [arm.config for arm in plan.arms if arm.control != PROFILED]
+    return needs_of(configs, together=plan.scenario.interleave != "runs")
 
 
 def _calibrate(threads: int | None) -> bool:

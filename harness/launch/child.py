@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
-from harness.launch.diagnosis import diagnose, look_at
+from harness.launch.diagnosis import diagnose, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
@@ -59,7 +59,7 @@ def main(descriptor: int, parent: int) -> int:
     except Exception as error:
         traceback.print_exc()
         known = isinstance(error, InputError | LostBatchError)
-        what = str(error) if known else f"{type(error).__name__}: {error}"
+        what = str(error) if known else with_fix(f"{type(error).__name__}: {error}")
         ending = RunEnding("failed", what)
     if run is not None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,16 @@ LITTLE_SHARED = 0.05  # share of /dev/shm
 _LOG_BYTES = 20_000  # the end of a run's log
 # What a run's log says of a batch that was lost, by cause. torch and Python print these lines and go on.
 _IN_LOG = {
-    "shared memory": ("unable to allocate shared memory", "bus error", "no space left on device", "unable to mmap"),
+    "shared memory": ("unable to allocate shared memory", "bus error", "out of shared memory"),
     "open files": ("too many open files", "received 0 items of ancdata", "unable to open shared memory"),
     "processes": ("can't start new thread", "resource temporarily unavailable", "pthread_create failed"),
     "memory": ("cannot allocate memory", "memoryerror", "can't allocate memory", "killed by signal: killed"),
+}
+_FIXES = {
+    "shared memory": MORE_SHARED_MEMORY,
+    "open files": MORE_OPEN_FILES,
+    "processes": MORE_PROCESSES,
+    "memory": MORE_MEMORY,
 }
 
 
@@ -118,6 +125,8 @@ def roles_of(seen: Snapshot) -> dict[int, str]:
 
 
 def _described(process: ProcessState, roles: dict[int, str]) -> str:
+    if process.pid == os.getpid():  # of a run that looks at itself: it waited until now
+        return f"process {process.pid} ({roles[process.pid]}) waits for a batch"
     where = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
     state = STATES.get(process.state, f"in state {process.state}")
     return f"process {process.pid} ({roles[process.pid]}) is {state}{where}"
@@ -125,18 +134,21 @@ def _described(process: ProcessState, roles: dict[int, str]) -> str:
 
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
     """The cause that the run's own log names, with its line."""
-    fixes = {
-        "shared memory": MORE_SHARED_MEMORY,
-        "open files": MORE_OPEN_FILES,
-        "processes": MORE_PROCESSES,
-        "memory": MORE_MEMORY,
-    }
     for line in reversed(seen.log.splitlines()):
-        for cause, signs in _IN_LOG.items():
-            if any(sign in line.lower() for sign in signs):
-                more = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
-                return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", fixes[cause])
+        if (cause := _cause_in(line)) is not None:
+            more = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
+            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", _FIXES[cause])
     return None
+
+
+def with_fix(error: str) -> str:
+    """``error`` of a run, with the fix where its text shows that a limit of the machine caused it."""
+    cause = _cause_in(error)
+    return error if cause is None else f"{error}; fix: {_FIXES[cause]}"
+
+
+def _cause_in(text: str) -> str | None:
+    return next((cause for cause, signs in _IN_LOG.items() if any(sign in text.lower() for sign in signs)), None)
 
 
 def _full(shared: SharedMemory) -> str:

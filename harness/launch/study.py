@@ -20,6 +20,7 @@ from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, 
 from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import RunNeed, check_memory, choose_interleave, need_of
+from harness.launch.needs import limit_warnings
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress, announced
@@ -111,6 +112,9 @@ def run_study(
         environment=record_environment(),
         fingerprints=fingerprints,
     )
+    measured = [arm.config for arm in plan.arms if arm.control != PROFILED]
+    for line in limit_warnings(measured, together=interleave == "slices"):
+        print(f"warning: {line}", file=sys.stderr)
     folder = _create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
     with _only_one(folder):

@@ -20,7 +20,7 @@ from typing import Literal
 
 from harness.machine.files import ROOT, Mount, below, parse_list, read_fields, read_int, read_mounts, read_text, to_int
 
-Controller = Literal["cpu", "cpuset", "memory"]
+Controller = Literal["cpu", "cpuset", "memory", "pids"]
 UNLIMITED_BYTES = 2**62  # version 1 writes "no limit" as the largest multiple of a page below 2^63
 
 

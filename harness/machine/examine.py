@@ -25,8 +25,10 @@ from harness.machine import (
 )
 from harness.machine.checks import gpus, memory_and_disk, processors, software, traces
 from harness.machine.checks.check import Check, judge
+from harness.machine.checks.needs import check_needs
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
+from harness.machine.needs import Needs
 from trainer.json_types import JsonObject
 
 READ_S = 5.0  # for plain files; longer only on a disk that does not answer
@@ -61,8 +63,11 @@ class Examination:
         self.results = Look(lambda: storage.read_storage(results, read_mounts(root)), READ_S)
         self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), READ_S)
 
-    def checks(self, threads: int | None) -> list[Check]:
-        """Return all lines in reading order. ``threads``: of the CPU's profile; None: torch's own choice."""
+    def checks(self, threads: int | None, needs: Needs | None = None) -> list[Check]:
+        """Return all lines in reading order.
+
+        ``threads``: of the CPU's profile; None: torch's own choice. ``needs``: of a scenario, where one is asked about.
+        """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
             ("packages", self._imports),
@@ -85,6 +90,7 @@ class Examination:
             ("swap", lambda: memory_and_disk.check_swap(self.memory.result())),
             ("/dev/shm", lambda: memory_and_disk.check_shared_memory(self.shared_memory.result())),
             ("open files", lambda: memory_and_disk.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+            ("needs", lambda: [] if needs is None else check_needs(needs)),
             ("results", lambda: memory_and_disk.check_storage("results", self.results.result(), "--out DIR")),
             ("cache", lambda: memory_and_disk.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
             ("load", self._load),

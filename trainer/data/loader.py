@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,7 +38,7 @@ class LateBatch:
     """
 
     def __init__(self, workers: int, timeout_s: float) -> None:
-        self.look_s = min(_LOOK_S, timeout_s)
+        self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
 
     def wait(self, iterator: Iterator[Batch | InputError]) -> Batch | InputError:

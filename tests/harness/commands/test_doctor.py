@@ -239,13 +239,49 @@ def test_a_container_that_shows_nothing_of_its_machine(
 
 
 @pytest.mark.slow
+def test_a_scenario_is_held_against_the_limits(tmp_path: Path, light: dict[str, str]) -> None:
+    """Open files are the limit that a test can set for itself."""
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(
+        "name: s\nquestion: Fit?\nbase: {data.workers: 8}\narms: {one: null, other: {data.workers: 0}}\n"
+    )
+    command = [
+        "sh",
+        "-c",
+        'ulimit -n 64; "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "harness",
+        "doctor",
+        "--json",
+        str(scenario),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | light)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = named(json.loads(done.stdout))
+    shm, files, tasks = (lines[f"{name} need"] for name in ("shm", "file", "task"))
+    assert shm["finding"].startswith("8 loader workers of 2 arms at a time need about 864 KiB in /dev/shm, ")
+    assert (files["status"], files["fix"][:14]) == ("warn", "ulimit -n 4096")
+    assert files["finding"] == "a process of it opens about 84 files, at most 64 allowed: batches will be lost"
+    assert tasks["finding"].startswith("2 arms at a time have about ")
+
+
+@pytest.mark.slow
+def test_a_scenario_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    done = harness(str(tmp_path / "none.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "none.yaml: no such file" in done.stderr
+
+
+@pytest.mark.slow
 def test_calibrate_measures_and_remembers(
     capsys: pytest.CaptureFixture[str], light: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in light.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("trainer.devices.calibrate.EFFORT", TINY)
-    arguments = argparse.Namespace(calibrate=True, threads=1, json=True, out=str(tmp_path))
+    arguments = argparse.Namespace(scenario=None, calibrate=True, threads=1, json=True, out=str(tmp_path))
     assert doctor(arguments, []) == 0
     output = capsys.readouterr()
     assert output.err == "measuring this CPU with 1 thread: 5 to 20 seconds\n"
@@ -258,7 +294,7 @@ def test_calibrate_measures_and_remembers(
 @pytest.mark.parametrize("threads", [0, -2])
 def test_no_threads_are_refused(threads: int) -> None:
     with pytest.raises(InputError, match=rf"^doctor: --threads {threads}: at least 1$"):
-        doctor(argparse.Namespace(calibrate=True, threads=threads, json=False, out="results"), [])
+        doctor(argparse.Namespace(scenario=None, calibrate=True, threads=threads, json=False, out="results"), [])
 
 
 def test_a_cpu_that_is_not_calibrated() -> None:

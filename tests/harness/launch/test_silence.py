@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import harness.launch.study as launch
 from harness.launch.diagnosis import WORKER_NAME
 from harness.machine.processes import read_process
 from harness.study.store import StudyFolder
-from tests.commands import harness
+from tests.commands import ROOT, harness
 from tests.harness.launch.test_study import start, wait_for, wait_for_runs, wait_for_study
 
 pytestmark = pytest.mark.slow
@@ -165,3 +168,47 @@ def test_suspended_for_longer_than_the_limits_a_run_lives_on(tmp_path: Path) -> 
     assert run.steps is not None
     starts = [row["start_ns"] for row in run.steps.to_pylist()]
     assert max(after - before for before, after in pairwise(starts)) > 4e9  # it did stand so long
+
+
+def under(shell: str, folder: Path, workers: dict[str, Any]) -> tuple[int, dict[str, str | None], str]:
+    """Run a study in a shell that first runs ``shell``; exit code, errors by arm, and what it printed."""
+    content = {"name": "tiny", "question": "Does it end?", "base": BASE, "repeats": 1, "slice_steps": 3}
+    arms = {"workers": {"data.workers": 2, "data.timeout_s": 5, **workers}, "inline": {}}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(content | {"arms": arms, "limits": {"silence_s": 60}}))
+    command = [sys.executable, "-m", "harness", "run", str(path), "--out", str(folder / "out")]
+    done = subprocess.run(
+        ["sh", "-c", f'{shell} && "$@"', "sh", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    (study,) = (folder / "out" / "tiny").iterdir()
+    return done.returncode, errors(StudyFolder(study)), done.stderr
+
+
+MOUNT = "mount -t tmpfs -o size=128k tmpfs /dev/shm"
+OWN_MOUNTS = ["unshare", "-Urm", "sh", "-c"]
+
+
+def test_shared_memory_that_is_full_is_warned_of_and_named(tmp_path: Path) -> None:
+    """The batch is lost in the worker's helper thread, whose traceback is all that tells."""
+    if shutil.which("unshare") is None or subprocess.run([*OWN_MOUNTS, MOUNT], capture_output=True).returncode:
+        pytest.skip("a small /dev/shm can be mounted in a user namespace only")
+    shell = f'exec unshare -Urm sh -c \'{MOUNT} && exec "$@"\' sh "$@"; true'
+    code, found, printed = under(shell, tmp_path, {"data.batch_size": 16, "data.sequence_length": 256})
+    assert code == 1
+    assert found["inline"] is None
+    error = found["workers"] or ""
+    assert error.startswith("no batch came from 2 loader workers within 5 s (data.timeout_s): process ")
+    assert "(main) waits for a batch; likely cause: shared memory: its log says 'RuntimeError: unable to alloc" in error
+    assert "is free in /dev/shm); fix: docker run --shm-size=8g" in error
+    (warning,) = [line for line in printed.splitlines() if line.startswith("warning: ")]
+    assert "2 loader workers of 2 arms at a time need about 576 KiB in /dev/shm" in warning
+    assert "batches will be lost; fix: docker run --shm-size=8g" in warning
+
+
+def test_too_few_open_files_are_warned_of_and_named(tmp_path: Path) -> None:
+    code, found, printed = under("ulimit -n 18", tmp_path, {})
+    assert code == 1
+    assert found["inline"] is None
+    assert "Too many open files" in (found["workers"] or "")
+    assert "fix: ulimit -n 4096" in (found["workers"] or "")
+    assert "warning: a process of it opens about 36 files, at most 18 allowed: batches will be lost; fix: " in printed

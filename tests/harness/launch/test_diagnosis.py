@@ -1,0 +1,140 @@
+"""Which process is named, and which cause, from what /proc and the run's log show."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.launch.diagnosis import WORKER_NAME, Snapshot, describe_process, diagnose, look_at, with_fix
+from harness.machine.memory import SharedMemory
+from harness.machine.processes import ProcessState, read_session
+from tests.harness.machine.tree import plant
+
+MIB = 2**20
+MAIN = ProcessState(10, "python", "S", 100, "poll", 20, 1024)
+FIRST = replace(MAIN, pid=11, name=WORKER_NAME, started_ticks=101)
+SECOND = replace(FIRST, pid=12, started_ticks=102)
+CALM = Snapshot([MAIN, FIRST, SECOND], 10, 2, "", SharedMemory(64 * MIB, 60 * MIB, True), 2**33)
+LOST = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "process", "cause"),
+    [
+        ({}, "process 10 (main) is sleeping in poll", "it waits for something that does not come"),
+        (
+            {"processes": [MAIN, FIRST, replace(SECOND, state="T")]},
+            "process 12 (loader-1) is stopped",
+            "somebody sent it SIGSTOP",
+        ),
+        (
+            {"processes": [MAIN, FIRST, replace(SECOND, state="t")]},
+            "process 12 (loader-1) is stopped by a debugger",
+            "a debugger holds it",
+        ),
+        (
+            {"processes": [MAIN, FIRST, replace(SECOND, state="D", place="folio_wait_bit")]},
+            "process 12 (loader-1) is waiting for a disk or a driver in folio_wait_bit",
+            "a disk, a file server or a driver does not answer",
+        ),
+        (
+            {"processes": [MAIN, FIRST, replace(SECOND, place="read of /data/a.parquet")]},
+            "process 12 (loader-1) is sleeping in read of /data/a.parquet",
+            "nothing comes from /data/a.parquet",
+        ),
+        (
+            {"processes": [MAIN, replace(FIRST, state="R", place=None), SECOND]},
+            "process 11 (loader-0) is running",
+            "a step takes longer than this, or never ends",
+        ),
+        (
+            {"processes": [MAIN, FIRST, replace(SECOND, state="Z")]},
+            "process 10 (main) is sleeping in poll",
+            "lost workers: 1 of 2 loader workers live",
+        ),
+        (
+            {"processes": [MAIN, FIRST], "killed_for_memory": 3},
+            "process 10 (main) is sleeping in poll",
+            "lost workers: 1 of 2 loader workers live, and 3 processes of this control group were killed for lack",
+        ),
+        (
+            {"processes": [replace(MAIN, open_files=1023), FIRST, SECOND]},
+            "process 10 (main) is sleeping in poll",
+            "open files: 1023 of 1024 allowed",
+        ),
+        (
+            {"shared": SharedMemory(64 * MIB, MIB, True)},
+            "process 10 (main) is sleeping in poll",
+            "shared memory: 1 MiB of 64 MiB is free in /dev/shm",
+        ),
+        (
+            {"free_memory_bytes": MIB},
+            "process 10 (main) is sleeping in poll",
+            "out of memory: 1 MiB is free",
+        ),
+        (
+            {"log": f"step 10\n{LOST}\nstep 20\n"},
+            "process 10 (main) is sleeping in poll",
+            f"shared memory: its log says {LOST!r} (shared memory: 60 MiB of 64 MiB is free in /dev/shm)",
+        ),
+        ({"log": "OSError: [Errno 24] Too many open files"}, "process 10 (main)", "open files: its log says"),
+        ({"log": "RuntimeError: can't start new thread"}, "process 10 (main)", "processes: its log says"),
+        ({"processes": [FIRST]}, "process 10 (main) is gone", "it was killed"),
+    ],
+)
+def test_the_likely_cause(changes: dict[str, Any], process: str, cause: str) -> None:
+    finding = diagnose(replace(CALM, **changes), "limits.silence_s")
+    assert finding.process.startswith(process)
+    assert finding.cause.startswith(cause)
+    assert finding.fix
+    assert "\n" not in str(finding)
+
+
+def test_a_disk_that_is_full_is_no_lack_of_shared_memory() -> None:
+    assert with_fix("OSError: [Errno 28] No space left on device") == "OSError: [Errno 28] No space left on device"
+    assert with_fix(LOST).startswith(f"{LOST}; fix: docker run --shm-size=8g")
+
+
+def stat(name: str, state: str, session: int, started: int) -> str:
+    return f"1 ({name}) {state} 1 {session} {session} {'0 ' * 15}{started} 0"
+
+
+def test_a_session_is_read_in_the_order_of_its_starts_whatever_its_processes_are_called(tmp_path: Path) -> None:
+    number = {"x86_64": 0, "aarch64": 63}.get(platform.machine(), 0)
+    plant(
+        tmp_path,
+        {
+            "proc/30/stat": stat("a) b (c", "S", 20, 7),
+            "proc/30/syscall": f"{number} 0x5 0x7ffc",
+            "proc/30/limits": "Limit  Soft Limit  Hard Limit\nMax open files            1024      4096     files",
+            "proc/20/stat": stat("python", "T", 20, 5),
+            "proc/20/syscall": "running",
+            "proc/20/wchan": "do_signal_stop",
+            "proc/40/stat": stat("other", "R", 40, 1),
+            "proc/50/stat": "",
+            "proc/self/stat": stat("x", "R", 20, 1),
+        },
+    )
+    (tmp_path / "proc/30/fd").mkdir()
+    (tmp_path / "proc/30/fd/5").symlink_to("/data/a.parquet")
+    first, second = read_session(20, tmp_path)
+    assert (first.pid, first.stopped, first.place, first.open_files) == (20, True, "do_signal_stop", None)
+    assert (second.pid, second.name, second.open_files, second.most_open_files) == (30, "a) b (c", 1, 1024)
+    if platform.machine() in ("x86_64", "aarch64"):
+        assert second.place == "read of /data/a.parquet"
+
+
+def test_this_process_itself(tmp_path: Path) -> None:
+    """The real /proc. A run that looks at itself was waiting until now; an earlier try's log says nothing of it."""
+    log = tmp_path / "log.txt"
+    log.write_text(f"{LOST}\n")
+    seen = look_at(os.getpid(), 0, log, log.stat().st_size)
+    assert seen.log == ""
+    assert look_at(os.getpid(), 0, log).log == f"{LOST}\n"
+    assert describe_process(os.getpid(), "main") == f"process {os.getpid()} (main) waits for a batch"
+    assert describe_process(2**30, "fork server") == f"process {2**30} (fork server) is gone"
