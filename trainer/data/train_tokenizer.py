@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,11 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus, iter_texts
+from trainer.data.giant_words import LONGEST_WORD_BYTES, WithoutGiants
 from trainer.errors import InputError, one_line
 from trainer.files import read_json
 
 MAX_VOCABULARY = 2**27  # rows of an embedding; hundreds of times the largest vocabulary in use
-RECIPE = 1  # raise it when training changes: it is part of the cache key
+RECIPE = 2  # raise it when training changes: it is part of the cache key
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
@@ -31,8 +33,22 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
     """Write ``tokenizer.json`` and its facts into ``folder``.
 
     The same sample gives the same BPE and WordPiece. The library's unigram trainer is not repeatable to the last digit.
+    Giant words are left out, with one line on stderr. Raises InputError where nothing else is left.
     """
-    texts = list(sample(corpus, _SAMPLE_CHARACTERS[kind]))
+    from tokenizers.models import BPE
+
+    # What a word is does not depend on the model.
+    splitter = (_bert if kind == "wordpiece" else _byte_level)(BPE())
+    sampled = WithoutGiants(sample(corpus, _SAMPLE_CHARACTERS[kind]), splitter)
+    texts = list(sampled)
+    if sampled.left_out:
+        words = f"{sampled.left_out} word{'s' if sampled.left_out > 1 else ''} of more than {LONGEST_WORD_BYTES} bytes"
+        if not texts:
+            raise InputError(
+                f"data.tokenizer.train: {corpus.name} holds nothing but {words}, which would take minutes each; "
+                "give data.tokenizer.pretrained or data.tokenizer.sentencepiece"
+            )
+        print(f"data.tokenizer.train: {words} left out of what the tokenizer learns from", file=sys.stderr)
     tokenizer = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}[kind](texts, vocab_size)
     save(tokenizer, folder)
     write_facts(folder, tokenizer.get_vocab(), tokenizer.token_to_id(END_OF_TEXT), None, None)
@@ -123,6 +139,16 @@ def _byte_level(model: Any) -> Any:
     return tokenizer
 
 
+def _bert(model: Any) -> Any:
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
 def _byte_alphabet() -> list[str]:
     from tokenizers import pre_tokenizers
 
@@ -155,16 +181,9 @@ def _wordpiece(texts: list[str], vocab_size: int) -> Any:
     The trainer numbers its ``##x`` pieces in the order of a hash map, which differs between processes. Handing it
     the whole alphabet as special tokens fixes the order; the model is then rebuilt without them being special.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import AddedToken, models, trainers
 
-    def build(model: Any) -> Any:
-        tokenizer = Tokenizer(model)
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        return tokenizer
-
-    learning = build(models.WordPiece(unk_token=UNKNOWN))
+    learning = _bert(models.WordPiece(unk_token=UNKNOWN))
     alphabet = _commonest_characters((learning.normalizer.normalize_str(text) for text in texts), vocab_size // 3)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -174,7 +193,7 @@ def _wordpiece(texts: list[str], vocab_size: int) -> Any:
         show_progress=False,
     )
     learning.train_from_iterator(texts, trainer)
-    tokenizer = build(models.WordPiece(learning.get_vocab(), unk_token=UNKNOWN))
+    tokenizer = _bert(models.WordPiece(learning.get_vocab(), unk_token=UNKNOWN))
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in (UNKNOWN, END_OF_TEXT)]
     )
