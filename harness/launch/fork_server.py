@@ -128,13 +128,18 @@ class ForkServer:
 
 def main() -> int:
     from harness.machine.lifetime import die_with_parent
+    from trainer.errors import in_words
 
     # Also where a signal goes to every process: the parent, which ends this one, decides what is kept.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[3:]:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except (ImportError, MemoryError, OSError) as error:  # too little address space, too few open files
+            print(f"fork server: {module} cannot be imported: {in_words(error)}", file=sys.stderr)
+            return 1
     gc.collect()
     gc.freeze()  # what is here stays in shared pages: no collection in a run touches it
     codes: dict[int, int] = {}

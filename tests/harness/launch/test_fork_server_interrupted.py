@@ -1,4 +1,4 @@
-"""A fork server outlives the SIGINT that goes to a whole tree of processes, and prints nothing of it."""
+"""A fork server says in one line what it cannot import, and outlives the SIGINT that goes to a whole tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.fork_server import ForkServer
+from harness.launch.fork_server import ForkServer, ForkServerGone
 
 
 def run_that_hears_nothing(server: ForkServer, log: Path) -> int:
@@ -30,3 +30,18 @@ def test_a_fork_server_leaves_an_interrupt_to_its_parent(tmp_path: Path, capfd: 
     finally:
         server.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_cannot_be_imported_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A library that a limit of address space or open files keeps from being mapped, say."""
+    server = ForkServer(["no_such_module"])
+    try:
+        with pytest.raises(ForkServerGone, match="status 1"):
+            run_that_hears_nothing(server, tmp_path / "log.txt")
+    finally:
+        server.close()
+    said = capfd.readouterr().err.splitlines()
+    assert said == [
+        "fork server: no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
+    ]
