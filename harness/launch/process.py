@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -16,8 +17,8 @@ from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
-from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, RunOrder, StartMessage
-from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits
+from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, RunEvent, RunOrder, StartMessage
+from harness.launch.waiting import KILLED_S, LOOK_S, PROFILED_STEPS, BudgetSpent, WaitLimits
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import RUN_FILES
@@ -170,7 +171,7 @@ class RunProcess:
         while True:
             limit_s = self._limit_s(event, steps)
             try:
-                message = self._channel.receive_event(self._limits.within(limit_s))
+                message = self._receive(self._channel, limit_s)
             except TimeoutError:
                 self._end_silence(event, limit_s)
                 return
@@ -182,6 +183,19 @@ class RunProcess:
             self._beats = True
         if message["event"] != event:
             self._fail(message.get("error"))
+
+    def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
+        """Wait for the next message in several looks; TimeoutError after ``limit_s`` of looks in vain.
+
+        Where all of the study stood still, launcher and run (a container that is paused), one look is lost, no run.
+        """
+        looks = math.ceil(limit_s / LOOK_S)
+        for _ in range(looks):
+            with suppress(TimeoutError):
+                return channel.receive_event(self._limits.within(limit_s / looks))
+            if self._limits.spent:
+                break
+        raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
         """How long this run may be silent. One that sends no signs of life may take so long for each of its steps."""

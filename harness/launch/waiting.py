@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 # A run that takes its steps sends a sign of life this often at least. It costs one clock reading a step.
 BEAT_S = 10.0
+LOOK_S = 10.0  # one wait of the launcher; only waits in vain count, not the time that passed
 BEATS_PER_LIMIT = 4  # so that a beat that comes late ends no run
 # A run of a state of the code that sends none is given the limit for each of its steps; for a profiled run, this many.
 PROFILED_STEPS = 100

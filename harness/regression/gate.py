@@ -52,7 +52,7 @@ class Part:
     baseline_ms: float
     candidate_ms: float
     decision: Decision
-    exposed_ms: float | None = None  # of a stage of the candidate: what it made the step wait
+    exposed_ms: float | None = None  # of a stage of the candidate: what it made the step wait, where replay found it
 
     @property
     def hidden(self) -> bool:
@@ -282,6 +282,12 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
     return median(found for block in blocks if (found := side[block].typical_ms(part)) is not None)
 
 
+def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
+    """None where no block knows it: its replay was impossible, or too far off to be believed."""
+    known = [found for block in blocks if (found := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
+    return median(known) if known else None
+
+
 def _parts(
     baseline: Mapping[int, Rounds],
     candidate: Mapping[int, Rounds],
@@ -305,7 +311,7 @@ def _parts(
             PARTS[name],
             *times,
             decide(_typical(baseline, candidate, control, name), within, _typical(baseline, control, {}, name), one),
-            _median_ms(candidate, blocks, f"{EXPOSED}{name}") if PARTS[name] == "stage" else None,
+            _exposed_ms(candidate, blocks, name) if PARTS[name] == "stage" else None,
         )
         for name, times in found
     ]

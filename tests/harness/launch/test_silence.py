@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from harness.launch.diagnosis import WORKER_NAME
 from harness.machine.processes import read_process
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
-from tests.harness.launch.test_study import start, wait_for, wait_for_runs, wait_for_study
+from tests.harness.launch.test_study import children, start, wait_for, wait_for_runs, wait_for_study
 
 pytestmark = pytest.mark.slow
 
@@ -212,3 +213,40 @@ def test_too_few_open_files_are_warned_of_and_named(tmp_path: Path) -> None:
     assert "Too many open files" in (found["workers"] or "")
     assert "fix: ulimit -n 4096" in (found["workers"] or "")
     assert "warning: a process of it opens about 36 files, at most 18 allowed: batches will be lost; fix: " in printed
+
+
+def test_a_stopped_fork_server_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """It forked the run, and would say how that ended: the run is whole without its word. The next run has another."""
+    words = ("--repeats", "1", "--interleave", "runs", "--set", "limits.silence_s=4")
+    with start(tmp_path, *words, steps=200, module="harness") as process:
+        study = wait_for_study(tmp_path / "out")
+        wait_for_runs(process.pid)
+        (server,) = children(process.pid)
+        os.kill(server, signal.SIGSTOP)
+        assert process.wait(timeout=180) == 0
+    assert errors(study) == {"text": None, "tokens": None}
+
+
+def fork_servers(pid: int) -> list[int]:
+    """Of the harness ``pid``, which also starts other programs (git)."""
+    found = []
+    for child in children(pid):
+        with suppress(OSError):
+            if b"harness.launch.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def test_a_fork_server_that_is_stopped_before_it_forked_is_named(tmp_path: Path) -> None:
+    words = ("--repeats", "1", "--interleave", "runs", "--set", "limits.start_s=3")
+    with start(tmp_path, *words, steps=6, module="harness") as process:
+        study = wait_for_study(tmp_path / "out")
+        wait_for(lambda: bool(fork_servers(process.pid)))
+        (server,) = fork_servers(process.pid)
+        os.kill(server, signal.SIGSTOP)
+        wait_for(lambda: bool(errors(study)))
+    (error,) = errors(study).values()
+    assert error == (
+        "it did not start within 3 s (limits.start_s): the fork server gave no answer for 3 s: "
+        f"process {server} (fork server) is stopped"
+    )

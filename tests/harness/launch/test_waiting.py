@@ -11,6 +11,7 @@ import pytest
 from harness.launch.channel import Channel
 from harness.launch.heartbeat import Heartbeat
 from harness.launch.process import RunProcess
+from harness.launch.protocol import RunEvent
 from harness.launch.waiting import WaitLimits
 from harness.probes.run_probes import RunProbes
 from harness.study.records import RunRecord
@@ -76,3 +77,25 @@ def test_no_wait_is_longer_than_the_budget() -> None:
     later = WaitLimits(100, 10, time.monotonic_ns() + 3600 * 10**9)
     assert (later.within(10), later.spent) == (10, False)
     assert WaitLimits(900, 600).beat_s == 10
+
+
+@pytest.mark.parametrize(("in_vain", "comes"), [(2, True), (3, False)])
+def test_silence_is_counted_in_looks_whatever_the_clock_says(tmp_path: Path, in_vain: int, comes: bool) -> None:
+    """A container that is paused stops launcher and run alike: that costs one look."""
+    limits: list[float] = []
+
+    class Late:
+        def receive_event(self, timeout_s: float) -> RunEvent:
+            limits.append(timeout_s)
+            if len(limits) <= in_vain:
+                raise TimeoutError
+            return {"event": "alive"}
+
+    record = RunRecord(arm="a", block=0, status="interrupted")
+    run = RunProcess(record, StudyFolder(tmp_path), RunProbes(), WaitLimits(start_s=100, silence_s=27))
+    if comes:
+        assert run._receive(Late(), 27) == {"event": "alive"}  # type: ignore[arg-type]
+    else:
+        with pytest.raises(TimeoutError):
+            run._receive(Late(), 27)  # type: ignore[arg-type]
+    assert limits == [9.0, 9.0, 9.0]

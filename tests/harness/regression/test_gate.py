@@ -36,6 +36,23 @@ def test_a_hidden_regression_of_a_stage_is_found_although_the_step_is_the_same()
     assert parts["tokenize"].candidate_ms == pytest.approx(1.2)
 
 
+def test_a_stage_is_compared_although_no_replay_knows_what_it_cost_the_step() -> None:
+    """Its exposed time is null where the replay of a run was too far off, as on a loaded machine; its work is known."""
+    record, runs = study()
+    for place, one in enumerate(runs):
+        steps = one.steps
+        assert steps is not None
+        found = {name: steps.schema.get_field_index(f"{name}_tokenize_ns") for name in ("exposed", "work")}
+        known = steps.column(found["exposed"])
+        steps = steps.set_column(found["exposed"], "exposed_tokenize_ns", pa.nulls(len(known), known.type))
+        runs[place] = replace(one, steps=steps.set_column(found["work"], "work_tokenize_ns", known))
+    (comparison,) = comparisons(record, runs, Limits())
+    assert comparison.verdict == "same"
+    (tokenize,) = [part for part in comparison.parts if part.name == "tokenize"]
+    assert tokenize.exposed_ms is None
+    assert not tokenize.hidden
+
+
 @pytest.mark.parametrize(
     ("field", "amount", "name"),
     [("peak_memory_bytes", 330 * 2**20, "peak memory"), ("startup_ns", 3 * 10**9, "startup")],
