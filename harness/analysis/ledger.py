@@ -221,7 +221,7 @@ def column(table: pa.Table, name: str) -> Array:
     recorded = table.column(name)
     if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
         return np.full(len(recorded), math.nan)
-    numbers = recorded.cast("float64")
+    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
     if numbers.null_count:
         numbers = numbers.fill_null(math.nan)
     values: Array = numbers.to_numpy()

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from harness.study.contract import ADDED_COLUMNS, SCHEMA
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
+from harness.study.table_checks import check_names, completed
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class StoredTable:
 
         try:
             return self._complete(pq.read_table(self._path, filters=chosen, page_checksum_verification=True))
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -108,7 +108,7 @@ class StoredTable:
                 # Group by group: half the time of reading across their borders.
                 for group in _one_ahead(partial(file.read_row_group, columns=there), file.num_row_groups):
                     yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
-            except (pa.ArrowInvalid, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise self._unreadable(error) from error
 
     def _opened(self, dictionaries: Sequence[str] = ()) -> _Reading:
@@ -117,8 +117,9 @@ class StoredTable:
 
         try:
             file = pq.ParquetFile(self._path, read_dictionary=list(dictionaries), page_checksum_verification=True)
+            check_names(self._path, file.schema_arrow.names)
             return _Reading(file, self)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> InputError:
@@ -127,34 +128,7 @@ class StoredTable:
         return InputError(f"{self._path}: not a readable parquet file ({reason})")
 
     def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
-        import pyarrow as pa
-
-        found = {one.name: one.type for one in table.schema}
-        for name, kind in self._columns:
-            if name in found:
-                if found[name] != pa.type_for_alias(kind):
-                    table = self._typed(table, name, pa.type_for_alias(kind))
-                continue
-            if wanted is not None and name not in wanted:
-                continue
-            if name not in ADDED_COLUMNS:
-                raise InputError(f"{self._path}: not a results table of schema {SCHEMA}: no column {name!r}")
-            table = table.append_column(name, pa.nulls(len(table), pa.type_for_alias(kind)))
-        return table
-
-    def _typed(self, table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
-        """``table`` with that column as the contract has it: another program may have written the same values wider."""
-        import pyarrow as pa
-
-        found = table.schema.field(name).type
-        if pa.types.is_dictionary(found) and found.value_type == kind:
-            return table
-        try:
-            column = table.column(name).cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            message = f"not a results table of schema {SCHEMA}: column {name!r} is {found}, not {kind}"
-            raise InputError(f"{self._path}: {message}") from error
-        return table.set_column(table.schema.get_field_index(name), name, column)
+        return completed(self._path, table, self._columns, wanted)
 
 
 class _Reading:
@@ -178,7 +152,7 @@ class _Reading:
         try:
             # Threads cost a small table more than they save.
             return self._file.read(use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._table._unreadable(error) from error
 
 

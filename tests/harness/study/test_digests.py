@@ -28,8 +28,11 @@ def folder(tmp_path: Path) -> StudyFolder:
     study = StudyFolder(tmp_path)
     study.write_study(StudyRecord("damage", "", "done"))
     times = {name: list(range(STEPS)) for name in ("step", "turn", "start_ns", "wall_ns")}
+    steps = {**times, "warmup": [False] * STEPS}
     spans = {"name": ["fetch"] * STEPS, "role": ["main"] * STEPS, "batch": list(range(STEPS))}
-    study.write_tables("a", 0, times, spans, {"t_ns": [1, 2], "value": [0.5, 1.5]})
+    spans |= {"start_ns": list(range(STEPS)), "end_ns": list(range(STEPS))}
+    samples = {"t_ns": [1, 2], "source": ["host"] * 2, "metric": ["cpu"] * 2, "value": [0.5, 1.5]}
+    study.write_tables("a", 0, steps, spans, samples)
     study.write_probes("a", 0, {})
     (study.run("a", 0) / "stacks.txt").write_text("main;fetch 3\n")
     study.write_whole_run(RunRecord("a", 0, "done"))
@@ -140,7 +143,8 @@ def test_a_table_replaced_has_one_digest_and_what_a_later_version_wrote_into_the
 
 def test_whoever_changes_a_table_on_purpose_removes_its_digest(folder: StudyFolder) -> None:
     (run,) = folder.runs()
-    write_table(folder.run("a", 0) / "steps.parquet", STEP_COLUMNS, {"step": [7]})
+    one_step = {"step": [7], "warmup": [False], "start_ns": [1], "wall_ns": [1]}
+    write_table(folder.run("a", 0) / "steps.parquet", STEP_COLUMNS, one_step)
     digests = {name: one for name, one in run.record.digests.items() if name != "steps.parquet"}
     folder.write_run(replace(run.record, digests=digests))
     (again,) = folder.runs()

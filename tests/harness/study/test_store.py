@@ -18,12 +18,14 @@ from harness.study.store import StudyFolder, write_json
 from harness.study.tables import write_table
 from trainer.errors import InputError
 
+STEPS = {"step": [0, 1], "warmup": [False, False], "start_ns": [0, 5], "wall_ns": [5, 6]}
+
 
 def study(folder: Path) -> StudyFolder:
     result = StudyFolder(folder)
     result.write_study(StudyRecord("s", "q?", "done"))
     for arm in ("a", "b"):
-        result.write_tables(arm, 0, {"step": [0, 1], "wall_ns": [5, 6]}, {}, {})
+        result.write_tables(arm, 0, STEPS, {}, {})
         result.write_run(RunRecord(arm, 0, "done"))
     return result
 
@@ -59,7 +61,8 @@ def test_a_table_that_is_damaged_in_its_middle_is_one_line(tmp_path: Path, monke
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
 def test_a_table_of_several_row_groups_is_read_in_order(tmp_path: Path, rows: int) -> None:
     folder, steps = StudyFolder(tmp_path), list(range(rows))
-    folder.write_tables("a", 0, {"step": steps, "wall_ns": steps}, {}, {})
+    times = dict.fromkeys(("step", "start_ns", "wall_ns"), steps)
+    folder.write_tables("a", 0, {**times, "warmup": [False] * rows}, {}, {})
     path = folder.run("a", 0) / "steps.parquet"
     pq.write_table(pq.read_table(path), path, row_group_size=1)
     stored = run_data.StoredTable(path, STEP_COLUMNS)
