@@ -112,8 +112,8 @@ def run_study(
         environment=record_environment(),
         fingerprints=fingerprints,
     )
-    beside_others = [arm.config for arm in plan.arms if arm.control != PROFILED]
-    for line in limit_warnings(beside_others, together=interleave == "slices"):
+    measured_configs = [arm.config for arm in plan.arms if arm.control != PROFILED]
+    for line in limit_warnings(measured_configs, together=interleave == "slices"):
         print(f"warning: {line}", file=sys.stderr)
     folder = _create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)

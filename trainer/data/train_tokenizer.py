@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus, iter_texts
-from trainer.data.giant_words import LONGEST_WORD_BYTES, WithoutGiants
+from trainer.data.long_word import LONGEST_WORD_BYTES, WithoutGiants
 from trainer.errors import InputError, one_line
 from trainer.files import read_json
 
@@ -42,13 +42,13 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
     sampled = WithoutGiants(sample(corpus, _SAMPLE_CHARACTERS[kind]), splitter)
     texts = list(sampled)
     if sampled.left_out:
-        words = f"{sampled.left_out} word{'s' if sampled.left_out > 1 else ''} of more than {LONGEST_WORD_BYTES} bytes"
+        giants = f"{sampled.left_out} word{'s' if sampled.left_out > 1 else ''} of more than {LONGEST_WORD_BYTES} bytes"
         if not texts:
             raise InputError(
-                f"data.tokenizer.train: {corpus.name} holds nothing but {words}, which would take minutes each; "
+                f"data.tokenizer.train: {corpus.name} holds nothing but {giants}, which would take minutes each; "
                 "give data.tokenizer.pretrained or data.tokenizer.sentencepiece"
             )
-        print(f"data.tokenizer.train: {words} left out of what the tokenizer learns from", file=sys.stderr)
+        print(f"data.tokenizer.train: {giants} left out of what the tokenizer learns from", file=sys.stderr)
     tokenizer = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}[kind](texts, vocab_size)
     save(tokenizer, folder)
     write_facts(folder, tokenizer.get_vocab(), tokenizer.token_to_id(END_OF_TEXT), None, None)

@@ -13,7 +13,7 @@ from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
 from trainer.data import train_tokenizer
 from trainer.data.corpus import prepare_corpus
-from trainer.data.giant_words import LONGEST_WORD_BYTES, WithoutGiants
+from trainer.data.long_word import LONGEST_WORD_BYTES, WithoutGiants
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
 
@@ -35,7 +35,7 @@ def trained(folder: Path, kind: Kind, texts: list[str]) -> TokenizerInfo:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_giant_words_are_left_out_and_reported_in_one_line(
+def test_long_word_are_left_out_and_reported_in_one_line(
     tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = trained(tmp_path, kind, TEXTS)
