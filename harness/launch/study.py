@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 import sys
@@ -14,33 +13,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import ValidationError
-
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
 from harness.launch.code import Code
 from harness.launch.ending import terminable
-from harness.launch.memory import RunNeed, check_memory, choose_interleave, need_of
+from harness.launch.memory import check_memory, choose_interleave
 from harness.launch.needs import limit_warnings
+from harness.launch.preparation import check_devices, check_writable, prepare_data, recorded_configs
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
-from harness.launch.progress import Progress, announced
+from harness.launch.progress import Progress
 from harness.launch.waiting import BudgetSpent, WaitLimits
-from harness.machine.environment import has_nvidia_driver, record_environment
+from harness.machine.environment import record_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
-from harness.study.validation import first_fault
 from trainer.config import TrainerConfig
-from trainer.errors import InputError, cannot_write, in_words
+from trainer.errors import InputError, cannot_write
 from trainer.json_types import JsonObject, integer, section
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
-    from trainer.data.prepare import Prepared
-
-
-MAX_SLICE_STEPS = 100_000  # what a scenario may ask for
 
 
 class Outcome(NamedTuple):
@@ -88,10 +81,10 @@ def run_study(
     ``force``: also start what cannot fit into memory.
     """
     configs = {arm.name: arm.config for arm in plan.arms}
-    _check_devices(configs)
-    _check_writable(out)
+    check_devices(configs)
+    check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
-        needs, fingerprints = _prepare(configs)
+        needs, fingerprints = prepare_data(configs)
     measured = [need for arm, need in zip(plan.arms, needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
     check_memory(needs, {arm.name for arm in plan.arms if arm.control == PROFILED}, interleave, force)
@@ -127,9 +120,9 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     record = folder.read_study()
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
-    configs = _check_recorded(folder.study_json, record)
+    configs = recorded_configs(folder.study_json, record)
     with terminable():
-        needs, fingerprints = _prepare(configs)
+        needs, fingerprints = prepare_data(configs)
     for what, before in record.fingerprints.items():
         if fingerprints.get(what) != before:
             raise InputError(
@@ -140,34 +133,6 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     with _only_one(folder):
         folder.remove_leftovers()
         return _execute(folder, record)
-
-
-def _check_recorded(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:
-    """The configuration of every arm; InputError (one line) where a changed study.json no longer says what to run."""
-    names = {arm.name for arm in record.arms}
-    if unknown := sorted({name for order in record.order for name in order} - names):
-        raise InputError(f"{path}: order: no arm is called {unknown[0]}")
-    numbers = [(record.scenario_text, "slice_steps"), *((arm.config, "seed") for arm in record.arms)]
-    for content, key in numbers:
-        try:
-            integer(content, key)
-        except KeyError as error:
-            raise InputError(f"{path}: {key}: missing") from error
-        except TypeError as error:
-            raise InputError(f"{path}: {error}") from error
-    if not 1 <= integer(record.scenario_text, "slice_steps") <= MAX_SLICE_STEPS:
-        raise InputError(f"{path}: slice_steps: 1 to {MAX_SLICE_STEPS:,}")
-    configs = {}
-    for arm in record.arms:
-        try:
-            configs[arm.name] = TrainerConfig.model_validate(arm.config)
-        except ValidationError as error:
-            raise InputError(f"{path}: config of {arm.name}: {first_fault(error)}") from error
-        try:
-            probes_of(section(record.scenario_text, "probes"), arm.control)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: scenario_text.probes: not what a run can be given: {in_words(error)}") from error
-    return configs
 
 
 def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | None = None) -> Outcome:
@@ -272,59 +237,6 @@ def _run_block(
     # A regression check compares startups: then runs start one after the other.
     compared = any(arm.contest is not None for arm in arms.values())
     run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
-
-
-def _prepare(configs: dict[str, TrainerConfig]) -> tuple[list[RunNeed], dict[str, str]]:
-    """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
-
-    Returns the estimated memory of each run, and what each corpus and tokenizer holds. Raises InputError
-    where an arm cannot work.
-    """
-    from trainer.compute.emulated import build_emulated
-    from trainer.data.prepare import check_workers, prepare
-    from trainer.model import resolve_shape
-
-    prepared: dict[str, Prepared] = {}
-    fingerprints: dict[str, str] = {}
-    needs = []
-    for name, config in configs.items():
-        data = config.data
-        key = json.dumps(
-            [data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length], sort_keys=True
-        )
-        if key not in prepared:
-            with announced(f"preparing data: {data.path}, sequence length {data.sequence_length}"):
-                prepared[key] = prepare(data)
-        check_workers(data, prepared[key])
-        fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = prepared[key].corpus.fingerprint
-        fingerprints[f"tokenizer {data.tokenizer.model_dump_json(exclude_none=True)}"] = prepared[
-            key
-        ].tokenizer.fingerprint
-        vocab_size = prepared[key].tokenizer.vocab_size
-        shape = resolve_shape(config.model, vocab_size, data.sequence_length)
-        if config.compute.emulated is not None and config.compute.work == "model":
-            try:
-                build_emulated(config, shape)
-            except InputError as error:
-                raise InputError(f"arm {name}: {error}") from error
-        needs.append(need_of(name, config, vocab_size))
-    return needs, fingerprints
-
-
-def _check_devices(configs: dict[str, TrainerConfig]) -> None:
-    """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would fail minutes later)."""
-    for name, config in configs.items():
-        if config.compute.device == "cuda" and not has_nvidia_driver():
-            raise InputError(
-                f"arm {name}: compute.device: cuda, but there is no NVIDIA device here; allowed: auto, cpu"
-            )
-
-
-def _check_writable(out: Path) -> None:
-    """Before any data is prepared: the nearest folder that exists must take a new one."""
-    there = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: cannot write there; give a folder that can be written")
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def nothing_runs() -> Iterator[None]:
     with (
         mock.patch("harness.report.plots.drawn", return_value=picture),
         mock.patch("harness.report.sweeps.drawn", return_value=picture),
-        mock.patch("harness.launch.study._prepare", return_value=([], {})),
+        mock.patch("harness.launch.study.prepare_data", return_value=([], {})),
         mock.patch("harness.launch.study.run_block", return_value=None),
         mock.patch("harness.commands.trace._serve", return_value=None),
         mock.patch("harness.commands.run.print_first_screen", return_value=None),  # `report` has built it already
