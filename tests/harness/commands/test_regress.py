@@ -110,14 +110,14 @@ def test_a_head_that_hangs_ends_with_the_budget(
     head = copy_code(tmp_path_factory.mktemp("hanging"), "trainer/inject.py", COST, hanging)
     out, junit = tmp_path / "out", tmp_path / "junit.xml"
     done = harness(
-        "regress", scenario, "--base", str(ROOT), "--head", str(head), "--out", str(out), "--budget", "20s",
+        "regress", scenario, "--base", str(ROOT), "--head", str(head), "--out", str(out), "--budget", "30s",
         "--junit", str(junit),
     )  # fmt: skip
     assert done.returncode == 4, done.stderr
     assert "text: undecided, no block in which both sides finished\n" in done.stdout
     (note,) = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert note.startswith(
-        "note: the budget of 20 s was spent before one block had ended, in the middle of the next: run "
+        "note: the budget of 30 s was spent before one block had ended, in the middle of the next: run "
     )
     assert "clock_nanosleep" in note
     assert note.endswith("; allow more time, or end what hangs")
