@@ -11,14 +11,16 @@ from typing import Any, NoReturn
 from trainer.errors import InputError
 from trainer.leftovers import temporary_path
 
+MOST_DIGITS = 25  # more than any 64-bit integer has
+
 
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read.
 
-    Also numbers that JSON does not have (NaN, Infinity) or that no float holds (1e400) are a ValueError.
+    Also numbers that JSON does not have (NaN, Infinity), or that no float or 64-bit integer holds, are a ValueError.
     """
     try:
-        return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite)
+        return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
@@ -28,8 +30,13 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _refuse(text)
 
 
+def _whole(text: str) -> int:
+    value = int(text) if len(text) < MOST_DIGITS else 2**64
+    return value if -(2**63) <= value < 2**63 else _refuse(text)
+
+
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text:.40} is not a finite number")
+    raise ValueError(f"{text:.40} is no number that a program can count with")
 
 
 def expanded(path: str | Path) -> Path:

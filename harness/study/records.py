@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from harness.study.config_numbers import possible
 from harness.study.contract import SCHEMA
 from harness.study.names import FolderName
 from harness.study.run_facts import RunFacts, RunFactsField
@@ -20,6 +21,7 @@ from trainer.json_types import Json, JsonObject
 # A JsonObject here has keys that another room defines, maybe in another state of the code: a trainer's configuration
 # (trainer.config) and an environment (machine.environment) are written, compared key by key and shown as they are.
 RunStatus = Literal["done", "failed", "interrupted"]
+RecordedConfig = Annotated[JsonObject, AfterValidator(possible)]
 BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -44,7 +46,7 @@ class RunRecord:
     ended_utc: str = ""
     exit_code: int | None = None
     error: str | None = None
-    config: JsonObject = field(default_factory=dict)  # resolved trainer configuration
+    config: RecordedConfig = field(default_factory=dict)  # resolved trainer configuration
     declared: JsonObject = field(default_factory=dict)  # dotted keys this arm declares, with values
     facts: RunFactsField = field(default_factory=RunFacts)
     environment: JsonObject = field(default_factory=dict)

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from harness.study.validation import made_of
 from trainer.json_types import Json, JsonObject
+
+SmallCount = Annotated[int, Field(ge=0, le=2**24)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,10 @@ class RunFacts:
     device: str | None = None
     asynchronous: bool | None = None
     emulated: bool | None = None
-    device_count: int | None = None
-    threads: int | None = None
-    workers: int | None = None
-    cores: int | None = None
+    device_count: SmallCount | None = None
+    threads: SmallCount | None = None
+    workers: SmallCount | None = None
+    cores: SmallCount | None = None
     torch: str | None = None  # its version
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None

@@ -12,6 +12,7 @@ from tests.faults.records import Case, record_cases, small_study, table_cases, t
 RECORDS = (
     'study/study.json: arms.0.config.data = ["wrong"]',
     "study/runs/text-padded/0/run.json: facts.flops_per_token = NaN",
+    "study/runs/text-padded/0/run.json: config.data.batch_size = -1",
     'study/runs/text-padded/0/run.json: arm = "../../x"',
     "study/runs/text-padded/0/probes.json: torch_profiler.windows.0.0 = 1e400",
 )

@@ -293,3 +293,23 @@ def test_studies_of_earlier_versions_open_and_are_written_as_they_were(path: Pat
     before, after = (json.loads(one.read_text()) for one in (path, tmp_path / "study.json"))
     assert len(before["arms"]) > 1
     assert {key: after[key] for key in before} == before
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, "8", True, 10**12, [8]])
+def test_a_configuration_that_no_run_can_have_had_fails_its_run(tmp_path: Path, wrong: object) -> None:
+    folder = study(tmp_path)
+    path = folder.run("a", 0) / "run.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "config": {"data": {"batch_size": wrong, "of_tomorrow": -1}}}))
+    record = next(folder.runs()).record
+    assert record.status == "failed"
+    assert f"{path}: config: Value error, data.batch_size: expected a number from 1 to" in (record.error or "")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "9" * 30, "9" * 5000])
+def test_numbers_that_no_program_can_count_with_are_no_json(tmp_path: Path, number: str) -> None:
+    folder = study(tmp_path)
+    path = folder.run("a", 0) / "run.json"
+    path.write_text(path.read_text().replace('"pid": 0', f'"pid": {number}'))
+    error = next(folder.runs()).record.error or ""
+    assert f"{path}: not readable JSON ({number[:40]} is no number that a program can count with)" in error
