@@ -1,1 +1,1 @@
-"""Campaigns of faults against the harness, as scripts: see README.md. pytest collects none of them."""
+"""Campaigns that damage what the harness reads, and count what it does about it; run by hand."""
