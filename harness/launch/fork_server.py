@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from harness.launch.code import Code
 
 _MOST_BYTES = 4096  # of one request
+_CLOSED_S = 10.0  # for a server that has closed its socket to come to its own end
 
 
 class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and survived
@@ -123,7 +124,11 @@ class ForkServer:
         return cast("ForkAnswer", json.loads(answer))
 
     def _gone(self) -> ForkServerGone:
-        return ForkServerGone(f"the fork server ended with status {self._end()}")
+        try:
+            status: int | None = self._process.wait(_CLOSED_S)
+        except subprocess.TimeoutExpired:
+            status = self._end()
+        return ForkServerGone(f"the fork server ended with status {status}")
 
 
 def main() -> int:

@@ -133,7 +133,7 @@ def test_a_file_that_never_answers_ends_the_start(tmp_path: Path, monkeypatch: p
 
     recorded = tmp_path / "kernels.json"
     recorded.write_text('{"forward_ms": [1]}')
-    prepare = launch._prepare
+    prepare = launch.prepare_data
 
     def prepare_and_break(configs: Any) -> Any:
         found = prepare(configs)
@@ -142,7 +142,7 @@ def test_a_file_that_never_answers_ends_the_start(tmp_path: Path, monkeypatch: p
             os.mkfifo(recorded)
         return found
 
-    monkeypatch.setattr(launch, "_prepare", prepare_and_break)
+    monkeypatch.setattr(launch, "prepare_data", prepare_and_break)
     device = {"emulated": "gh200", "recorded": str(recorded), "matmul_efficiency": 0.5}
     arms = {"piped": {"compute": {"device": device, "work": "model"}}, "fine": {}}
     study_of(make(tmp_path / "first"), {"fine": {}})  # whose fork server has everything imported

@@ -48,14 +48,16 @@ def spin_ms(duration):
 def make_tokenizer(folder):
     import tokenizers
 
+    from trainer.data.cache import file_fingerprint
     from trainer.data.tokenizers import TokenizerInfo, keep_single_threaded
 
     keep_single_threaded()
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     made.train_from_iterator([TEXT], tokenizers.trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    made.save(str(folder / "tokenizer.json"))
-    return TokenizerInfo("bpe", str(folder / "tokenizer.json"), 300, None, None, None, "", "tokenizers")
+    file = folder / "tokenizer.json"
+    made.save(str(file))
+    return TokenizerInfo("bpe", str(file), 300, None, None, None, file_fingerprint(file), "tokenizers")
 
 
 def make_batch(tokenizer, spans, role):
