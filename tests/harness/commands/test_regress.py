@@ -103,6 +103,7 @@ def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
     assert "harness: GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
 
 
+@pytest.mark.alone  # it waits for its budget rather than computes
 def test_a_head_that_hangs_ends_with_the_budget(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
 ) -> None:

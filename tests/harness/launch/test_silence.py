@@ -24,7 +24,7 @@ from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.launch.test_study import children, start, wait_for, wait_for_runs, wait_for_study
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # they wait for limits rather than compute: beside the other parts
 
 BASE = {
     "model": {"layers": 1, "width": 32},
