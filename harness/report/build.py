@@ -37,7 +37,8 @@ def build_report(folder: Path) -> FirstScreen:
     study.remove_leftovers()
     runs = list(study.runs())
     _check_tables(study, record, runs)
-    report = analyse(record, runs, partial(keep_derived, study))
+    # While a study runs, its launcher writes into the same folders.
+    report = analyse(record, runs, *([partial(keep_derived, study)] if record.status != "running" else []))
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
     report = with_profiled_busy(report, found.profiles)

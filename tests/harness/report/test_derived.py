@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -49,6 +50,14 @@ def kept(folder: StudyFolder) -> list[int]:
     assert table is not None
     values: list[int] = table.column("exposed_tokenize_ns").to_pylist()
     return values
+
+
+def test_the_report_of_a_study_that_runs_writes_into_no_runs_folder(recorded: StudyFolder) -> None:
+    """Its launcher is writing there."""
+    recorded.write_study(replace(recorded.read_study(), status="running"))
+    before = {path: path.read_bytes() for path in recorded.path.glob("runs/*/*/*")}
+    assert exposed(recorded)["tokenize"] > 5
+    assert {path: path.read_bytes() for path in recorded.path.glob("runs/*/*/*")} == before
 
 
 def test_what_was_not_derived_when_it_was_recorded_is_in_the_report_and_then_in_the_table(
