@@ -109,10 +109,11 @@ def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Esti
 def _serial(replays: Replays, found: Prediction) -> float | None:
     """The speed-up by more workers where only one of them at a time gets what its stages wait for.
 
-    A step then lasts at least as long as the stages of its batches wait: replay has workers wait side by side.
+    A step then lasts as long as the stages of its batches wait: replay has workers wait side by side. It lasts no
+    longer than it did: where several workers were recorded, their waits hold those for one another.
     """
     step_ms = found.step_ms.median
-    slowest_ms = max(step_ms, replays.off_core_ms)
+    slowest_ms = min(max(step_ms, replays.off_core_ms), found.measured_ms.median)
     return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + ALIKE) else None
 
 

@@ -201,6 +201,8 @@ class Run:
         # Timing a host that runs ahead would time its launches. So steps that count begin, and end, when the device is
         # no more than one step behind: that is where it is anyway where the host waits for it in each step, and neither
         # more nor less than a step's worth is left to hide the next fetch behind.
+        if self.compute.asynchronous:
+            self.alive.waiting_for(count)
         self.compute.drain_to_one_step()
 
     def _next(self, steps: Iterator[int]) -> int:

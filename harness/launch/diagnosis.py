@@ -95,7 +95,7 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     if crowded is not None:
         cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"
         return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
-    alive = sum(roles[process.pid].startswith("loader") for process in living)
+    alive = len(living) - 1  # by whatever name: one that is spawned takes the name of a worker when it has begun
     if alive < seen.workers:
         cause = f"lost workers: {alive} of {seen.workers} loader workers live"
         if seen.killed_for_memory:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from harness.launch.channel import readable
 from harness.launch.diagnosis import describe_process
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
-from harness.launch.waiting import KILLED_S
+from harness.launch.waiting import KILLED_S, LOOK_S
 
 if TYPE_CHECKING:
     from harness.launch.code import Code
@@ -111,7 +112,7 @@ class ForkServer:
         return None
 
     def _answer(self, timeout_s: float | None) -> ForkAnswer:
-        if not readable(self._socket, timeout_s):
+        if not self._readable(timeout_s):
             state = describe_process(self._process.pid, "fork server")
             self._end()
             raise ForkServerSilent(f"the fork server gave no answer for {timeout_s:g} s: {state}")
@@ -122,6 +123,12 @@ class ForkServer:
         if not answer:
             raise self._gone()
         return cast("ForkAnswer", json.loads(answer))
+
+    def _readable(self, timeout_s: float | None) -> bool:
+        """Wait in several looks, so that where all stood still (a paused container) one look is lost."""
+        looks = 1 if timeout_s is None else max(1, math.ceil(timeout_s / LOOK_S))
+        each_s = None if timeout_s is None else timeout_s / looks
+        return any(readable(self._socket, each_s) for _ in range(looks))
 
     def _gone(self) -> ForkServerGone:
         try:

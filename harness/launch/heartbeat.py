@@ -19,6 +19,11 @@ class Heartbeat:
         self._next_ns = 0
         self.beat()
 
+    def waiting_for(self, steps: int) -> None:
+        """Say that the device may still have so many steps to do, for which this process waits."""
+        if self._every_ns is not None:
+            self._channel.send({"event": "alive", "steps": steps})
+
     def beat(self) -> None:
         if self._every_ns is None:
             return

@@ -57,7 +57,7 @@ class RunNeed:
     @property
     def in_memory(self) -> Holding:
         """What it holds in the host's memory."""
-        own = PROCESS + WORKER.times(self.workers) + self.batch.times(self.in_flight)
+        own = PROCESS + WORKER.times(self.workers) + self.batches
         if self.training is None:
             return Holding(own.low_bytes, own)
         if self.computes_on == "host":
@@ -74,6 +74,15 @@ class RunNeed:
         low_bytes = peak.low_bytes if self.computes_on == "cuda" else 0
         return Holding(low_bytes, ByteRange(low_bytes, peak.high_bytes))
 
+    @property
+    def batches(self) -> ByteRange:
+        """Batches in flight: one for each worker at least, as a loader that is waited for is never further ahead."""
+        return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
+
+    @property
+    def _fewest(self) -> int:
+        return max(self.workers, 1)
+
     def arithmetic(self) -> str:
         """The low end of every part, in GiB."""
         parts = []
@@ -86,8 +95,9 @@ class RunNeed:
             ]
         workers = f" and {self.workers} workers" if self.workers else ""
         parts.append(f"process{workers} {_gib((PROCESS + WORKER.times(self.workers)).low_bytes)}")
-        batches = f"{self.in_flight} batches of {_gib(self.batch.low_bytes)}" if self.in_flight > 1 else "a batch"
-        parts.append(f"{batches} in flight {_gib(self.batch.times(self.in_flight).low_bytes)}")
+        each = f"{self.batch.low_bytes / MIB:.1f} MiB"
+        batches = f"{self._fewest} batches of {each}" if self._fewest > 1 else f"a batch of {each}"
+        parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
         return f"{', '.join(parts)} GiB"
 
 

@@ -168,8 +168,9 @@ class RunProcess:
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> None:
         """Wait for ``event``, which comes after ``steps`` steps; signs of life come before it."""
         assert self._channel is not None
+        queued = 1  # steps that the device may still have to do
         while True:
-            limit_s = self._limit_s(event, steps)
+            limit_s = self._limit_s(event, steps) * queued
             try:
                 message = self._receive(self._channel, limit_s)
             except TimeoutError:
@@ -180,7 +181,7 @@ class RunProcess:
                 return
             if message["event"] != "alive":
                 break
-            self._beats = True
+            self._beats, queued = True, max(1, message.get("steps", 1))
         if message["event"] != event:
             self._fail(message.get("error"))
 
@@ -209,7 +210,9 @@ class RunProcess:
         assert self._server is not None
         key = "limits.start_s" if event == "ready" else "limits.silence_s"
         log = self._folder.run(self.record.arm, self.record.block) / "log.txt"
-        workers = integer(section(self.record.config, "data"), "workers")
+        # Before its repetitions they may not have been started yet, and after them they have ended.
+        repeating = self._doing.startswith("in repetition")
+        workers = integer(section(self.record.config, "data"), "workers") if repeating else 0
         finding = diagnose(look_at(self._pid, workers, log, self._log_start), key)
         self._check_budget(finding.process)
         self._fail(f"no sign of life for {limit_s:g} s ({key}) while {self._doing}: {finding}")

@@ -110,6 +110,7 @@ class RunEvent(TypedDict):
 
     event: Literal["ready", "turn", "profile", "done", "failed", "alive"]
     error: NotRequired[str | None]  # why it failed
+    steps: NotRequired[int]  # "alive": that the device may still have to do, for which the run now waits
 
 
 def protocol_of(folder: Path) -> int:

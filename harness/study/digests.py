@@ -40,5 +40,5 @@ def check(folder: Path, known: Digests, names: Iterable[str]) -> None:
         if changed:
             raise InputError(
                 f"{path}: damaged, or changed since it was written: its SHA-256 is not that in run.json (key digests; "
-                "whoever changed it on purpose removes the entry)"
+                "whoever changed it on purpose, or by the report of an older version, removes the entry)"
             )

@@ -123,6 +123,16 @@ class StudyFolder:
         write_atomically(path, write)
         self._expect(record, path, (digest(path),))
 
+    def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
+        """The tables of the run that ``path`` (run.json) is about; InputError where one is damaged."""
+        try:
+            return _tables(path.parent, record), record
+        except InputError:
+            again = _read_run(path)  # another report may have replaced a table since the record was read
+            if again.digests == record.digests:
+                raise
+            return _tables(path.parent, again), again
+
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
         """Say in run.json what that file's digest is, or is about to be; what a later version added there stays."""
         run_json = path.with_name("run.json")
@@ -164,7 +174,7 @@ class StudyFolder:
                 continue
             folder = path.parent
             try:
-                tables = _tables(folder, record)
+                tables, record = self._intact(path, record)
                 if tables.steps is None and record.status == "done":  # which is said last: deleted since
                     raise InputError("it was done, but its steps.parquet is gone")
             except InputError as error:  # one damaged table must not cost the report of all the other runs

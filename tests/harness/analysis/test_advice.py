@@ -126,6 +126,13 @@ def test_a_second_worker_behind_the_lock_of_the_first_is_no_gain_and_the_advice_
     assert "where what the stages wait for (a disk, a network, a lock) serves one worker at a time" in line
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_more_workers_than_wait_already_behind_a_lock_make_nothing_slower(workers: int) -> None:
+    one, faster = predicted(Truth(workers=workers, read=30.0, locked="read", tokenize=0.5, spread=0.05), "workers=4")
+    assert faster == pytest.approx(1.0, abs=0.05)
+    assert one.serial == pytest.approx(faster, abs=0.05)
+
+
 def test_stages_that_compute_are_taken_to_run_side_by_side() -> None:
     one, faster = predicted(Truth(workers=1, tokenize=30.0, spread=0.05), "workers=2")
     assert one.serial is None

@@ -125,11 +125,12 @@ def test_arms_that_alternate_are_in_memory_together_but_one_at_a_time_is_in_a_st
     check_memory(both, {"two"}, "slices")  # a profiled run is alone
 
 
-def test_batches_in_flight_count_and_a_replayed_batch_once(free: Any) -> None:
+def test_a_batch_of_each_worker_counts_and_a_replayed_one_is_never_ahead(free: Any) -> None:
     data = {"batch_size": 8192, "sequence_length": 65536, "workers": 2, "prefetch": 4}
-    free(22)
-    with pytest.raises(InputError, match=r"2 workers 0.1, 8 batches of 8.0 in flight 64.0 GiB"):
+    free(12)
+    with pytest.raises(InputError, match=r"2 workers 0.1, 2 batches of 8192.0 MiB 16.0 GiB"):
         check_memory([need_of("wide", config(data=data, compute=CPU | {"work": "none"}), 512)], (), "runs")
+    free(22)
     check_memory(
         [need_of("wide", config(data=data | {"replay": True}, compute=CPU | {"work": "none"}), 512)], (), "runs"
     )
