@@ -21,6 +21,7 @@ from trainer.json_types import JsonObject
 ConfoundKind = Literal[
     "diverged",
     "losses",
+    "mixed data",
     "configuration",
     "fact",
     "environment",
@@ -87,6 +88,7 @@ def confounds(
     """
     found = [
         *_losses(losses, names),
+        *_mixed_data(baseline, candidate, names),
         *_configuration(baseline, candidate),
         *_facts(baseline, candidate),
         *_environment(baseline, candidate),
@@ -105,6 +107,19 @@ def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
     if losses.differ:
         values = losses.baseline, losses.candidate
         found.append(Confound("losses", names, values=values, explained=not losses.unlike))
+    return found
+
+
+def _mixed_data(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Arms some of whose blocks read other data than the rest: a launcher of this version ends such runs."""
+    found = []
+    for name, blocks in zip(names, (baseline, candidate), strict=True):
+        facts = [run.record.facts for run in blocks.values()]
+        contents = {
+            "corpus_fingerprint": {one.corpus_fingerprint for one in facts},
+            "tokenizer_fingerprint": {one.tokenizer_fingerprint for one in facts},
+        }
+        found += [Confound("mixed data", (name, ""), key) for key, seen in contents.items() if len(seen - {None}) > 1]
     return found
 
 

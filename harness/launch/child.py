@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import diagnose, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
+from harness.launch.protocol import DataMessage
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.bare import BareRecorder
@@ -53,7 +54,7 @@ def main(descriptor: int, parent: int) -> int:
     run: Run | None = None
     try:
         alive = Heartbeat(channel, start.get("beat_s"))
-        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive)
+        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"))
         run.serve(channel)
         ending = RunEnding("done")
     except Exception as error:
@@ -93,8 +94,12 @@ class RunEnding:
 class Run:
     """A trainer under its probes."""
 
-    def __init__(self, record: RunRecord, folder: StudyFolder, probes: RunProbes, alive: Heartbeat) -> None:
+    def __init__(
+        self, record: RunRecord, folder: StudyFolder, probes: RunProbes, alive: Heartbeat, data: DataMessage | None
+    ) -> None:
+        """``data``: what was prepared for it; None for a launcher that does not say."""
         self.asked = record
+        self.data = data
         self.facts = RunFacts()  # none until the run is built
         self.folder = folder
         self.config = TrainerConfig.model_validate(record.config)
@@ -138,11 +143,15 @@ class Run:
 
     def _build(self) -> tuple[Iterator[int], Any]:
         from trainer.compute.build import build_compute
+        from trainer.data import cache
         from trainer.data.loader import open_batches
         from trainer.data.prepare import prepare
         from trainer.loop import train
 
+        if self.data is not None:
+            cache.trust(self.data["hashed"])
         prepared = prepare(self.config.data)
+        _check_unchanged(self.config, prepared, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
         parent = None if data.start_method == "forkserver" else os.getpid()
@@ -236,6 +245,21 @@ class Run:
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=_peak_device_bytes(self.compute),
         )
+
+
+def _check_unchanged(config: TrainerConfig, prepared: Prepared, data: DataMessage | None) -> None:
+    """Raise InputError where this run would train on something else than the study was begun with."""
+    if data is None:
+        return
+    for what, name, found, begun in (
+        ("corpus", config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
+        ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
+    ):
+        if found != begun:
+            raise InputError(
+                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {found}): "
+                "one study must not mix the two; leave it alone while a study runs, and start a new one"
+            )
 
 
 def _now() -> str:

@@ -139,10 +139,13 @@ def free_host_bytes() -> int | None:
     return min((free for free in known if free is not None), default=None)
 
 
-def check_memory(needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool = False) -> None:
+def check_memory(
+    needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
+) -> None:
     """Refuse runs that cannot fit: InputError, one line with the arithmetic, where the low end is above what is free.
 
-    Prints a warning where only the high end is, or where ``force`` starts what cannot fit. ``profiled``: arms whose
+    Prints a warning where only the high end is, or where ``force`` starts what cannot fit (None: a command
+    that has no such option, so that none is advised). ``profiled``: arms whose
     runs are alone whatever ``interleave`` says.
     """
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
@@ -154,7 +157,7 @@ def check_memory(needs: Sequence[RunNeed], profiled: Container[str], interleave:
                 continue
             takes = _takes(group, where)
             if takes.low_bytes > free_bytes and not force:
-                raise InputError(_refusal(group, where, takes.low_bytes, free_bytes))
+                raise InputError(_refusal(group, where, takes.low_bytes, free_bytes, forcible=force is not None))
             if takes.high_bytes > free_bytes:
                 print(
                     f"warning: {_name(group)} may not fit: needs {_gib(takes.low_bytes)} to {_gib(takes.high_bytes)} "
@@ -171,7 +174,7 @@ def _takes(group: list[RunNeed], where: str) -> ByteRange:
     return ByteRange(lasting_bytes + step_bytes, sum(one.peak.high_bytes for one in held))
 
 
-def _refusal(group: list[RunNeed], where: str, low_bytes: int, free_bytes: int) -> str:
+def _refusal(group: list[RunNeed], where: str, low_bytes: int, free_bytes: int, *, forcible: bool) -> str:
     alone_bytes = max(_takes([need], where).low_bytes for need in group)
     largest = max(group, key=lambda need: _takes([need], where).low_bytes)
     advice = "make the model, data.batch_size, data.sequence_length or data.workers smaller"
@@ -180,7 +183,7 @@ def _refusal(group: list[RunNeed], where: str, low_bytes: int, free_bytes: int) 
     return (
         f"{_name(group)}: needs at least {_gib(low_bytes)} GiB of {where}, {_gib(free_bytes)} GiB is free: "
         f"{f'the largest, arm {largest.arm}: ' if len(group) > 1 else ''}{largest.arithmetic()}; "
-        f"{advice}, or start it all the same with harness run --force"
+        f"{advice}{', or start it all the same with --force' if forcible else ''}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from harness.launch.memory import RunNeed, need_of
 from harness.launch.probing import probes_of
 from harness.launch.progress import announced
+from harness.launch.protocol import DataMessage
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import StudyRecord
 from harness.study.validation import first_fault
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
 
 MAX_SLICE_STEPS = 100_000  # what a scenario may ask for
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """What the runs of a study need: memory, and the data that was prepared for them."""
+
+    needs: list[RunNeed]  # by run of a block, in the order of the arms
+    fingerprints: dict[str, str]  # of each corpus and tokenizer, under the names that study.json has for them
+    by_arm: dict[str, DataMessage]
 
 
 def check_writable(out: Path) -> None:
@@ -41,17 +52,18 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
             )
 
 
-def prepare_data(configs: dict[str, TrainerConfig]) -> tuple[list[RunNeed], dict[str, str]]:
+def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    Returns the estimated memory of each run, and what each corpus and tokenizer holds. Raises InputError
-    where an arm cannot work.
+    Raises InputError where an arm cannot work.
     """
     from trainer.compute.emulated import build_emulated
+    from trainer.data.cache import known_digests
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
     prepared: dict[str, Prepared] = {}
+    by_arm: dict[str, Prepared] = {}
     fingerprints: dict[str, str] = {}
     needs = []
     for name, config in configs.items():
@@ -62,20 +74,23 @@ def prepare_data(configs: dict[str, TrainerConfig]) -> tuple[list[RunNeed], dict
         if key not in prepared:
             with announced(f"preparing data: {data.path}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data)
-        check_workers(data, prepared[key])
-        fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = prepared[key].corpus.fingerprint
-        fingerprints[f"tokenizer {data.tokenizer.model_dump_json(exclude_none=True)}"] = prepared[
-            key
-        ].tokenizer.fingerprint
-        vocab_size = prepared[key].tokenizer.vocab_size
-        shape = resolve_shape(config.model, vocab_size, data.sequence_length)
+        found = by_arm[name] = prepared[key]
+        check_workers(data, found)
+        fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
+        fingerprints[f"tokenizer {data.tokenizer.model_dump_json(exclude_none=True)}"] = found.tokenizer.fingerprint
+        shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
         if config.compute.emulated is not None and config.compute.work == "model":
             try:
                 build_emulated(config, shape)
             except InputError as error:
                 raise InputError(f"arm {name}: {error}") from error
-        needs.append(need_of(name, config, vocab_size))
-    return needs, fingerprints
+        needs.append(need_of(name, config, found.tokenizer.vocab_size))
+    hashed = known_digests()
+    messages: dict[str, DataMessage] = {
+        name: {"corpus": one.corpus.fingerprint, "tokenizer": one.tokenizer.fingerprint, "hashed": hashed}
+        for name, one in by_arm.items()
+    }
+    return StudyData(needs, fingerprints, messages)
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:

@@ -17,7 +17,7 @@ from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
-from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, RunEvent, RunOrder, StartMessage
+from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, DataMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import KILLED_S, LOOK_S, PROFILED_STEPS, BudgetSpent, WaitLimits
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
@@ -35,11 +35,18 @@ class RunProcess:
     """One run in a process group of its own, so that its loader workers are suspended and end with it."""
 
     def __init__(
-        self, record: RunRecord, folder: StudyFolder, probes: RunProbes, limits: WaitLimits, code: Code | None = None
+        self,
+        record: RunRecord,
+        folder: StudyFolder,
+        probes: RunProbes,
+        limits: WaitLimits,
+        code: Code | None = None,
+        data: DataMessage | None = None,
     ) -> None:
-        """``code``: what it runs, if not this code."""
+        """``code``: what it runs, if not this code. ``data``: what this code must find; another state is not told."""
         self.record = record
         self.code = code
+        self._data = data if code is None else None
         self._limits = limits
         self._beats = False  # whether it sends signs of life, which an older state of the code does not
         self._doing = "starting"
@@ -86,6 +93,8 @@ class RunProcess:
             "probes": self._probes.to_json(),
             "beat_s": self._limits.beat_s,
         }
+        if self._data is not None:
+            start["data"] = self._data
         self._send(start)
 
     def wait_ready(self) -> None:

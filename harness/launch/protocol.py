@@ -7,14 +7,14 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
 
     launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors, {"do": "wait", "pid"}
     fork server -> launcher   {"pid"} or {"pid", "code"}
-    launcher -> run           lines of JSON: {"record", "study", "probes", "beat_s"}, then {"do": "profile"},
-                              {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the repetition "turn",
-                              of "settle" warm-up and "steps" measured steps
+    launcher -> run           lines of JSON: {"record", "study", "probes", "beat_s", "data"}, then
+                              {"do": "profile"}, {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the
+                              repetition "turn", of "settle" warm-up and "steps" measured steps
     run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error"}, and
                               {"event": "alive"} between steps, at least every "beat_s" seconds in which one ended
 
-"beat_s" and "alive" came later without a new version, as each side does without the other: an older run ignores the
-key and sends no sign of life, and an older launcher asks for none.
+"beat_s", "alive" and "data" came later without a new version, as each side does without the other: an older run ignores
+the keys and sends no sign of life, and an older launcher asks for none.
 """
 
 from __future__ import annotations
@@ -78,6 +78,14 @@ class ForkAnswer(TypedDict):
     code: NotRequired[int]
 
 
+class DataMessage(TypedDict):
+    """Part of the first message: what the launcher found when it prepared the run's data."""
+
+    corpus: str  # fingerprint
+    tokenizer: str  # fingerprint
+    hashed: list[list[str | int]]  # see trainer.data.cache.known_digests
+
+
 class StartMessage(TypedDict):
     """Launcher to run: the first message."""
 
@@ -85,6 +93,7 @@ class StartMessage(TypedDict):
     study: str  # the study's folder
     probes: JsonObject  # see probes.run_probes
     beat_s: NotRequired[float]  # the run says "alive" at its start, and then this often
+    data: NotRequired[DataMessage]  # the run fails where it finds other data; not sent to another state of the code
 
 
 class RepetitionOrder(TypedDict):

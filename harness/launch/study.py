@@ -18,7 +18,7 @@ from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
 from harness.launch.needs import limit_warnings
-from harness.launch.preparation import check_devices, check_writable, prepare_data, recorded_configs
+from harness.launch.preparation import StudyData, check_devices, check_writable, prepare_data, recorded_configs
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
@@ -84,10 +84,11 @@ def run_study(
     check_devices(configs)
     check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
-        needs, fingerprints = prepare_data(configs)
-    measured = [need for arm, need in zip(plan.arms, needs, strict=True) if arm.control != PROFILED]
+        data = prepare_data(configs)
+    measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
-    check_memory(needs, {arm.name for arm in plan.arms if arm.control == PROFILED}, interleave, force)
+    profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
+    check_memory(data.needs, profiled, interleave, None if sequential else force)
     record = StudyRecord(
         scenario=plan.scenario.name,
         question=plan.scenario.question,
@@ -103,15 +104,13 @@ def run_study(
         arms=[(sequential.arms if sequential else {}).get(arm.name) or arm_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
         environment=record_environment(),
-        fingerprints=fingerprints,
+        fingerprints=data.fingerprints,
     )
-    measured_configs = [arm.config for arm in plan.arms if arm.control != PROFILED]
-    for line in limit_warnings(measured_configs, together=interleave == "slices"):
-        print(f"warning: {line}", file=sys.stderr)
+    _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = _create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
     with _only_one(folder):
-        return _execute(folder, record, sequential)
+        return _execute(folder, record, data, sequential)
 
 
 def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Outcome:
@@ -121,21 +120,32 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     configs = recorded_configs(folder.study_json, record)
+    check_devices(configs)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot write there, so nothing can be added to this study")
     with terminable():
-        needs, fingerprints = prepare_data(configs)
+        data = prepare_data(configs)
     for what, before in record.fingerprints.items():
-        if fingerprints.get(what) != before:
+        if data.fingerprints.get(what) != before:
             raise InputError(
                 f"{path}: {what} is no longer what the study was begun with: the two must not be mixed; start a new one"
             )
-    check_memory(needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
+    check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
+    _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)
     record = replace(record, notes=[*record.notes, f"resumed {_now()}: {' '.join(command)}"])
     with _only_one(folder):
         folder.remove_leftovers()
-        return _execute(folder, record)
+        return _execute(folder, record, data)
 
 
-def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | None = None) -> Outcome:
+def _warn_of_limits(measured: list[TrainerConfig], interleave: str) -> None:
+    for line in limit_warnings(measured, together=interleave == "slices"):
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def _execute(
+    folder: StudyFolder, record: StudyRecord, data: StudyData, sequential: Sequential | None = None
+) -> Outcome:
     enough = None if sequential is None else sequential.enough
     limits = _limits(record, None if sequential is None else sequential.end_ns)
     configs = {arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms}
@@ -153,7 +163,8 @@ def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | 
             record = replace(record, status="running")
             folder.write_study(record)
             if enough is None:
-                print(f"{len(todo)} runs in {sum(map(bool, missing))} blocks", file=sys.stderr)
+                planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"
+                print(planned if todo else "every run of this study is done", file=sys.stderr)
             else:
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
             environment = record_environment()  # now, not when the study was begun: a resumed one may find another
@@ -161,7 +172,7 @@ def _execute(folder: StudyFolder, record: StudyRecord, sequential: Sequential | 
             with Progress(total, sum(repetitions[name].total_steps for name in todo)) as progress:
                 for block, names in enumerate(missing):
                     if names:
-                        _run_block(folder, record, block, names, repetitions, environment, limits, progress)
+                        _run_block(folder, record, block, names, repetitions, environment, limits, data, progress)
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break
@@ -206,6 +217,7 @@ def _run_block(
     repetitions: dict[str, Repetitions],
     environment: JsonObject,
     limits: WaitLimits,
+    data: StudyData,
     progress: Progress,
 ) -> None:
     arms = {arm.name: arm for arm in record.arms}
@@ -231,6 +243,7 @@ def _run_block(
             probes_of(section(record.scenario_text, "probes"), arms[name].control),
             limits,
             None if (code := arms[name].code) is None else Code(**asdict(code)),
+            data.by_arm[name],
         )
         for position, name in enumerate(names)
     ]
@@ -245,8 +258,11 @@ def _only_one(folder: StudyFolder) -> Iterator[None]:
     with open(folder.path / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise InputError(f"{folder.path}: this study is being run by another process; wait for it") from error
+        except OSError as error:  # some network file systems have no locks
+            reason = error.strerror or str(error)
+            print(f"warning: {folder.path} cannot be locked ({reason}): let no other process run it", file=sys.stderr)
         yield
 
 

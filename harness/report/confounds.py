@@ -53,6 +53,9 @@ def _losses(one: Confound) -> str:
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
     "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
     "losses": _losses,
+    "mixed data": lambda one: (
+        f"{one.key} is not the same in all blocks of {one.names[0]}: its data was changed meanwhile"
+    ),
     "configuration": lambda one: f"undeclared configuration: {_against(one)}",
     "fact": _against,
     "environment": lambda one: f"environment: {_against(one)}",

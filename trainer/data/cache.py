@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _REMEDY = "HARNESS_CACHE=DIR chooses another cache"
 
 # Digests that this process has computed, by what changes with any write. A file that was written within a tick of the
 # file system's clock may be written again without a trace: it is not remembered.
-_known: dict[tuple[object, ...], str] = {}
+_known: dict[tuple[str | int, ...], str] = {}
 _TICK_NS = 100_000_000
 
 Check = Callable[[Path], object]
@@ -68,6 +68,17 @@ def file_digest(path: Path) -> str:
     if settled:
         _known[identity] = found
     return found
+
+
+def known_digests() -> list[list[str | int]]:
+    """What this process has hashed, for :func:`trust` in another one: one list of identity and digest a file."""
+    return [[*identity, digest] for identity, digest in _known.items()]
+
+
+def trust(known: Iterable[Sequence[str | int]]) -> None:
+    """Hash no file again that another process of this machine has hashed (:func:`known_digests`) and nobody wrote."""
+    for *identity, digest in known:
+        _known[tuple(identity)] = str(digest)
 
 
 def file_fingerprint(path: Path) -> str:
@@ -143,8 +154,11 @@ def create_folder(target: Path, build: Callable[[Path], None]) -> None:
         remove(temporary)
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that :func:`create_folder` made; None where nothing is, or its digests are gone."""
+def damage(folder: Path, *, may_hold_more: bool = False) -> str | None:
+    """What is wrong with a folder that :func:`create_folder` made; None where nothing is, or its digests are gone.
+
+    A file more than it was made with is damage (a library may read any name), unless ``may_hold_more``.
+    """
     if not folder.is_dir():
         return "not a folder"
     try:
@@ -155,7 +169,7 @@ def damage(folder: Path) -> str | None:
         return f"{DIGESTS}: {_reason(error)}"
     if not isinstance(known, dict):
         return f"{DIGESTS}: not an object"
-    for name in sorted({*known, *(path.name for path in _files(folder))}):
+    for name in sorted({*known, *(() if may_hold_more else (path.name for path in _files(folder)))}):
         try:
             if known.get(name) != file_digest(folder / name):
                 return f"{name} is not what was written"

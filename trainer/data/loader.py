@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ _SWITCH_INTERVAL_S = 2e-4
 # in the middle of it is charged for this much at most, however long it stood still.
 _LOOK_S = 5.0
 _TIMED_OUT = "DataLoader timed out"  # how torch's message begins
+_SPARE_LOOKS = 1  # that the alarm leaves to torch's own timeout, which says the same at less cost
 
 WorkerInit = Callable[[int], None]
 
@@ -40,22 +43,61 @@ class LateBatch:
     def __init__(self, workers: int, timeout_s: float) -> None:
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
+        self._alarms = 0
+        self._armed = False
+        self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError]) -> Batch | InputError:
         """Return the next batch; LostBatchError where it does not come. DataLoader's timeout must be ``look_s``."""
         waited_s = 0.0
-        while True:
-            try:
-                return next(iterator)
-            except RuntimeError as error:
-                waited_s += self.look_s
-                if not str(error).startswith(_TIMED_OUT):
-                    raise
-                if waited_s >= self._timeout_s:
-                    raise LostBatchError(
-                        f"no batch came from {self._workers} loader worker{'s' * (self._workers > 1)} "
-                        f"within {self._timeout_s:g} s (data.timeout_s)"
-                    ) from error
+        self._ring_every(self.look_s)
+        try:
+            while True:
+                try:
+                    return next(iterator)
+                except RuntimeError as error:
+                    waited_s += self.look_s
+                    if not str(error).startswith(_TIMED_OUT):
+                        raise
+                    if waited_s >= self._timeout_s:
+                        raise self._lost() from error
+        finally:
+            self._ring_every(0)
+
+    def arm(self) -> None:
+        """Also end waits of which torch's timeout knows nothing: until :meth:`disarm`, SIGALRM belongs to this.
+
+        DataLoader fetches a batch's memory from the worker that built it, with no limit: a worker that is stopped
+        after it has announced a batch would hang it. Nothing is done outside the main thread, or where SIGALRM is in
+        use.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN):
+            self._before = signal.signal(signal.SIGALRM, self._rung)
+            self._armed = True
+
+    def disarm(self) -> None:
+        """Give SIGALRM back."""
+        if self._armed:
+            self._armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._before)
+
+    def _ring_every(self, interval_s: float) -> None:
+        if self._armed:
+            self._alarms = 0
+            signal.setitimer(signal.ITIMER_REAL, interval_s, interval_s)
+
+    def _rung(self, *_: object) -> None:
+        self._alarms += 1
+        if (self._alarms - _SPARE_LOOKS) * self.look_s >= self._timeout_s:
+            raise self._lost()
+
+    def _lost(self) -> LostBatchError:
+        return LostBatchError(
+            f"no batch came from {self._workers} loader worker{'s' * (self._workers > 1)} "
+            f"within {self._timeout_s:g} s (data.timeout_s)"
+        )
 
 
 class Batches:
@@ -66,6 +108,8 @@ class Batches:
         self._iterator: Iterator[Batch | InputError] | None = iterator
         self._pin = pin  # only inline: DataLoader pins what its workers send
         self._late = late
+        if late is not None:
+            late.arm()
 
     def __iter__(self) -> Batches:
         return self
@@ -82,6 +126,8 @@ class Batches:
     def close(self) -> None:
         """End the workers and wait for them. The iterator is exhausted afterwards. A second call does nothing."""
         iterator, self._iterator = self._iterator, None
+        if self._late is not None:
+            self._late.disarm()
         shutdown = getattr(iterator, "_shutdown_workers", None)  # DataLoader has no public way to end them at once
         if shutdown is not None:
             shutdown()

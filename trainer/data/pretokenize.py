@@ -120,7 +120,7 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
             "is missing" if size < 0 else f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
         )
         raise InputError(f"{data}: {what}; delete the folder, and it will be made again")
-    if (found := cache.damage(folder)) is not None:
+    if (found := cache.damage(folder, may_hold_more=True)) is not None:  # the user's folder may
         raise InputError(f"{folder}: {found}; delete the folder, and it will be made again")
     return manifest
 

@@ -67,5 +67,21 @@ def test_a_difference_in_one_block_only_is_listed_once():
     assert confound_lines(comparison.confounds) == ["not alternated in time: different sessions in block 4"]
 
 
+@pytest.mark.parametrize("key", ["corpus_fingerprint", "tokenizer_fingerprint"])
+def test_an_arm_whose_blocks_read_other_data_is_listed(key):
+    """Both arms of every block read the same: no comparison of arms sees it."""
+    study, runs = build([BASE, Arm("c")], [("base", "c")])
+    runs = [
+        replace(
+            run, record=replace(run.record, facts=replace(run.record.facts, **{key: "a" if run.record.block else "b"}))
+        )
+        for run in runs
+    ]
+    (comparison,) = analyse(study, runs).compared
+    assert confound_lines(comparison.confounds) == [
+        f"{key} is not the same in all blocks of {name}: its data was changed meanwhile" for name in ("base", "c")
+    ]
+
+
 def test_flatten_keeps_empty_sections():
     assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "a.c": {}, "d": None}

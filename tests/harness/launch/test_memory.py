@@ -10,6 +10,7 @@ import pytest
 
 from harness.launch import memory
 from harness.launch.memory import GIB, MIB, MOST_OF_MEMORY, ByteRange, RunNeed, check_memory, choose_interleave, need_of
+from harness.launch.preparation import StudyData
 from tests.commands import harness
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -90,7 +91,10 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(free: Any) -> None
     assert text.startswith(f"arm big: needs at least {(16 * count + 50 * MIB) / GIB:.1f} GiB of memory, ")
     assert f"22.0 GiB is free: {count:,} parameters x 4 bytes = {4 * count / GIB:.1f}" in text
     assert f"two moments of AdamW {8 * count / GIB:.1f}, gradients {4 * count / GIB:.1f}" in text
-    assert "harness run --force" in text
+    assert text.endswith(", or start it all the same with --force")
+    with pytest.raises(InputError) as refused:
+        check_memory([need], (), "runs", None)
+    assert "--force" not in str(refused.value)
 
 
 def test_force_starts_it_with_a_warning(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +184,8 @@ def test_measured_peaks_lie_within_the_estimate() -> None:
 
 
 def test_harness_run_refuses_before_a_study_is_made(tmp_path: Path, free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.launch.study.prepare_data", lambda _configs: ([need_of("big", LARGE, 4096)], {}))
+    found = StudyData([need_of("big", LARGE, 4096)], {}, {})
+    monkeypatch.setattr("harness.launch.study.prepare_data", lambda _configs: found)
     free(22)
     (tmp_path / "big.yaml").write_text(
         "name: big\nquestion: Does it fit?\nbase: {compute.device: cpu}\narms: {big: {}}\n"

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import harness.launch.study as launch
 from harness.launch.study import resume_study
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
+from tests.trainer.data.conftest import write_parquet
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
@@ -163,6 +166,8 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
     assert resumed.returncode == 0, resumed.stderr
     assert len(list(study.path.glob("runs/*/*/run.json"))) == 4
     assert {path: path.read_text() for path in kept} == kept
+    again = harness("run", "--resume", str(study.path))
+    assert (again.returncode, "every run of this study is done" in again.stderr) == (0, True)
 
 
 @pytest.mark.slow
@@ -352,3 +357,26 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.slow
+def test_a_run_that_finds_another_corpus_than_the_study_was_begun_with_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody writes the user's file anew between two blocks: half of the study would read other documents."""
+    corpus = tmp_path / "corpus.parquet"
+    write_parquet(corpus, ["one document", "two documents", "three documents"] * 20)
+    text = SCENARIO.replace("{builtin: python-docs, documents: 60}", f"{{parquet: {corpus}}}")
+    run_block = launch.run_block
+
+    def run_block_and_replace(*given: Any) -> None:
+        run_block(*given)
+        write_parquet(corpus, ["another document", "and one more"] * 30)
+
+    monkeypatch.setattr(launch, "run_block", run_block_and_replace)
+    done = harness("run", scenario(tmp_path, text), "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    runs = {(run.record.arm, run.record.block): run.record for run in only_study(tmp_path / "out").runs()}
+    assert [runs[arm, 0].status for arm in ("text", "tokens")] == ["done", "done"]
+    for arm in ("text", "tokens"):
+        assert (runs[arm, 1].error or "").startswith(f"the corpus {corpus} is no longer what the study was begun with ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -117,6 +118,14 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cache.hashlib, "file_digest", lambda *given: read.append(1) or digest(*given))
     assert cache.file_fingerprint(path) == cache.file_fingerprint(path)
     assert len(read) == 1
+    told = json.loads(json.dumps(cache.known_digests()))  # as it goes to another process
+    monkeypatch.setattr(cache, "_known", {})
+    cache.trust(told)
+    before = cache.file_fingerprint(path)
+    assert len(read) == 1
+    path.write_text("changed")  # as long as it was
+    assert cache.file_fingerprint(path) != before
+    assert len(read) == 2
 
 
 def write_two(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -162,3 +163,23 @@ def test_a_loader_is_used_again_after_a_look_in_vain(make_config: Make, monkeypa
     config = make_config(workers=1, inject=DataInject(read_ms=400, how="sleep"))
     with open_batches(config, prepare(config), 0) as batches:
         assert [next(batches).samples for _ in range(2)] == [config.batch_size] * 2
+
+
+def test_a_worker_that_stops_after_it_has_announced_a_batch_is_noticed(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DataLoader then fetches the batch's memory from the worker, a wait of which its timeout knows nothing."""
+    monkeypatch.setattr("trainer.data.loader._LOOK_S", 0.1)
+    config = make_config(workers=1, timeout_s=0.3)
+    with open_batches(config, prepare(config), 0) as batches:
+        next(batches)
+        (worker,) = batches._iterator._workers  # type: ignore[union-attr]
+        assert batches._iterator._worker_result_queue._reader.poll(30)  # type: ignore[union-attr]
+        os.kill(worker.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(LostBatchError, match=r"^no batch came from 1 loader worker within 0.3 s"):
+                list(islice(batches, config.prefetch + 1))
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

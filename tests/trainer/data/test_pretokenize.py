@@ -94,6 +94,13 @@ def test_stale_or_foreign_files_are_refused_with_the_reason(
     check_manifest(out, corpus, info, "padded", 16)
 
 
+def test_the_users_folder_may_hold_more(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pretokenize(corpus, info, "padded", 16, out)
+    (out / "README.md").write_text("ours")
+    check_manifest(out, corpus, info, "padded", 16)
+
+
 def test_another_engine_version_is_stale(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pretokenize(corpus, info, "padded", 16, out)
