@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults.records import Case, record_cases, small_study, table_cases, tried
 
+pytestmark = pytest.mark.slow  # every command for each case: a second each
+
 # What once ended in a traceback, and a place of each kind besides.
 RECORDS = (
     'study/study.json: arms.0.config.data = ["wrong"]',
