@@ -15,6 +15,8 @@ from trainer.data.prepare import prepare
 from trainer.errors import InputError
 from trainer.loop import train
 
+pytestmark = pytest.mark.slow  # they train, on the built-in corpus, which takes seconds to collect
+
 SMALL = {"corpus": {"builtin": "python-docs", "documents": 400}, "tokenizer": {"train": {"vocab_size": 1024}}}
 
 
@@ -68,7 +70,6 @@ def small(**sections: dict) -> TrainerConfig:
 STEPS = 100  # no document is seen twice
 
 
-@pytest.mark.slow
 def test_it_trains_well_below_the_unigram_entropy() -> None:
     """A model that only knows how frequent each token is cannot get below the unigram entropy."""
     config = small(

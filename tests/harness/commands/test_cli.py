@@ -235,6 +235,7 @@ class TestReportWithoutTables:
         assert "killed by signal 9" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.slow
 class TestData:
     """The real corpus cut short, so that the proof takes a second."""
 

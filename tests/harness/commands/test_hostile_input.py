@@ -54,7 +54,9 @@ def test_a_file_to_extend_whose_name_no_file_can_have(tmp_path: Path) -> None:
 def test_the_home_folder_of_nobody(tmp_path: Path, setting: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO)
-    line = refused("data", "pretokenize", str(path), "--set", setting)
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "corpus.parquet")
+    words = () if "corpus" in setting else ("--set", f"data.corpus={{parquet: {tmp_path / 'corpus.parquet'}}}")
+    line = refused("data", "pretokenize", str(path), *words, "--set", setting)
     assert line.endswith("~nobody-at-all/x: no home folder is known for ~nobody-at-all")
 
 

@@ -203,6 +203,7 @@ def test_when_the_fork_server_is_killed_its_runs_are_reported_failed_and_later_b
     assert study.summary_md.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -162,6 +162,7 @@ def test_python_without_sources_is_refused(tmp_path: Path) -> None:
         python_docs.collect(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_builtin_corpus_is_real_text_with_a_long_tail() -> None:
     before = set(sys.modules)
     corpus = prepare_corpus(CorpusConfig(builtin="python-docs"))
