@@ -220,11 +220,18 @@ def test_a_stopped_fork_server_keeps_nobody_waiting(tmp_path: Path) -> None:
     words = ("--repeats", "1", "--interleave", "runs", "--set", "limits.silence_s=4")
     with start(tmp_path, *words, steps=200, module="harness") as process:
         study = wait_for_study(tmp_path / "out")
-        wait_for_runs(process.pid)
+        (run, *_) = wait_for_runs(process.pid)
+        wait_for(lambda: cpu_ticks(run) >= 10)  # it builds: the launcher has been told that it was forked
         (server,) = children(process.pid)
         os.kill(server, signal.SIGSTOP)
         assert process.wait(timeout=180) == 0
     assert errors(study) == {"text": None, "tokens": None}
+
+
+def cpu_ticks(pid: int) -> int:
+    """What it has computed, in hundredths of a second: a forked run next to nothing before it is told what to do."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
 
 
 def fork_servers(pid: int) -> list[int]:
