@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from time import monotonic_ns
 
@@ -67,13 +68,14 @@ def test_repetitions_are_sampled_and_what_lies_between_is_not() -> None:
 @pytest.mark.slow
 def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come_together() -> None:
     sampler = Sampler(HOST, roles)
-    for _ in range(10):
-        repetition(sampler, 62)
+    spent_s = time.process_time()
+    took_s = sum(repetition(sampler, 62) for _ in range(10))
+    cores = (time.process_time() - spent_s) / took_s  # less than one where others take the core
     sampler.close()
     found = {metric: values(sampler, "host", metric) for metric in REPETITION_METRICS}
     assert {len(readings) for readings in found.values()} == {len(found["own_cpu_cores"])}
     assert 1 <= len(found["own_cpu_cores"]) < 10
-    assert 0.2 < found["own_cpu_cores"][0] < 1.2
+    assert 0.4 * cores < found["own_cpu_cores"][0] < min(2.5 * cores, 1.2)
     assert found["resident_bytes"][0] > 1e6
 
 
