@@ -1,4 +1,17 @@
-from harness.cli import main
+"""``python -m harness``: unlike the command ``harness``, Python then looks in the present folder first.
+
+A user's folder may hold a trainer.py or a profiles/ of his own: what this package imports must be what lies beside it.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if sys.path and os.path.abspath(sys.path[0] or ".") == os.getcwd() != _HERE:
+    sys.path[0:1] = []
+    sys.path.append(_HERE)
+
+from harness.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,11 +13,11 @@ ROOT = Path(__file__).parent.parent
 # A room may import the rooms below its own layer, never one of its own layer or above.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainer",),
-    ("study", "traces", "machine"),
+    ("study", "machine"),
     ("probes", "scenario"),
     ("analysis",),
     ("launch",),
-    ("timeline",),
+    ("timeline", "attach"),
     ("report",),
     ("regression", "audit"),
     ("commands", "testing"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.commands import harness
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -114,3 +117,13 @@ def test_what_is_not_there_is_found(text: str) -> None:
 )
 def test_what_is_there_or_is_no_file_of_ours_passes(text: str) -> None:
     assert missing(text, ROOT) == set()
+
+
+@pytest.mark.slow
+def test_the_sample_in_the_readme_is_what_the_reference_study_says(tmp_path: Path) -> None:
+    study = tmp_path / "quickstart"
+    shutil.copytree(ROOT / "results" / "reference" / "quickstart", study)
+    done = harness("report", str(study))
+    assert done.returncode == 0, done.stderr
+    screen = done.stdout.partition("page: ")[0].rstrip()
+    assert f"```\n{screen}\n```" in (ROOT / "README.md").read_text()

@@ -16,6 +16,7 @@ from harness.analysis.replay.prediction import Prediction
 from harness.analysis.replay.validation_arms import validation_arms
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
 from harness.analysis.statistics import Estimate
+from harness.analysis.unseen import unseen
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten, lookup, lookup_number
 from harness.study.run_data import RunData
@@ -45,6 +46,9 @@ def advise(
     arm: str, runs: Mapping[str, Sequence[RunData]], ledgers: Callable[[str], Blocks], noise_floor: float | None
 ) -> ArmAdvice:
     """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm."""
+    hidden = unseen(runs.get(arm, ()))
+    if hidden is not None and hidden.too_much:
+        return ArmAdvice(arm, noise_floor=noise_floor, refused="too much of its time was not seen")
     try:
         replays = Replays(runs.get(arm, ()), REPLICATES)
         plain = replays.predict(parse_edits([]))

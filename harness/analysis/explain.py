@@ -14,6 +14,7 @@ from harness.analysis.replay.predict import Replays, replace_data
 from harness.analysis.replay.prediction import Prediction
 from harness.analysis.report_types import ArmExplained, Explained, PredictedRatio
 from harness.analysis.statistics import Estimate, from_blocks
+from harness.analysis.unseen import unseen
 from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten
@@ -33,6 +34,9 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
     if not own:
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
+    hidden = unseen(own)
+    if hidden is not None and hidden.too_much:
+        return ArmExplained(syncs)  # what nobody saw may be the wait for data
     try:
         replays = Replays(own)
     except InputError:

@@ -21,6 +21,7 @@ from harness.analysis.replay.critical_path import PathLink
 from harness.analysis.replay.removals import Removal
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
+from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 
@@ -110,6 +111,10 @@ class ArmReport:
     speed: ModelSpeed
     explained: ArmExplained
     against_arm: Estimate | None = None  # of a control: its arm's step time / its own, paired
+    # Of a program that nobody here wrote: what of it was timed, what ended a step, and what could not be seen.
+    attached: str | None = None
+    step_ends: str | None = None
+    unseen: Unseen | None = None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from harness.analysis.report_types import (
 )
 from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
+from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
@@ -169,6 +170,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     name, control, of = arm.name, arm.control, arm.of
     blocks = arms.of(name)
     totals = _totals(blocks) if blocks else ArmTotals()
+    facts = next(iter(blocks.values())).record.facts if blocks else RunFacts()
     return ArmReport(
         name=name,
         control=control,
@@ -176,9 +178,12 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         declared=dict(arm.declared),
         blocks=len(blocks),
         totals=totals,
-        speed=_model_speed(control, totals, next(iter(blocks.values())).record.facts) if blocks else _NO_RUN,
+        speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
         explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls),
         against_arm=speed(arms.of(of), blocks, steps_per_s) if control and of else None,
+        attached=facts.attached,
+        step_ends=facts.step_ends,
+        unseen=unseen(arms.runs.get(name, ())),
     )
 
 

@@ -93,7 +93,7 @@ def run_study(
         scenario=plan.scenario.name,
         question=plan.scenario.question,
         status="running",
-        created_utc=_now(),
+        created_utc=now(),
         command=list(command),
         scenario_file=source,
         scenario_text=plan.scenario.model_dump(mode="json"),
@@ -107,7 +107,7 @@ def run_study(
         fingerprints=data.fingerprints,
     )
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
-    folder = _create_folder(out, plan.scenario.name)
+    folder = create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
     with _only_one(folder):
         return _execute(folder, record, data, sequential)
@@ -132,7 +132,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
             )
     check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)
-    record = replace(record, notes=[*record.notes, f"resumed {_now()}: {' '.join(command)}"])
+    record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
     with _only_one(folder):
         folder.remove_leftovers()
         return _execute(folder, record, data)
@@ -186,12 +186,12 @@ def _execute(
                 record = _end_after(record, _finished_blocks(folder, record))
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
-            folder.write_study(replace(record, status="failed", ended_utc=_now()))
+            folder.write_study(replace(record, status="failed", ended_utc=now()))
             raise
     everything = [folder.is_done(name, block) for block, order in enumerate(record.order) for name in order]
     status: Literal["interrupted", "done", "failed"]
     status = "interrupted" if interrupted else "done" if all(everything) else "failed"
-    folder.write_study(replace(record, status=status, ended_utc=_now()))
+    folder.write_study(replace(record, status=status, ended_utc=now()))
     return Outcome(folder.path, status, cut)
 
 
@@ -266,7 +266,8 @@ def _only_one(folder: StudyFolder) -> Iterator[None]:
         yield
 
 
-def _create_folder(out: Path, scenario: str) -> StudyFolder:
+def create_folder(out: Path, scenario: str) -> StudyFolder:
+    """A new folder for a study of ``scenario`` under ``out``; InputError where none can be made."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     path = out / scenario / name
     try:
@@ -278,5 +279,6 @@ def _create_folder(out: Path, scenario: str) -> StudyFolder:
     return StudyFolder(path)
 
 
-def _now() -> str:
+def now() -> str:
+    """UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

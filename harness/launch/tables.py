@@ -145,10 +145,11 @@ def step_columns(rows: Rows) -> Columns:
     for index, phase in enumerate(PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
     for name in COUNTS:
-        counts = [0] * len(steps)
+        counts: list[int | None] = [0] * len(steps)
         for batch in rows.received:
             if batch.step_row < len(steps):
-                counts[batch.step_row] += getattr(batch, name)
+                so_far, more = counts[batch.step_row], getattr(batch, name)
+                counts[batch.step_row] = None if so_far is None or more is None else so_far + more
         columns[name] = counts
     return columns
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -53,7 +54,9 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
     """Return the JSON object that ``python -m module`` prints. A library that hangs or crashes cannot harm us there."""
-    status, output, errors = output_of([sys.executable, "-m", module], limit_s)
+    own = Path(__file__).resolve().parents[2]
+    safe = [] if Path.cwd() == own else ["-P"]  # the user's folder may hold a trainer.py or a harness/ of his own
+    status, output, errors = output_of([sys.executable, *safe, "-m", module], limit_s)
     if status != 0 or not output:
         lines = errors.strip().splitlines()
         raise RuntimeError(lines[-1] if lines else f"{module} ended with status {status}")

@@ -17,6 +17,7 @@ from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
 from harness.report.changes import change
 from harness.report.confounds import confound_lines
+from harness.report.lone_arms import Headline, lone_lines
 from harness.report.names import ArmNames
 from harness.report.sentences import (
     NOTHING,
@@ -32,19 +33,6 @@ from harness.report.words import count, listing, number, percent, ratio
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 HEADER = ("comparison", "in isolation", "could gain", "predicted", "measured", "verdict")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
-
-
-@dataclass(frozen=True)
-class Headline:
-    """One comparison: ``finding`` is what a person would say first, ``support`` why it is so."""
-
-    subject: str
-    finding: str
-    support: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.subject}: {self.finding}." + (f" {self.support}" if self.support else "")
 
 
 @dataclass(frozen=True)
@@ -69,6 +57,8 @@ def first_screen(report: StudyReport) -> FirstScreen:
         lines.append(_headline(report, c, names, c.baseline not in shown))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
+    if not report.comparisons:
+        lines = [line for arm in report.arms if not arm.control for line in lone_lines(arm, names)]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=" ".join(report.study.question.split()),

@@ -91,16 +91,15 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    verdict = ["The scenario compares nothing."]
-    if screen.headlines:
-        verdict = [
-            "\n".join(
-                f"- **{safe(h.subject)}: {safe(h.finding)}.** {safe(h.support)}".rstrip() for h in screen.headlines
-            )
-        ]
+    verdict = [
+        "\n".join(f"- **{safe(h.subject)}: {safe(h.finding)}.** {safe(h.support)}".rstrip() for h in screen.headlines)
+    ]
+    if screen.rows:
         verdict.append(table(HEADER, screen.rows))
         verdict.append(_legend(screen.legend))
         verdict.append(_picture("isolated-vs-end-to-end.png", pictures))
+    else:
+        verdict.append("The scenario compares nothing.")
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
     following = "\n\n".join(part for part in ("\n".join(steps), safe(screen.next_steps.note)) if part)
     return [

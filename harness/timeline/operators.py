@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.analysis.probes.memory_timeline import memory_timelines
+from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS
 from harness.timeline.model import Arrow, Counter, Process, Slice
 from harness.timeline.sources import FILE
-from harness.traces.names import DEVICE_WORK, RUNTIME_CALLS
 
 if TYPE_CHECKING:
     import pyarrow as pa

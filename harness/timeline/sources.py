@@ -20,10 +20,10 @@ FILE = "file"  # column: the profile that a row comes from
 
 @dataclass(frozen=True)
 class Sources:
-    """Tables of ``harness.traces`` (None: the probe did not run), and the run's probes.json."""
+    """Tables of ``harness.study.traces`` (None: the probe did not run), and the run's probes.json."""
 
-    operators: pa.Table | None = None  # harness.traces.kineto: one table, or several with a column FILE
-    stacks: pa.Table | None = None  # harness.traces.py_spy
+    operators: pa.Table | None = None  # harness.study.traces.kineto: one table, or several with a column FILE
+    stacks: pa.Table | None = None  # harness.study.traces.py_spy
     probes: ProbesRecord = field(default_factory=ProbesRecord)
     problems: Sequence[str] = ()  # a line for each file that could not be read
     profiles: Sequence[pa.Table] = ()  # the parts of ``operators``; each counts its ids from the start
@@ -38,8 +38,8 @@ def read_sources(run: RunData) -> Sources:
         return NO_SOURCES
     import pyarrow as pa
 
-    from harness.traces.profiles import read_profiles
-    from harness.traces.py_spy import read_stacks
+    from harness.study.traces.profiles import read_profiles
+    from harness.study.traces.py_spy import read_stacks
 
     profiled, facts = run.probes.torch_profiler, run.probes.py_spy
     tables, problems = read_profiles(run.folder, () if profiled is None else profiled.realtime_minus_monotonic_ns)

@@ -31,7 +31,7 @@ begin = time.perf_counter()
 from pathlib import Path
 from harness.analysis.probes.torch_profile import torch_profile
 from harness.study.probes_json import TorchProfilerRecord
-from harness.traces.kineto import read_profile
+from harness.study.traces.kineto import read_profile
 import numpy, pyarrow.compute, pyarrow.json
 imported, spent = time.perf_counter(), time.process_time()
 table = read_profile(Path(sys.argv[1]), 0)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.harness.traces.kineto_text import FOOTER, complete, flow, header, memory
+from tests.harness.study.traces.kineto_text import FOOTER, complete, flow, header, memory
 
 LAYERS = 24
 MAIN, AUTOGRAD, STREAM = 4711, 4790, 7

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.analysis.probes.nesting import Integers, together
-from harness.traces.names import CPU, DEVICE_TYPES, PHASE, STAGE, STEP
+from harness.study.traces.names import CPU, DEVICE_TYPES, PHASE, STAGE, STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ class MemoryTimeline:
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
     """One timeline per process and device with memory events: main first, devices before the CPU.
 
-    ``profiles``: the files of one run as :func:`harness.traces.kineto.read_profile` gives them. ``windows``: of the
+    ``profiles``: the files of one run as :func:`.traces.kineto.read_profile` gives them. ``windows``: of the
     profiled steps, [start_ns, end_ns, first step, last step] each.
     """
     import pyarrow as pa

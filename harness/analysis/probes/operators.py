@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.probes.nesting import Integers, self_times, together
-from harness.traces.names import DEVICE_WORK, RUNTIME_CALLS, STEP
+from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS, STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,7 +99,7 @@ class Events:
 
 
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
-    """``profiles``: the files of one run as :func:`harness.traces.kineto.read_profile` gives them, at least one.
+    """``profiles``: the files of one run as :func:`harness.study.traces.kineto.read_profile` gives them, at least one.
 
     ``profiled_ns``: how long its profiled steps took, together; 0 where that is not known.
     """

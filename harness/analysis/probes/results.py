@@ -22,8 +22,8 @@ class ProfiledRun:
     """A run with what its profilers left in its folder."""
 
     run: RunData
-    profiles: Sequence[pa.Table] = ()  # see harness.traces.profiles
-    stacks: pa.Table | None = None  # see harness.traces.py_spy
+    profiles: Sequence[pa.Table] = ()  # see harness.study.traces.profiles
+    stacks: pa.Table | None = None  # see harness.study.traces.py_spy
 
     @property
     def arm(self) -> str:

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from harness.analysis.statistics import CONFIDENCE
 from harness.study.contract import STAGES
 from harness.study.probes_json import PySpyRecord
-from harness.traces.clock_marks import FittedClock
-from harness.traces.py_spy import clock_of
+from harness.study.traces.clock_marks import FittedClock
+from harness.study.traces.py_spy import clock_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +130,7 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
-    """Join the samples (see :func:`harness.traces.py_spy.read_stacks`) of a run with its spans table.
+    """Join the samples (see :func:`harness.study.traces.py_spy.read_stacks`) of a run with its spans table.
 
     ``facts``: how they were recorded. What was met in the ledger's own recorder counts for its caller.
     """

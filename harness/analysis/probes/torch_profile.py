@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
 from harness.analysis.probes.operators import ProfiledOperators, profiled_operators
 from harness.study.probes_json import TorchProfilerRecord
-from harness.traces.kineto import is_cut
-from harness.traces.names import STEP
+from harness.study.traces.kineto import is_cut
+from harness.study.traces.names import STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,7 @@ class TorchProfile:
 def torch_profile(
     arm: str, profiles: Sequence[pa.Table], facts: TorchProfilerRecord, problems: Sequence[str] = ()
 ) -> TorchProfile | None:
-    """``profiles``: the run's files (:func:`harness.traces.profiles.read_profiles`), ``facts``: what
+    """``profiles``: the run's files (:func:`harness.study.traces.profiles.read_profiles`), ``facts``: what
     its probes.json says of them, ``problems``: what went wrong with reading or recording.
 
     None where nothing was recorded and nothing went wrong.

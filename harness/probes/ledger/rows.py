@@ -44,9 +44,9 @@ class Received(NamedTuple):
     wait_start_ns: int
     wait_end_ns: int
     trace: BatchTrace | None
-    tokens: int
-    trained_tokens: int
-    samples: int
+    tokens: int | None  # None: not known, as are the next two
+    trained_tokens: int | None
+    samples: int | None
 
 
 class StepRow(NamedTuple):
@@ -163,7 +163,9 @@ class RowMaker:
             )
         )  # fmt: skip
 
-    def _received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+    def _received(
+        self, trace: BatchTrace | None, tokens: int | None, trained_tokens: int | None, samples: int | None
+    ) -> None:
         if trace is not None and trace.role == MAIN:
             trace = trace._replace(spans=self._inline.pop(trace.batch, trace.spans))
         received = self.rows.received

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
@@ -57,6 +58,10 @@ class StepRecorder:
         kernels, blocking = self.kernels, self.blocking
         self.kernels, self.blocking = [], []
         return kernels, blocking
+
+    def add(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Add events that were recorded elsewhere, in their order."""
+        self._events.extend(events)
 
     @property
     def pending_events(self) -> int:

@@ -26,9 +26,9 @@ from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles
 from harness.study.probes_json import PySpyRecord
-from harness.traces.clock_marks import MARK
-from harness.traces.py_spy import read_stacks
-from harness.traces.speedscope import speedscope
+from harness.study.traces.clock_marks import MARK
+from harness.study.traces.py_spy import read_stacks
+from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes
 from trainer.json_types import Json

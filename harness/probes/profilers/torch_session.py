@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.probes.probe import ProbeSettings
-from harness.traces.chrome_json import BETWEEN
-from harness.traces.kineto import CUT_NAME
-from harness.traces.profiles import CUT, HEADER, OFFSET
+from harness.study.traces.chrome_json import BETWEEN
+from harness.study.traces.kineto import CUT_NAME
+from harness.study.traces.profiles import CUT, HEADER, OFFSET
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -166,8 +166,9 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
     assert resumed.returncode == 0, resumed.stderr
     assert len(list(study.path.glob("runs/*/*/run.json"))) == 4
     assert {path: path.read_text() for path in kept} == kept
-    again = harness("run", "--resume", str(study.path))
-    assert (again.returncode, "every run of this study is done" in again.stderr) == (0, True)
+    if number == signal.SIGTERM:
+        again = harness("run", "--resume", str(study.path))
+        assert (again.returncode, "every run of this study is done" in again.stderr) == (0, True)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from harness.report.plots import memory as memory_figure
 from harness.report.plots import thinned
 from harness.report.profile import MOST_OPERATORS, MOST_WORKERS, gap_line, section
 from harness.study.probes_json import TorchProfilerRecord
-from harness.traces.kineto import read_profile
-from tests.harness.traces.kineto_text import complete, memory, trace
+from harness.study.traces.kineto import read_profile
+from tests.harness.study.traces.kineto_text import complete, memory, trace
 
 MS = 1_000_000
 FACTS = TorchProfilerRecord(windows=((0, 20 * MS, 23, 24),), flops={"aten::mm": 4e9})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.analysis.probes.stacks import explain
 from harness.report.stacks import section
-from harness.traces.clock_marks import FittedClock
+from harness.study.traces.clock_marks import FittedClock
 from tests.harness.analysis.probes.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table
 
 SPANS = [("main", "fetch", 0, 400), ("main", "forward", 400, 900), ("loader-0", "tokenize", 0, 700)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
-from harness.traces.kineto import table_schema
+from harness.study.traces.kineto import table_schema
 
 
 def operators(*rows):

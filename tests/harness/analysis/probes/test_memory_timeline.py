@@ -8,8 +8,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.analysis.probes.memory_timeline import memory_timelines
-from harness.traces.kineto import read_profile
-from tests.harness.traces.kineto_text import complete, memory, trace
+from harness.study.traces.kineto import read_profile
+from tests.harness.study.traces.kineto_text import complete, memory, trace
 
 STEPS = [
     complete("ProfilerStep#3", 0, 99, "user_annotation"),

@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.analysis.probes.operators import profiled_operators
-from harness.traces.kineto import read_profile
-from tests.harness.traces.kineto_text import complete, trace
+from harness.study.traces.kineto import read_profile
+from tests.harness.study.traces.kineto_text import complete, trace
 
 MS = 1_000_000
 

@@ -24,7 +24,7 @@ from harness.analysis.probes.stacks import (
 )
 from harness.report.stacks import tokenization_lines
 from harness.study.probes_json import PySpyRecord
-from harness.traces.clock_marks import FittedClock
+from harness.study.traces.clock_marks import FittedClock
 
 MS = 1_000_000
 FACTS = PySpyRecord(window=(0, 1000 * MS), rate_hz=100)

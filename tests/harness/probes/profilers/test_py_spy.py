@@ -20,7 +20,7 @@ from harness.analysis.probes.stacks import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
 from harness.report.stacks import tokenization_lines
 from harness.study.probes_json import PySpyRecord
-from harness.traces.py_spy import clock_of, read_stacks
+from harness.study.traces.py_spy import clock_of, read_stacks
 
 PROGRAM = Path(__file__).with_name("spy_program.py")
 WITHOUT_PTRACE = Path(__file__).with_name("without_ptrace.py")

@@ -25,9 +25,9 @@ from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings, describe, export, pack
 from harness.study.probes_json import TorchProfilerRecord
-from harness.traces.kineto import read_profile
-from harness.traces.names import STEP
-from harness.traces.profiles import header, read_profiles
+from harness.study.traces.kineto import read_profile
+from harness.study.traces.names import STEP
+from harness.study.traces.profiles import header, read_profiles
 from trainer import telemetry
 
 ALIGNED_NS = 50_000

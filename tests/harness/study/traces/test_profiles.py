@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.traces.profiles import file_name, files, read_profiles
-from tests.harness.traces.kineto_text import complete, trace
+from harness.study.traces.profiles import file_name, files, read_profiles
+from tests.harness.study.traces.kineto_text import complete, trace
 
 
 def write(folder: Path, name: str, **metadata: object) -> None:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.traces import chrome_json
-from harness.traces.kineto import read_header, read_profile, table_schema
-from tests.harness.traces.kineto_text import complete, flow, memory, trace
+from harness.study.traces import chrome_json
+from harness.study.traces.kineto import read_header, read_profile, table_schema
+from tests.harness.study.traces.kineto_text import complete, flow, memory, trace
 from trainer.errors import InputError
 
 BASE_NS = 1_763_622_000_123_456_789

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.traces.kineto import read_header, read_profile
+from harness.study.traces.kineto import read_header, read_profile
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
@@ -49,7 +49,7 @@ def header(path: Path) -> JsonObject:
 
 
 def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
-    """Read every profile in a run's folder (:func:`harness.traces.kineto.read_profile`), with a line per damaged one.
+    """Read every profile in a run's folder (:func:`.kineto.read_profile`), with a line per damaged one.
 
     ``clock_offsets`` is OFFSET in the run's probes.json, for files without a clock offset.
     """

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.study.probes_json import PySpyRecord
-from harness.traces.chrometrace import shorten
-from harness.traces.clock_marks import MARK
-from harness.traces.py_spy import clock_of, read_stacks
-from tests.harness.traces.spy_writer import Frame, Thread, Writer
+from harness.study.traces.chrometrace import shorten
+from harness.study.traces.clock_marks import MARK
+from harness.study.traces.py_spy import clock_of, read_stacks
+from tests.harness.study.traces.spy_writer import Frame, Thread, Writer
 from trainer.errors import InputError
 
 OFFSET_NS = 7_000_000_000_000

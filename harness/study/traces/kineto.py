@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.traces.chrome_json import open_trace, parse, parse_header
+from harness.study.traces.chrome_json import open_trace, parse, parse_header
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 

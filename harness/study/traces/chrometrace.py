@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from harness.traces.chrome_json import open_trace
+from harness.study.traces.chrome_json import open_trace
 from trainer.errors import InputError
 
 _PROCESS = re.compile(r"process \d+:")

@@ -8,10 +8,10 @@ from typing import Literal
 from hypothesis import given, settings
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.traces.py_spy import read_stacks
-from harness.traces.speedscope import speedscope
-from tests.harness.traces.spy_writer import Frame
-from tests.harness.traces.test_spy_trace import MAIN, OTHER, ROLES, WORKER, facts, samples, write
+from harness.study.traces.py_spy import read_stacks
+from harness.study.traces.speedscope import speedscope
+from tests.harness.study.traces.spy_writer import Frame
+from tests.harness.study.traces.test_spy_trace import MAIN, OTHER, ROLES, WORKER, facts, samples, write
 
 
 class Strict(BaseModel):

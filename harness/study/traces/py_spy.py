@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.traces.chrometrace import MemoryChange, decode, read_events
-from harness.traces.clock_marks import FittedClock, align, mark_number
+from harness.study.traces.chrometrace import MemoryChange, decode, read_events
+from harness.study.traces.clock_marks import FittedClock, align, mark_number
 from trainer.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,0 +1,37 @@
+"""Says where too much of a step passed unseen for a claim about it: in a program that nobody here wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.study.run_data import RunData
+
+MOST_UNSEEN = 0.10  # of the time: blocked where nothing looks. What is not seen may be the wait for data.
+MOST_WAITING = 0.10  # of the time: ready without a core. Times then say more of the neighbours than of the program.
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Shares of the time of measured steps, means over blocks. ``place``: where most of the blocked time passed."""
+
+    blocked: float = 0.0
+    place: str | None = None
+    waiting: float = 0.0
+
+    @property
+    def too_much(self) -> bool:
+        """Whether nothing can be said of what a change would save."""
+        return self.blocked > MOST_UNSEEN or self.waiting > MOST_WAITING
+
+
+def unseen(runs: Sequence[RunData]) -> Unseen | None:
+    """Of attached runs; None of those that this trainer's own ledger recorded."""
+    facts = [run.record.facts for run in runs if run.record.facts.attached is not None]
+    if not facts:
+        return None
+    return Unseen(
+        blocked=sum(one.unseen_share or 0.0 for one in facts) / len(facts),
+        place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
+        waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
+    )

@@ -1,0 +1,317 @@
+"""Finds where a training step ends, and times its phases on the main thread: fetch, forward, backward, optimizer.
+
+A step is closed by an optimizer: of those that step about as often as the busiest, the one that appeared last. Updates
+within a backward pass collapse into it. The first fetch after that opens the next step, where its batches are trained
+on: an evaluation opens none. A program without a DataLoader opens its steps with a forward or backward pass. Where no
+optimizer is ever seen, the first fetch after a backward pass opens a step; that is known after so many passes that
+nobody accumulates gradients over more, or when the program ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from time import monotonic_ns, thread_time_ns
+from typing import Any
+
+import torch
+from _harness_agent import guard, record, run_queue
+
+ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
+EVALUATION = 6  # a batch was fetched that nobody trains on
+MAYBE = 7  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
+MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
+OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
+IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
+NO_TRACE = ("unknown", 0, 0, -1, ())
+
+Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batches (-1: not known), pieces
+
+
+class _State:
+    """Of this process; a forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.open: list[str] = []  # phases of the main thread, innermost last
+        self.optimizers: dict[int, int] = {}  # steps by optimizer, in the order of their first
+        self.trained_on: set[int] = set()  # sources of batches after which a backward pass came
+        self.sources: set[int] = set()  # of the batches that came since a backward pass, and may be trained on
+        self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
+        self.maker: Trace | None = None  # who made the batch that arrives
+        self.closed = True  # nothing has begun yet
+        self.closed_ns = 0
+        self.enough = False
+        self.backward_since = False
+        self.updated_within = False  # a backward pass
+        self.maybe = 0  # steps that began if there is no optimizer
+        self.without_optimizer = False
+        self.steps = 0
+        self.noted: set[Any] = set()
+
+
+state = _State()
+on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
+
+
+def forget() -> None:
+    """In a forked child: none of it happened here."""
+    global state
+    state = _State()
+
+
+def patch() -> None:
+    """Wrap the backward pass and the scaler, and register the global optimizer hooks."""
+    from torch.amp import grad_scaler
+    from torch.autograd import graph
+    from torch.optim import optimizer
+
+    before = graph._engine_run_backward
+    after = functools.wraps(before)(_backward(before))
+    for module in (graph, torch.autograd):
+        if getattr(module, "_engine_run_backward", None) is before:
+            module._engine_run_backward = after  # type: ignore[attr-defined]
+    optimizer.register_optimizer_step_pre_hook(_before_update)
+    optimizer.register_optimizer_step_post_hook(_after_update)
+    scaled = grad_scaler.GradScaler.step
+    grad_scaler.GradScaler.step = functools.wraps(scaled)(_scaler_step(scaled))  # type: ignore[method-assign]
+
+
+def watched() -> bool:
+    """Whether this call is one to look at: in the main thread, and run rather than traced by a compiler."""
+    return guard.on and not torch.compiler.is_compiling() and threading.current_thread() is threading.main_thread()
+
+
+# ---- phases
+
+
+def enter(name: str) -> None:
+    state.open.append(name)
+    cpu_ns = thread_time_ns()
+    state.events.append((ENTER, name, monotonic_ns(), cpu_ns))
+
+
+def leave(name: str) -> None:
+    cpu_ns = thread_time_ns()
+    now = monotonic_ns()
+    if name in state.open:
+        while state.open:
+            ended = state.open.pop()
+            state.events.append((EXIT, ended, now, cpu_ns))
+            if ended == name:
+                break
+
+
+# ---- batches
+
+
+def fetching(source: int, loader: bool = True) -> bool:
+    """A wait for a batch of ``source`` begins; whether it is one of training. It may open a step.
+
+    ``loader``: it is a DataLoader that serves it, not a function.
+    """
+    grad = torch.is_grad_enabled()
+    if grad:
+        state.sources.add(source)  # if a backward pass follows, it was one of training
+    if not grad or (state.trained_on and source not in state.trained_on):
+        state.events.append((EVALUATION,))
+        return False
+    state.loader_seen |= loader
+    if not state.optimizers and state.backward_since:
+        if state.without_optimizer:
+            state.closed = True
+        else:
+            _may_begin()
+    begin_step()
+    return True
+
+
+def evaluated() -> None:
+    """The model ran without gradients: what has been fetched for that is not trained on."""
+    state.sources &= state.trained_on
+
+
+def made_by(trace: Trace | None) -> None:
+    """Say who made the batch that is about to arrive."""
+    state.maker = trace
+
+
+def maker() -> Trace | None:
+    trace, state.maker = state.maker, None
+    return trace
+
+
+def received(trace: Trace | None, tokens: int, samples: int, loader: Any) -> None:
+    """A batch of training arrived. ``loader``: what is known of whoever serves it."""
+    if loader not in state.noted:
+        state.noted.add(loader)
+        record.note("loader", loader)
+    state.events.append((RECEIVED, trace, tokens, 0, samples))
+
+
+# ---- steps
+
+
+def begin_step() -> None:
+    """Open the next step, if the last one is closed and no phase of it is open."""
+    if not state.closed or state.open:
+        return
+    steps = record.settings.get("steps")
+    if steps is not None and state.steps >= _warmup() + steps:
+        state.enough = True
+    _begin(monotonic_ns(), run_queue.read())
+    for action in on_step:
+        action(state.steps - 1)
+
+
+def _begin(now: int, reading: tuple[bytes, ...]) -> None:
+    state.closed = state.backward_since = False
+    flush((STEP, now, reading, state.steps, 0, state.steps < _warmup()))
+    state.steps += 1
+
+
+def _warmup() -> int:
+    return record.settings.get("warmup") or 0
+
+
+def _may_begin() -> None:
+    """Note where a step begins if there is no optimizer; decide once that is likely."""
+    state.backward_since = False
+    state.events.append((MAYBE, monotonic_ns(), run_queue.read()))
+    state.maybe += 1
+    if state.maybe >= MOST_ACCUMULATED:
+        _decide(optimizer=False)
+
+
+def _decide(*, optimizer: bool) -> None:
+    """Whether the steps that may have begun did."""
+    events, state.events, state.maybe = state.events, [], 0
+    if optimizer:
+        state.events = [event for event in events if event[0] != MAYBE]
+        return
+    state.without_optimizer = True
+    for event in events:
+        if event[0] == MAYBE:
+            _begin(event[1], event[2])
+        else:
+            state.events.append(event)
+
+
+def flush(begun: tuple[Any, ...] | None = None) -> None:
+    """Write the events of the step that ends, with the beginning of the next; without one the program ends.
+
+    What follows the last update (saving, say) is then no part of a step.
+    """
+    if begun is None:
+        if state.maybe:
+            _decide(optimizer=False)
+        if state.steps and (state.closed or not state.optimizers):
+            begun = (PAUSE, state.closed_ns, ())
+    events, state.events = state.events, []
+    if begun is not None:
+        events.append(begun)
+    if events:
+        record.write("events", events)
+
+
+def leave_if_enough() -> None:
+    """End the program where it has run the steps that ``--steps`` asks for: the one thing that changes its way."""
+    if state.enough:
+        state.enough = False
+        record.note("ended", f"after {state.steps - 1} steps, as asked")
+        raise SystemExit(0)
+
+
+def _backward(before: Any) -> Any:
+    def _engine_run_backward(*given: Any, **named: Any) -> Any:
+        if not guard.carefully(_backward_begins):
+            return before(*given, **named)
+        try:
+            return before(*given, **named)
+        finally:
+            guard.carefully(_backward_ended)
+
+    return _engine_run_backward
+
+
+def _backward_begins() -> bool:
+    """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
+    if not watched() or "backward" in state.open:
+        return False
+    if not state.loader_seen:
+        begin_step()
+    state.trained_on |= state.sources
+    state.sources.clear()
+    enter("backward")
+    return True
+
+
+def _backward_ended() -> None:
+    leave("backward")
+    state.backward_since = True
+    if not state.optimizers:
+        state.closed_ns = monotonic_ns()
+    if state.updated_within:
+        state.updated_within = False
+        _count(IN_BACKWARD, "optimizers within the backward pass")
+
+
+def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    guard.carefully(_update_begins)
+
+
+def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    guard.carefully(_updated, optimizer)
+
+
+def _update_begins() -> bool:
+    if not watched() or "backward" in state.open:
+        return False
+    enter("optimizer")
+    return True
+
+
+def _updated(optimizer: Any) -> None:
+    if not watched():
+        return
+    if "backward" in state.open:
+        state.updated_within = True
+        return
+    leave("optimizer")
+    _count(id(optimizer), type(optimizer).__name__)
+
+
+def _count(optimizer: int, name: str) -> None:
+    """Count an update, and close the step where it is by the optimizer that closes steps."""
+    if state.maybe:
+        _decide(optimizer=True)
+    counts = state.optimizers
+    counts[optimizer] = counts.get(optimizer, 0) + 1
+    busiest = max(counts.values())
+    closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
+    if optimizer == closing:
+        state.closed, state.closed_ns = True, monotonic_ns()
+    if ("optimizer", optimizer) not in state.noted:
+        state.noted.add(("optimizer", optimizer))
+        record.note("optimizer", (len(counts), name))
+
+
+def _scaler_step(before: Any) -> Any:
+    def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+        """A scaler skips the update where a gradient is infinite: the step ends all the same."""
+        updates = state.optimizers.get(id(optimizer), 0)
+        if not guard.carefully(_update_begins):
+            return before(self, optimizer, *given, **named)
+        try:
+            return before(self, optimizer, *given, **named)
+        finally:
+            guard.carefully(leave, "optimizer")
+            if updates == state.optimizers.get(id(optimizer), 0):
+                guard.carefully(_count, id(optimizer), type(optimizer).__name__)
+
+    return step

@@ -1,0 +1,103 @@
+"""Holds what the process is and writes what it saw: frames in a file of its own, so that a SIGKILL loses one step.
+
+A frame is its length (4 bytes, little endian) and the marshal (format 2, which every Python reads) of a pair: a word
+and its content. Words: "process" (who this is), "events" (of one step, as ``probes.ledger.rows`` has them), "batch" (of
+a loader worker: its spans), "note" and "end".
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import marshal
+import os
+import sys
+import time
+from typing import Any
+
+MARSHAL_FORMAT = 2
+
+_folder = ""
+_file = -1
+_owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
+settings: dict[str, int | None] = {}
+
+
+def begin(folder: str) -> bool:
+    """Whether there is a folder to write to; the file is made when there is something to say."""
+    global _folder
+    if not os.path.isdir(folder):
+        return False
+    _folder = folder
+    try:
+        with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
+            settings.update(json.load(file))
+    except (OSError, ValueError):
+        pass
+    os.register_at_fork(after_in_child=_forked)
+    atexit.register(_end)
+    return True
+
+
+def _forked() -> None:
+    """In a child: the file stays the parent's, and so does what it has seen."""
+    global _file, _owner
+    _file, _owner = -1, 0
+    from _harness_agent import boundaries, stages
+
+    stages.forget()
+    boundaries.forget()
+
+
+def write(word: str, content: Any) -> None:
+    """Write one frame, all at once."""
+    global _file, _owner
+    if _owner != os.getpid():
+        _owner = os.getpid()
+        path = os.path.join(_folder, f"{_owner}-{time.monotonic_ns()}.frames")
+        _file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        write("process", _process())
+    frame = marshal.dumps((word, content), MARSHAL_FORMAT)
+    os.write(_file, len(frame).to_bytes(4, "little") + frame)
+
+
+def note(what: str, text: Any) -> None:
+    """Write a fact of this process that somebody will want to read."""
+    write("note", (what, text))
+
+
+def _end() -> None:
+    from _harness_agent import boundaries, guard
+
+    if _owner == os.getpid():
+        guard.carefully(boundaries.flush)
+        guard.carefully(write, "end", time.monotonic_ns())
+
+
+def _process() -> dict[str, Any]:
+    """Who this is."""
+    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if os.environ.get(name, "").isdecimal()), None)
+    world = next((os.environ[name] for name in ("WORLD_SIZE", "SLURM_NTASKS") if name in os.environ), None)
+    torch = sys.modules.get("torch")
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "tid": os.getpid(),  # on Linux the main thread's; Python's native_id is the parent's after a fork
+        "rank": int(rank) if rank is not None else None,
+        "world": int(world) if world is not None and world.isdecimal() else None,
+        "argv": [str(one) for one in getattr(sys, "argv", [])][:64],
+        "python": sys.version.split()[0],
+        "torch": str(getattr(torch, "__version__", "")),
+        "threads": _threads(torch),
+        "cores": len(os.sched_getaffinity(0)),
+        "warmup": settings.get("warmup") or 0,
+        "now_ns": time.monotonic_ns(),
+        "realtime_minus_monotonic_ns": time.time_ns() - time.monotonic_ns(),
+    }
+
+
+def _threads(torch: Any) -> int | None:
+    try:
+        return int(torch.get_num_threads())
+    except Exception:
+        return None

@@ -1,0 +1,50 @@
+"""Times tokenizers where they work for a batch: the outermost call alone, in the stage ``tokenize``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from _harness_agent import guard, imports, stages
+
+# By module: the class, and its methods that encode.
+ENCODERS = {
+    "transformers.tokenization_utils_base": (
+        "PreTrainedTokenizerBase", ("__call__", "encode", "encode_plus", "batch_encode_plus", "_encode_plus"),
+    ),
+    "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
+    "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
+    "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds", "EncodeAsPieces")),
+}  # fmt: skip
+
+
+def patch() -> None:
+    """Wrap each library's encoders when it is imported."""
+    for module, (kind, methods) in ENCODERS.items():
+        imports.after(module, functools.partial(_wrap, kind, methods))
+
+
+def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
+    owner = getattr(module, kind, None)
+    for name in methods:
+        before = getattr(owner, "__dict__", {}).get(name)
+        if before is None or getattr(before, "_harness_seam", False) or not callable(before):
+            continue
+        try:
+            setattr(owner, name, _timed(before))
+        except (AttributeError, TypeError):  # a type that cannot be changed: its time is part of the stage around it
+            continue
+
+
+def _timed(before: Any) -> Any:
+    @functools.wraps(before)
+    def encode(*given: Any, **named: Any) -> Any:
+        if not guard.carefully(stages.enter_within, "tokenize"):
+            return before(*given, **named)
+        try:
+            return before(*given, **named)
+        finally:
+            guard.carefully(stages.leave)
+
+    encode._harness_seam = True  # type: ignore[attr-defined]
+    return encode

@@ -1,0 +1,241 @@
+"""Watches two early steps with ``sys.setprofile`` to learn what cannot be known beforehand, then times it by name.
+
+It finds the outermost module that training calls (the forward phase), the user's functions whose tensors enter it (a
+hand-written ``get_batch`` is the fetch phase), and the calls outside all phases in which the main thread blocks, for
+the sentence that says what could not be seen. The module's class then gets a ``__call__`` that times this one instance,
+and the function is replaced under its name: nothing of ours lies in objects that the user may pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections import Counter
+from time import monotonic_ns, thread_time_ns
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, guard, record, run_queue, stages
+
+FIRST, STEPS = 2, 2  # which steps are watched: before them much is built once
+AGAIN = 50  # compute threads may start late
+_BLOCKED_NS = 100_000  # a call that blocks for less is no place worth naming
+_GENERATOR = 0x20  # inspect.CO_GENERATOR: a running one cannot be replaced
+_CALL = torch.nn.Module._wrapped_call_impl.__code__
+_LIBRARIES = tuple(
+    os.path.realpath(one) + os.sep
+    for one in {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), sys.prefix}
+)
+_OURS = os.path.dirname(os.path.abspath(__file__))
+_MOST_MADE = 256
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.depth = 0  # of modules
+        self.roots: Counter[int] = Counter()
+        self.modules: dict[int, Any] = {}
+        self.made: dict[int, tuple[CodeType, Any, Any]] = {}  # by tensor: who returned it last, and where he is named
+        self.makers: Counter[CodeType] = Counter()
+        self.named: dict[CodeType, Any] = {}
+        self.calls: list[tuple[int, int]] = []  # open calls of C functions: wall, CPU
+        self.blocked_ns: Counter[str] = Counter()
+
+
+_seen: _Seen | None = None
+_until = 0  # the step before which watching ends; 0: it has not begun
+
+
+def patch() -> None:
+    boundaries.on_step.append(_on_step)
+
+
+def _on_step(number: int) -> None:
+    global _seen, _until
+    if number >= FIRST and not _until:
+        _until = number + STEPS
+        run_queue.find_threads()
+        if sys.getprofile() is None:  # else somebody profiles this program: that is his
+            _seen = _Seen()
+            sys.setprofile(_profile)
+    elif number >= _until and _seen is not None:
+        sys.setprofile(None)
+        seen, _seen = _seen, None
+        _conclude(seen)
+    elif number == AGAIN:
+        run_queue.find_threads()
+
+
+def _profile(frame: FrameType, event: str, given: Any) -> None:
+    seen = _seen
+    if seen is None or not guard.on:
+        sys.setprofile(None)
+        return
+    try:
+        if event == "call":
+            if frame.f_code is _CALL:
+                _module_begins(seen, frame)
+        elif event == "return":
+            if frame.f_code is _CALL:
+                seen.depth = max(0, seen.depth - 1)
+            elif not seen.depth and given is not None and not boundaries.state.open:
+                _returned(seen, frame, given)
+        elif event == "c_call":
+            seen.calls.append((monotonic_ns(), thread_time_ns()))
+        elif seen.calls:  # c_return, c_exception
+            _c_call_ended(seen, frame, given)
+    except Exception as error:
+        sys.setprofile(None)
+        guard.fail(error)
+
+
+def _module_begins(seen: _Seen, frame: FrameType) -> None:
+    seen.depth += 1
+    inner = set(boundaries.state.open) - {"optimizer"}  # closures and Lightning run forward within the optimizer
+    if seen.depth > 1 or inner or not torch.is_grad_enabled():
+        return
+    values = frame.f_locals
+    module = values.get("self")
+    seen.roots[id(module)] += 1
+    seen.modules[id(module)] = module
+    for tensor in _tensors((values.get("args"), values.get("kwargs"))):
+        made = seen.made.get(id(tensor))
+        if made is not None:
+            seen.makers[made[0]] += 1
+            seen.named[made[0]] = made[1]
+
+
+def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
+    """Remember who returned which tensors last: of functions within functions the outermost."""
+    code = frame.f_code
+    file = code.co_filename
+    if file.startswith("<") or file.startswith(_OURS) or os.path.realpath(file).startswith(_LIBRARIES):
+        return
+    if len(seen.made) > _MOST_MADE:
+        seen.made.clear()
+    owner = frame.f_locals.get("self")
+    for tensor in _tensors(result):
+        seen.made[id(tensor)] = (code, (frame.f_globals, type(owner) if owner is not None else None), tensor)
+
+
+def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
+    wall_ns, cpu_ns = seen.calls.pop()
+    blocked_ns = (monotonic_ns() - wall_ns) - (thread_time_ns() - cpu_ns)
+    if blocked_ns < _BLOCKED_NS or boundaries.state.open:
+        return
+    where: FrameType | None = frame
+    while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
+        where = where.f_back
+    where = where or frame
+    name = getattr(function, "__qualname__", "a call")
+    seen.blocked_ns[f"{os.path.basename(where.f_code.co_filename)}:{where.f_lineno} ({name})"] += blocked_ns
+
+
+def _tensors(value: Any, depth: int = 0) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if depth > 2:
+        return []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [one for part in value[:16] for one in _tensors(part, depth + 1)]
+    return []
+
+
+def _conclude(seen: _Seen) -> None:
+    """Patch what was found, and note it."""
+    if seen.roots:
+        ((root, _),) = seen.roots.most_common(1)
+        module = seen.modules[root]
+        _time_calls(module)
+        record.note("forward", type(module).__name__)
+    if seen.makers and not boundaries.state.trained_on:
+        ((code, _),) = seen.makers.most_common(1)
+        _time_function(code, *seen.named[code])
+    for place, blocked_ns in seen.blocked_ns.most_common(3):
+        record.note("blocked", (place, blocked_ns // STEPS))
+
+
+def _time_calls(module: Any) -> None:
+    kind, root = type(module), id(module)
+    before = kind.__call__
+
+    @functools.wraps(before)
+    def __call__(self: Any, *given: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or id(self) != root or not guard.carefully(_forward_begins):
+            return before(self, *given, **named)
+        try:
+            return before(self, *given, **named)
+        finally:
+            guard.carefully(boundaries.leave, "forward")
+
+    kind.__call__ = __call__
+
+
+def _forward_begins() -> bool:
+    """Whether this call is the forward phase of a step."""
+    if not boundaries.watched() or "forward" in boundaries.state.open:
+        return False
+    if not torch.is_grad_enabled():
+        boundaries.evaluated()
+        return False
+    if not boundaries.state.loader_seen:
+        boundaries.begin_step()
+        boundaries.leave_if_enough()
+    boundaries.enter("forward")
+    return True
+
+
+def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> None:
+    """Replace the function ``code`` under its name by one that is timed as the fetch of a batch."""
+    place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    record.note("batches", place)
+    if code.co_flags & _GENERATOR:
+        return
+    holder: Any = owner if owner is not None and code.co_name in vars(owner) else None
+    before = vars(holder)[code.co_name] if holder is not None else namespace.get(code.co_name)
+    if getattr(before, "__code__", None) is not code:
+        return
+    after = _fetching(before)
+    if holder is not None:
+        setattr(holder, code.co_name, after)
+    else:
+        namespace[code.co_name] = after
+    record.note("fetch", place)
+
+
+def _fetching(before: Any) -> Any:
+    source = id(before)
+
+    @functools.wraps(before)
+    def fetch(*given: Any, **named: Any) -> Any:
+        if not guard.carefully(_fetch_begins, source):
+            return before(*given, **named)
+        try:
+            batch = before(*given, **named)
+        finally:
+            guard.carefully(stages.leave)
+            guard.carefully(boundaries.leave, "fetch")
+        guard.carefully(_fetched, batch)
+        return batch
+
+    return fetch
+
+
+def _fetch_begins(source: int) -> bool:
+    if not boundaries.watched() or stages.busy() or not boundaries.fetching(source, False):
+        return False
+    boundaries.leave_if_enough()
+    boundaries.enter("fetch")
+    stages.enter("read")
+    return True
+
+
+def _fetched(batch: Any) -> None:
+    from _harness_agent import loading
+
+    boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1))

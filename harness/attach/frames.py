@@ -1,0 +1,122 @@
+"""Reads what the agent wrote in each process of a command: see ``agent/record.py`` for the format.
+
+A process that was killed leaves half a frame at most, at its end: what is whole before it counts.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SUFFIX = ".frames"
+_LENGTH_BYTES = 4
+MOST_FRAME_BYTES = 1 << 28  # of one step: more is no frame of ours
+
+Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
+
+
+class Made(NamedTuple):
+    """One batch as the worker that made it tells: its place among the worker's batches, and its stages."""
+
+    worker: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """Who a process is, as the agent in it says."""
+
+    pid: int
+    parent: int
+    tid: int  # of the main thread
+    rank: int | None  # of a distributed program, as its launcher says (torchrun, Slurm)
+    world: int | None
+    argv: tuple[str, ...]
+    python: str  # version
+    torch: str  # version
+    threads: int | None  # that torch computes with
+    cores: int  # that the process may use
+    warmup: int  # steps at the beginning that are not measured
+    now_ns: int  # CLOCK_MONOTONIC, when it began its file
+    realtime_minus_monotonic_ns: int
+
+
+@dataclass
+class Attached:
+    """What one process wrote, without its events, which :func:`events` reads one step at a time."""
+
+    path: Path
+    process: ProcessFacts
+    notes: list[tuple[str, Any]] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)  # batches, where it is a loader worker
+    steps: int = 0  # that it began
+    ended: bool = False  # whether Python ended by itself
+
+    @property
+    def loader(self) -> tuple[int, int]:
+        """Loader workers, and batches in flight for each, of the loader that had most; (0, 2) where there was none."""
+        workers, prefetch = max(self.noted("loader"), default=(0, 2))
+        return int(workers), int(prefetch)
+
+    @property
+    def loader_warmup(self) -> int:
+        """Steps until a loader serves no batch that it made before them."""
+        workers, prefetch = self.loader
+        return workers * prefetch + 1
+
+    def noted(self, what: str) -> list[Any]:
+        """The contents of its notes of one kind."""
+        return [content for kind, content in self.notes if kind == what]
+
+
+def frames(path: Path) -> Iterator[tuple[str, Any]]:
+    """The whole frames of a file, in their order."""
+    with path.open("rb") as file:
+        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+            length = int.from_bytes(head, "little")
+            if length > MOST_FRAME_BYTES:
+                return
+            frame = file.read(length)
+            if len(frame) < length:
+                return
+            try:
+                word, content = marshal.loads(frame)
+            except (EOFError, ValueError, TypeError):
+                return
+            yield word, content
+
+
+def read(folder: Path) -> list[Attached]:
+    """Every process that wrote something, in the order of their first word."""
+    found = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        written = frames(path)
+        word, content = next(written, ("", None))
+        if word != "process" or content is None:  # killed before its first frame was whole
+            continue
+        one = Attached(path, ProcessFacts(**{**content, "argv": tuple(content["argv"])}))
+        for word, content in written:
+            if word == "note":
+                one.notes.append(tuple(content))
+            elif word == "batch":
+                worker, _number, pieces = content
+                one.made.append(Made(worker, tuple(tuple(piece) for piece in pieces)))
+            elif word == "events":
+                one.steps += sum(event[0] == STEP for event in content)
+            elif word == "end":
+                one.ended = True
+        found.append(one)
+    return sorted(found, key=lambda one: one.process.now_ns)
+
+
+STEP = 2  # as in harness.probes.ledger.rows; a test holds the agent and the rows to one numbering
+
+
+def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
+    """The events of each step, ready for ``harness.probes.ledger.rows``."""
+    for word, content in frames(path):
+        if word == "events":
+            yield [tuple(event) for event in content]

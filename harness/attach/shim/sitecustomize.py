@@ -1,0 +1,105 @@
+"""Runs at the start of every Python process of a command under ``harness exec``: watches for torch, loads nothing else.
+
+The folder of this file comes first on PYTHONPATH. It chains to the ``sitecustomize`` that would have run without it
+(Debian ships one). Everything here fails open: whatever goes wrong, the user's program runs as if nobody had looked.
+Names begin with an underscore or go away: the user's program finds no module of ours by accident.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_FOLDER = os.environ.get("HARNESS_ATTACH")
+
+
+class _Watch:
+    """A meta path finder that lets the agent in once torch has been imported; until then it only compares names."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._asking: set[str] = set()  # two finders that ask each other would never end
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != "torch" or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            spec = None
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                if find is not None and find != self.find_spec:
+                    spec = find(name, path, target)
+                    if spec is not None:
+                        break
+            if spec is not None and spec.loader is not None:
+                self._follow(spec.loader)
+            return spec
+        except Exception:
+            return None
+        finally:
+            self._asking.discard(name)
+
+    def _follow(self, loader: object) -> None:
+        run = loader.exec_module  # type: ignore[attr-defined]
+
+        def exec_module(module: object) -> None:
+            run(module)
+            try:
+                sys.meta_path.remove(self)  # type: ignore[arg-type]
+            except ValueError:
+                pass
+            try:
+                _load(self._folder)
+            except Exception as error:
+                _say(f"harness exec: not attached: {type(error).__name__}: {error}")
+
+        loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+
+def _load(folder: str) -> None:
+    """Import the agent under a name of its own, from beside this folder."""
+    if "_harness_agent" in sys.modules:
+        return
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    place = os.path.join(os.path.dirname(_HERE), "agent")
+    spec = spec_from_file_location(
+        "_harness_agent", os.path.join(place, "__init__.py"), submodule_search_locations=[place]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["_harness_agent"] = module
+    spec.loader.exec_module(module)
+    module.begin(folder)
+
+
+def _say(line: str) -> None:
+    try:
+        sys.stderr.write(line + "\n")
+    except Exception:
+        pass
+
+
+def _chain() -> None:
+    """Run the next ``sitecustomize`` of the path, under its own name, as if this one had not been there."""
+    ours = sys.modules.pop("sitecustomize")
+    kept = list(sys.path)
+    sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)  # who imports it asks for it
+        kept = [one for one in kept if os.path.abspath(one or ".") != _HERE]
+        sys.path[:] = kept + [one for one in sys.path if one not in kept]
+
+
+try:
+    if _FOLDER and os.path.isdir(_FOLDER) and not any(type(one).__name__ == "_Watch" for one in sys.meta_path):
+        sys.meta_path.insert(0, _Watch(_FOLDER))  # type: ignore[arg-type]
+except Exception as _error:
+    _say(f"harness exec: not attached: {_error}")
+_chain()

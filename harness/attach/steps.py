@@ -1,0 +1,173 @@
+"""Turns the events of one attached process into the contract's tables, and into what could not be seen of its steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.attach.frames import Attached, Made, events
+from harness.launch.tables import RunTables
+from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
+from harness.probes.ledger.steps import StepRecorder
+from trainer.telemetry import BatchTrace
+
+EVALUATION = 6  # the agent's own kind of event: the batch of an evaluation was fetched
+REPETITION_STEPS = 20  # steps that are summed up together
+LEAST_STEPS, MOST_BLOCKS = 20, 10  # of a block, and of a run
+
+Event = tuple[Any, ...]
+MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
+
+
+@dataclass
+class StepTotals:
+    """What the measured steps of one block amount to, in nanoseconds."""
+
+    warming_up: int = 0  # steps at its beginning that are not measured: their batches were made in the block before
+    begun: int = 0  # steps, measured or not
+    measured: int = 0
+    evaluating: int = 0  # steps that are not measured because an evaluation ran within them
+    wall_ns: int = 0
+    waiting_ns: int = 0  # the main thread was ready to run and had no core
+    unseen_blocked_ns: int = 0  # it was blocked, outside every phase
+    last_unmeasured: bool = False
+    fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
+
+    @property
+    def unseen_share(self) -> float:
+        return self.unseen_blocked_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        return self.waiting_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def fetches_per_step(self) -> int:
+        return max(1, self.fetches.most_common(1)[0][0]) if self.fetches else 1
+
+
+def plan_blocks(steps: int, warmup: int) -> int:
+    """How many measured steps a block has: the run is cut into parts, whose scatter gives the intervals."""
+    return max(LEAST_STEPS, -(-max(steps - warmup, 1) // MOST_BLOCKS))
+
+
+def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path], rank: int) -> list[StepTotals]:
+    """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
+
+    ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
+    """
+    pid = one.process.pid
+    length = plan_blocks(one.steps, one.process.warmup)
+    found: list[StepTotals] = []
+    tables: RunTables | None = None
+    recorder = StepRecorder()
+    for begun, body, ended, evaluated in _steps(one.path):
+        totals = found[-1] if found else None
+        whole = totals is not None and totals.measured >= length
+        if tables is None or (whole and _left(one, found) >= length):
+            if tables is not None:
+                recorder.add([(PAUSE, begun[1], begun[2])])
+                tables.write()
+            recorder = StepRecorder()
+            folder = folder_of(len(found))
+            folder.mkdir(parents=True, exist_ok=True)
+            tables = RunTables(recorder, folder, pid, one.process.tid, rank)
+            totals = StepTotals(warming_up=one.loader_warmup if found else 0)
+            found.append(totals)
+        assert totals is not None
+        recorder.add([_counted(begun, evaluated, totals)])
+        tables.collect()  # between steps: the batches of the one that begins come after this
+        recorder.add([_with_maker(event, made_by) if event[0] == RECEIVED else event for event in body])
+        if ended is not None:
+            if not totals.last_unmeasured:
+                _add(totals, begun, body, ended)
+            if ended[0] == PAUSE:
+                recorder.add([ended])
+    if tables is not None:
+        tables.write()
+    return found
+
+
+def _left(one: Attached, found: Sequence[StepTotals]) -> int:
+    return one.steps - sum(totals.begun for totals in found)
+
+
+def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, bool]]:
+    """Each step: its beginning, what happened in it, its end (None: it did not end), whether an evaluation was in it.
+
+    A frame ends with the beginning of the next step; the program's last one ends with the end of the last step.
+    """
+    begun: Event | None = None
+    for portion in events(path):
+        last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
+        body = [event for event in portion if event[0] != EVALUATION]
+        if begun is not None:
+            yield begun, body, last, len(body) < len(portion)
+        begun = last if last is not None and last[0] == STEP else None
+    if begun is not None:
+        yield begun, [], None, False
+
+
+def _counted(begun: Event, evaluated: bool, totals: StepTotals) -> Event:
+    """The beginning of a step with its repetition, unmeasured where it says so or an evaluation ran within it."""
+    kind, now, reading, number, _, warmup = begun
+    unmeasured = bool(warmup or evaluated or totals.begun < totals.warming_up)
+    totals.begun += 1
+    totals.evaluating += evaluated
+    totals.last_unmeasured = unmeasured
+    return kind, now, reading, number, totals.measured // REPETITION_STEPS, unmeasured
+
+
+def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) -> None:
+    wall_ns = ended[1] - begun[1]
+    totals.measured += 1
+    totals.wall_ns += wall_ns
+    totals.fetches[sum(event[0] == RECEIVED for event in body)] += 1
+    if not begun[2] or not ended[2]:
+        return
+    (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(one[2][0]) for one in (begun, ended))
+    in_phases_ns, in_phases_cpu_ns = _phases(body)
+    waited_ns = waited_now - waited_then
+    totals.waiting_ns += min(waited_ns, wall_ns)
+    blocked_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns) - waited_ns
+    totals.unseen_blocked_ns += max(0, min(blocked_ns, wall_ns - in_phases_ns))
+
+
+def _schedstat(line: bytes) -> tuple[int, int]:
+    """Time on a core, and time ready to run without one (Documentation/scheduler/sched-stats.rst)."""
+    on_core, waited, *_ = line.split()
+    return int(on_core), int(waited)
+
+
+def _phases(body: Sequence[Event]) -> tuple[int, int]:
+    """Wall and CPU time within the outermost phases."""
+    wall_ns = cpu_ns = depth = 0
+    since = (0, 0)
+    for event in body:
+        if event[0] == ENTER:
+            if depth == 0:
+                since = event[2], event[3]
+            depth += 1
+        elif event[0] == EXIT and depth:
+            depth -= 1
+            if depth == 0:
+                wall_ns += event[2] - since[0]
+                cpu_ns += event[3] - since[1]
+    return wall_ns, cpu_ns
+
+
+def _with_maker(event: Event, made_by: MadeBy) -> Event:
+    """A batch's arrival with the stages of its making; tokens that the batch does not show are not known."""
+    kind, trace, tokens, _, samples = event
+    return kind, None if trace is None else _trace(trace, made_by), tokens or None, None, samples or None
+
+
+def _trace(trace: Sequence[Any], made_by: MadeBy) -> BatchTrace | None:
+    role, pid, tid, number, pieces = trace
+    if role == MAIN:
+        return BatchTrace(pid, tid, MAIN, number, tuple(tuple(piece) for piece in pieces))
+    made = made_by.get(pid, ())
+    return BatchTrace(pid, tid, role, number, made[number].pieces) if 0 <= number < len(made) else None

@@ -1,0 +1,84 @@
+"""Says of an arm that is compared with none whether it waits for data, and what it would gain without.
+
+Of a program that nobody here wrote it also says what was timed, what ended a step, and what could not be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.analysis.report_types import ArmReport
+from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.report.names import ArmNames
+from harness.report.words import interval, listing, ms, percent, ratio
+
+NOTHING = 0.005  # of the step: less is no wait worth a word
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One comparison, or one arm: ``finding`` is what a person would say first, ``support`` why it is so."""
+
+    subject: str
+    finding: str
+    support: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.subject}: {self.finding}." + (f" {self.support}" if self.support else "")
+
+
+def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
+    """The lines about ``arm``; none where it has no measured step."""
+    totals = arm.totals
+    if totals.step_ms is None:
+        return []
+    name = names.short(arm.name)
+    lines = [Headline(name, f"{ms(totals.step_ms.median)} a step", f"{_data(arm)}{_gain(arm)}")]
+    if arm.attached is not None:
+        lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
+    if arm.unseen is not None and arm.unseen.too_much:
+        lines.append(_unseen(arm.unseen, totals.step_ms.median))
+    return lines
+
+
+def _data(arm: ArmReport) -> str:
+    """What it waits for, and what of the data work is hidden."""
+    totals = arm.totals
+    step_ms = totals.step_ms.median if totals.step_ms is not None else 0.0
+    fetch_ms = totals.phase_ms.get("fetch")
+    if fetch_ms is None:
+        return "How long it waits for data was not measured."
+    waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
+    parts = [f"{stage} {ms(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
+    hidden_ms = sum(totals.hidden_ms.values())
+    hidden = f" {ms(hidden_ms)} of data work is hidden behind the step." if hidden_ms >= NOTHING * step_ms else ""
+    if waited_ms < NOTHING * step_ms:
+        return f"It hardly waits for data ({ms(waited_ms)}).{hidden}"
+    where = f": {listing(parts)}" if parts else ""
+    return f"{ms(waited_ms)} of them are waited for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
+
+
+def _gain(arm: ArmReport) -> str:
+    """What is left without any data work, by replay."""
+    found = arm.explained
+    if found.ideal_predicted is None or not found.within_tolerance:
+        return ""
+    faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
+    return f" Without any data work it would be {faster}, by replay."
+
+
+def _unseen(one: Unseen, step_ms: float) -> Headline:
+    if one.waiting > MOST_WAITING:
+        return Headline(
+            "Not to be trusted",
+            f"the main thread was ready but had no core for {percent(one.waiting)} of the time "
+            f"(over {percent(MOST_WAITING)})",
+            "These times say more about other processes; nothing is said of what a change would save.",
+        )
+    place = f", mostly in {one.place}" if one.place else ""
+    return Headline(
+        "Not seen",
+        f"{ms(one.blocked * step_ms)} of a step the main thread is blocked outside of what is timed{place}",
+        f"That is over {percent(MOST_UNSEEN)} and may be a wait for data: what data could gain is not known.",
+    )

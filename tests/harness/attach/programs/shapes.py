@@ -1,0 +1,145 @@
+"""Loops whose steps end in unusual ways, by name. Each prints a line a step: its number and its loss."""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+STEPS = 24
+loader = DataLoader(TensorDataset(torch.randn(400, 8), torch.randn(400, 1)), batch_size=4)
+
+
+def net(inputs=8, outputs=1):
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 16), torch.nn.Tanh(), torch.nn.Linear(16, outputs))
+
+
+def batches():
+    step = 0
+    while True:
+        for x, y in loader:
+            yield step, x, y
+            step += 1
+            if step == STEPS:
+                return
+
+
+def mse(a, b):
+    return torch.nn.functional.mse_loss(a, b)
+
+
+def gan():
+    generator, critic = net(8, 8), net()
+    for_critic, for_generator = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (critic, generator))
+    for step, x, _ in batches():
+        for_critic.zero_grad()
+        loss = critic(generator(x).detach()).mean() - critic(x).mean()
+        loss.backward()
+        for_critic.step()
+        for_generator.zero_grad()
+        (-critic(generator(x)).mean()).backward()
+        for_generator.step()
+        print(f"{step} {loss.item()!r}")
+
+
+def lbfgs():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for step, x, y in batches():
+
+        def closure():
+            optimizer.zero_grad()
+            loss = mse(model(x), y)
+            loss.backward()
+            return loss
+
+        print(f"{step} {optimizer.step(closure).item()!r}")
+
+
+def within_backward():
+    model = net()
+    optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
+
+    def update(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(update)
+    for step, x, y in batches():
+        loss = mse(model(x), y)
+        loss.backward()
+        print(f"{step} {loss.item()!r}")
+
+
+def scaler():
+    """Every third gradient is infinite: the scaler skips the update, the step ends all the same."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scale = torch.amp.GradScaler("cpu")
+    for step, x, y in batches():
+        optimizer.zero_grad()
+        loss = mse(model(x), y)
+        scale.scale(loss * (float("inf") if step % 3 == 2 else 1.0)).backward()
+        scale.step(optimizer)
+        scale.update()
+        print(f"{step} {loss.item()!r}")
+
+
+def two_optimizers():
+    """One of them steps every fourth time only."""
+    model, rare = net(), net()
+    often = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seldom = torch.optim.AdamW(rare.parameters(), lr=1e-2)
+    for step, x, y in batches():
+        loss = mse(model(x) + rare(x), y)
+        loss.backward()
+        often.step()
+        often.zero_grad()
+        if step % 4 == 3:
+            seldom.step()
+            seldom.zero_grad()
+        print(f"{step} {loss.item()!r}")
+
+
+def teacher():
+    model, wise = net(), net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step, x, _ in batches():
+        with torch.no_grad():
+            wanted = wise(x)
+        loss = mse(model(x), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{step} {loss.item()!r}")
+
+
+def two_loaders():
+    """Each step takes a batch of each."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    others = DataLoader(TensorDataset(torch.randn(400, 8)), batch_size=2)
+    for (step, x, y), (more,) in zip(batches(), others):
+        loss = mse(model(x), y) + model(more).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"{step} {loss.item()!r}")
+
+
+def no_optimizer():
+    """Its update is written by hand."""
+    model = net()
+    for step, x, y in batches():
+        loss = mse(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
+                p.grad = None
+        print(f"{step} {loss.item()!r}")
+
+
+globals()[sys.argv[1]]()

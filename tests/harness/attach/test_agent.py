@@ -1,0 +1,181 @@
+"""The agent within programs that know nothing of it: it counts their steps, and it changes nothing.
+
+All programs run in forks of two processes, one with the agent and one without: importing torch takes longer than they.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness.analysis.unseen import MOST_UNSEEN
+from harness.attach.command import SHIM
+from harness.attach.frames import Attached, read
+from harness.attach.steps import write_tables
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).parent / "programs"
+# Programs, and how many steps each has.
+LOOPS = {
+    "plain --steps 30": 30,
+    "plain --steps 30 --workers 2": 30,
+    "plain --steps 30 --iterable --workers 1": 30,
+    "plain --steps 30 --accumulation 3": 30,
+    "plain --steps 30 --evaluate-every 10": 30,
+    "plain --steps 30 --workers 2 --persistent --epoch 7": 30,
+    "by_hand 30 4": 30,
+    "threaded 40 8": 40,
+    **dict.fromkeys((f"shapes {name}" for name in (
+        "gan", "lbfgs", "within_backward", "scaler", "two_optimizers", "teacher", "two_loaders", "no_optimizer",
+    )), 24),
+}  # fmt: skip
+# Programs that end badly: exit code (negative: the signal), and the fewest steps that are kept.
+BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20), "plain --steps 60 --kill-at 20": (-signal.SIGKILL, 19)}
+# Functions of the agent by module: each is made to fail in a run of its own.
+HOOKS = {
+    "boundaries": (
+        "enter", "leave", "fetching", "received", "begin_step", "flush", "_count", "_backward_begins", "_updated",
+        "maker", "made_by", "watched", "evaluated", "leave_if_enough", "_update_begins",
+    ),
+    "loading": ("_ended", "sizes", "_open", "_close", "_from_worker", "_source", "_loader"),
+    "stages": ("enter", "leave", "take", "busy", "enter_within"),
+    "record": ("write", "note"),
+    "run_queue": ("read", "find_threads"),
+    "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
+}  # fmt: skip
+FAULTY = "plain --steps 12 --workers 1"
+FAULTS = [f"{module}.{name}!{FAULTY}" for module, names in HOOKS.items() for name in names]
+
+
+class Ran(NamedTuple):
+    """What a program printed, how it ended, and its process."""
+
+    lines: list[str]
+    code: int
+    pid: int
+
+
+def run_all(folder: Path, programs: list[str], raw: Path | None) -> dict[str, Ran]:
+    """Run the programs, with the agent where there is a folder for what it records."""
+    folder.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HARNESS_ATTACH")}
+    if raw is not None:
+        raw.mkdir()
+        (raw / "settings.json").write_text(json.dumps({"warmup": 4, "steps": None}))
+        environment |= {"PYTHONPATH": str(SHIM), "HARNESS_ATTACH": str(raw)}
+    command = [sys.executable, str(PROGRAMS / "several.py"), str(folder), *programs]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    found = {}
+    for number, program in enumerate(programs):
+        *lines, last = (folder / f"{number}.txt").read_text().splitlines()
+        _, code, pid = last.split()
+        found[program] = Ran(lines, int(code), int(pid))
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    return run_all(tmp_path_factory.mktemp("plain") / "out", [*LOOPS, FAULTY], None)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, Attached]]:
+    folder = tmp_path_factory.mktemp("seen")
+    ran = run_all(folder / "out", [*LOOPS, *BAD_ENDS, *FAULTS], folder / "raw")
+    return ran, {one.process.pid: one for one in read(folder / "raw")}
+
+
+def losses(lines: list[str]) -> list[str]:
+    """What the programs print of each step: its number, and every digit of its loss."""
+    return [line for line in lines if re.fullmatch(r"\d+ [-+.\w]+", line)]
+
+
+@pytest.mark.parametrize(("program", "steps"), LOOPS.items())
+def test_every_step_is_counted_and_no_loss_changes(
+    tmp_path: Path, plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, Attached]], program: str, steps: int
+) -> None:
+    ran, processes = seen
+    assert (ran[program].code, plain[program].code) == (0, 0), ran[program].lines
+    assert losses(ran[program].lines) == losses(plain[program].lines)
+    assert len(losses(ran[program].lines)) == steps
+    one = processes[ran[program].pid]
+    assert one.noted("fault") == []
+    made_by = {pid: worker.made for pid, worker in processes.items()}
+    totals = write_tables(one, made_by, lambda block: tmp_path / str(block), 0)
+    assert sum(block.begun for block in totals) == steps
+    import pyarrow.parquet as pq
+
+    table = [
+        row for block in range(len(totals)) for row in pq.read_table(tmp_path / f"{block}/steps.parquet").to_pylist()
+    ]
+    assert [row["step"] for row in table] == list(range(steps))
+    for row in table:
+        phases = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
+        assert sum(row[f"{phase}_ns"] for phase in phases) == row["wall_ns"]
+    if "--evaluate" in program:
+        assert [row["step"] for row in table if row["warmup"]] == [0, 1, 2, 3, 9, 19, 29]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_ours_changes_nothing(
+    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, Attached]], fault: str
+) -> None:
+    """Training ends as it would have, to the last digit."""
+    ran, _ = seen
+    assert ran[fault].code == 0, ran[fault].lines
+    assert losses(ran[fault].lines) == losses(plain[FAULTY].lines)
+    assert [line for line in ran[fault].lines if "injected" in line] == []
+
+
+def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, Attached]]) -> None:
+    ran, processes = seen
+    (note,) = processes[ran[f"boundaries.received!{FAULTY}"].pid].noted("fault")
+    assert note.endswith("OSError: injected\n")
+
+
+@pytest.mark.parametrize(("program", "code", "least"), [(program, *ends) for program, ends in BAD_ENDS.items()])
+def test_a_program_that_ends_badly_loses_one_step_at_most(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]], program: str, code: int, least: int
+) -> None:
+    ran, processes = seen
+    assert ran[program].code == code
+    write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block), 0)
+    import pyarrow.parquet as pq
+
+    assert least <= pq.read_table(tmp_path / "0" / "steps.parquet").num_rows <= 20
+
+
+def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+) -> None:
+    ran, processes = seen
+    one = processes[ran["by_hand 30 4"].pid]
+    (place,) = one.noted("fetch")
+    assert place.startswith("get_batch (by_hand.py:")
+    write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    import pyarrow.parquet as pq
+
+    waits = pq.read_table(tmp_path / "0" / "steps.parquet").column("fetch_ns").to_pylist()
+    assert min(waits[6:]) >= 4e6  # a sleep is never shorter
+
+
+def test_a_wait_that_no_seam_shows_is_found_and_placed(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+) -> None:
+    """Batches come from a thread through a queue."""
+    ran, processes = seen
+    one = processes[ran["threaded 40 8"].pid]
+    (totals,) = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    assert totals.unseen_share > MOST_UNSEEN
+    place, blocked_ns = one.noted("blocked")[0]
+    assert place.startswith("threaded.py:")
+    assert blocked_ns > 0

@@ -1,0 +1,116 @@
+"""``harness exec`` on programs that know nothing of it: what it records, and that it changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.study.store import StudyFolder
+from tests.commands import ROOT
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def program(name: str, *words: object) -> list[str]:
+    return [sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, words)]
+
+
+def alone(command: Sequence[str], **changes: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **changes)
+
+
+def attached(out: Path, command: Sequence[str], *options: str, **changes: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | changes.pop("env", {})
+    python = changes.pop("python", (sys.executable,))
+    own = [*python, "-m", "harness", "exec", "--out", str(out), *options, "--", *command]
+    return alone(own, env=environment, **changes)
+
+
+def study_in(out: Path) -> StudyFolder:
+    (path,) = (out / "exec").iterdir()
+    return StudyFolder(path)
+
+
+def losses(text: str) -> list[str]:
+    """What the programs print of each step: its number, and every digit of its loss."""
+    return [line for line in text.splitlines() if re.fullmatch(r"\d+ [-\w.]+", line)]
+
+
+def rows(study: StudyFolder) -> list[dict[str, Any]]:
+    """Of all blocks, in their order."""
+    return [row for run in study.runs() if run.steps is not None for row in run.steps.to_pylist()]
+
+
+def mean_ms(study: StudyFolder, column: str) -> float:
+    values = [row[column] for row in rows(study) if not row["warmup"]]
+    return sum(values) / len(values) / 1e6
+
+
+def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_timed(tmp_path: Path) -> None:
+    workers, stage = 2, "pack"
+    command = program("plain", "--steps", 1000, "--workers", workers, "--collate-ms", 12)
+    done = attached(tmp_path, command, "--warmup", "10", "--steps", "70")
+    assert done.returncode == 0, done.stderr
+    assert len(losses(done.stdout)) == len(rows(study_in(tmp_path))) == 80
+    study = study_in(tmp_path)
+    work = {name: mean_ms(study, f"work_{name}_ns") for name in ("read", "tokenize", "pack")}
+    assert work[stage] >= 12  # a sleep is never shorter
+    assert all(value < 6 for name, value in work.items() if name != stage)
+    waited = mean_ms(study, "fetch_ns")
+    assert 0 < mean_ms(study, f"exposed_{stage}_ns") <= waited
+    assert mean_ms(study, f"exposed_{stage}_ns") > 0.5 * waited
+    assert "Timed: fetch: DataLoader with 2 workers; forward: Net; backward; optimizer: AdamW." in done.stdout
+    assert "A step ends with the update of AdamW." in " ".join(done.stdout.split())
+
+
+def test_the_exit_code_is_the_programs(tmp_path: Path) -> None:
+    done = attached(tmp_path, program("plain", "--steps", 60, "--kill-at", 20))
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "script: " in done.stdout
+    assert study_in(tmp_path).read_study().notes == [f"the command ended with exit code {128 + signal.SIGKILL}"]
+
+
+def test_nothing_attached_is_said_and_fails(tmp_path: Path) -> None:
+    done = attached(tmp_path, ["env", "-i", sys.executable, "-c", "print('ran')"])
+    assert (done.returncode, done.stdout) == (1, "ran\n")
+    assert done.stderr.startswith("harness: nothing was attached: no Python process of the command imported torch")
+
+
+def test_what_is_no_program_is_one_line(tmp_path: Path) -> None:
+    done = attached(tmp_path, ["no-such-program-anywhere"])
+    assert done.returncode == 2
+    assert done.stderr == (
+        "harness: exec: no-such-program-anywhere: no such program; what follows -- is run as it is\n"
+    )
+    assert list((tmp_path / "exec").iterdir()) == []
+
+
+def test_files_of_the_user_with_names_of_ours_are_his(tmp_path: Path) -> None:
+    """His trainer.py, profiles.py and harness/ are what his program imports, and his sitecustomize runs."""
+    for name in ("trainer.py", "profiles.py", "sitecustomize.py"):
+        (tmp_path / name).write_text(f"print('his {name}')\n")
+    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    shown = alone([sys.executable, "-m", "harness", "exec", "--help"], cwd=tmp_path, env={**os.environ, **environment})
+    assert (shown.returncode, shown.stderr) == (0, ""), shown.stderr
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("print('his harness')\n")
+    imports = "import trainer, profiles, harness\n"
+    (tmp_path / "train.py").write_text(imports + (PROGRAMS / "by_hand.py").read_text())
+    program = [sys.executable, "train.py", "12", "0"]
+    # With `python -m harness` a folder harness/ goes before ours, as Python puts the present folder first. With the
+    # command `harness` it does not, nor with `python -P`.
+    done = attached(tmp_path / "out", program, cwd=tmp_path, env=environment, python=(sys.executable, "-P"))
+    assert done.returncode == 0, done.stderr
+    his = ["his sitecustomize.py", "his trainer.py", "his profiles.py", "his harness"]
+    assert [line for line in done.stdout.splitlines() if line.startswith("his")][-4:] == his
+    assert len(rows(study_in(tmp_path / "out"))) == 12
