@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from harness.attach.frames import Attached, read
@@ -26,11 +27,14 @@ class Found:
 
     trained: tuple[str, ...]  # names of their arms
     started: int  # Python processes that imported torch and had something to say
+    faults: tuple[str, ...] = ()  # of ours, a line each
 
 
-def make_study(folder: StudyFolder, program: Sequence[str], command: Sequence[str], code: int, begun_utc: str) -> Found:
-    """Write the records and tables of everything that was recorded into ``folder``; the raw files go."""
-    processes = read(folder.path / RAW)
+def make_study(
+    folder: StudyFolder, raw: Path, program: Sequence[str], command: Sequence[str], code: int, begun_utc: str
+) -> Found:
+    """Write the records and tables of everything that was recorded in ``raw`` into ``folder``."""
+    processes = read(raw)
     workers = [one for one in processes if one.made]
     trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
     environment = record_environment()
@@ -45,7 +49,13 @@ def make_study(folder: StudyFolder, program: Sequence[str], command: Sequence[st
             folder.write_samples(arm, block, {})
             folder.write_whole_run(record)
     folder.write_study(_study(program, command, code, begun_utc, environment, records, trained))
-    return Found(tuple(dict.fromkeys(record.arm for record in records)), len(processes))
+    faults = [
+        f"process {one.process.pid}: our recording failed and was switched off ({str(text).strip().splitlines()[-1]}); "
+        "the program was left alone"
+        for one in processes
+        for text in one.noted("fault")
+    ]
+    return Found(tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults))
 
 
 def _names(trained: Sequence[Attached]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.output import say
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The file that holds the table."""
-    parser.add_argument("file", metavar="FILE", help="published table (profiles/published/*.yaml)")
+    parser.add_argument("file", metavar="FILE", help="published table, a file or the name of a shipped one")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -23,8 +22,9 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text
+    from harness.scenario.shipped import PUBLISHED, find
 
-    table = load_published(Path(arguments.file))
+    table = load_published(find(arguments.file, PUBLISHED))
     result = check(table, known_peaks())
     say((as_json(result) if arguments.json else as_text(result, table)).removesuffix("\n"))
     return 0

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The scenario and what overrides it, or the study to complete."""
     parser.epilog = PATHS_NOTE
-    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="scenario file, or the name of a shipped one (harness list)"
+    )
     parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
     parser.add_argument("--resume", metavar="STUDY", help="run what the study in this folder still lacks")

@@ -11,6 +11,7 @@ from harness.scenario.checks import problems
 from harness.scenario.errors import Problem, first_error, problems_of, shown
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import DottedKeyError, Nested, expand, flatten, merge
+from harness.scenario.shipped import SCENARIOS, find
 from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_document
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
@@ -26,12 +27,12 @@ _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 def load_scenario(
     path: str | Path, sets: list[str] | None = None, *, repeats: int | None = None, interleave: str | None = None
 ) -> Scenario:
-    """Read, extend, override and check the scenario file at ``path``.
+    """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name.
 
     ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
     (``repeats=3``). Raises InputError, one line: file, line, dotted key, what is allowed.
     """
-    document = read_merged(Path(path))
+    document = read_merged(find(path, SCENARIOS))
     for text in sets or ():
         apply_set(document, text)
     for option, value in (("repeats", repeats), ("interleave", interleave)):

@@ -7,14 +7,87 @@ nothing that the program computes, and it fails open: after a fault of ours ever
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-def begin(folder: str) -> None:
-    """Patch what torch has imported so far, and whatever else is worth watching once it is imported."""
+_patched = False
+
+
+def begin(folder: str) -> bool:
+    """Patch torch and what else is worth watching, once, and record into ``folder``; whether it does."""
+    global _patched
     from _harness_agent import boundaries, guard, loading, record, tokenizing, watching
 
     if not record.begin(folder):
+        return False
+    boundaries.forget()
+    watching.forget()
+    guard.on, guard.fault = True, None
+    if not _patched:
+        _patched = True
+        for module in (loading, boundaries, tokenizing, watching):
+            guard.carefully(module.patch)
+        guard.carefully(_hide_from_dynamo)
+    return True
+
+
+def end() -> None:
+    """Stop recording: every hook does nothing until :func:`begin`."""
+    from _harness_agent import guard, record, watching
+
+    guard.carefully(watching.forget)
+    guard.carefully(record.end)
+    guard.on = False
+
+
+def step() -> None:
+    """The program says that a step begins."""
+    from _harness_agent import boundaries, guard
+
+    if guard.on:
+        guard.carefully(boundaries.step_by_hand)
+
+
+@contextmanager
+def span(name: str, stage: bool) -> Iterator[None]:
+    """The program says what it does: a phase of its step or, where ``stage``, a stage of the batch that it makes."""
+    from _harness_agent import boundaries, guard, stages
+
+    enter, leave = (stages.enter, stages.leave) if stage else (boundaries.enter_by_hand, boundaries.leave_by_hand)
+    entered = guard.on and (guard.carefully(enter, name), guard.on)[1]
+    try:
+        yield
+    finally:
+        if entered:
+            guard.carefully(leave, *(() if stage else (name,)))
+
+
+def _hide_from_dynamo() -> None:
+    """Have Dynamo run what is ours as it is, where that is called while it looks for frames to compile.
+
+    What a function of ours calls is skipped as well, unless it is a wrapper: the user's function below that is his.
+    """
+    import sys
+    from types import CodeType, FunctionType
+    from typing import Any
+
+    import torch
+
+    dynamo: Any = torch._C._dynamo.eval_frame
+    if not hasattr(dynamo, "set_code_exec_strategy"):  # an older torch
         return
-    guard.carefully(loading.patch)
-    guard.carefully(boundaries.patch)
-    guard.carefully(tokenizing.patch)
-    guard.carefully(watching.patch)
+    skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+
+    def hide(code: CodeType, wrapper: bool) -> None:
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, default if wrapper else skip))
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                hide(constant, True)
+
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == __name__:
+            for found in vars(module).values():
+                inner = isinstance(found, type)
+                for one in vars(found).values() if inner else (found,):
+                    if isinstance(one, FunctionType) and one.__module__.partition(".")[0] == __name__:
+                        hide(one.__code__, inner)

@@ -16,7 +16,7 @@ from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
-from _harness_agent import guard, record, run_queue
+from _harness_agent import guard, record, run_queue, stages
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
 EVALUATION = 6  # a batch was fetched that nobody trains on
@@ -45,6 +45,7 @@ class _State:
         self.enough = False
         self.backward_since = False
         self.updated_within = False  # a backward pass
+        self.by_hand = False  # the program says itself where a step begins
         self.maybe = 0  # steps that began if there is no optimizer
         self.without_optimizer = False
         self.steps = 0
@@ -118,7 +119,7 @@ def fetching(source: int, loader: bool = True) -> bool:
         state.events.append((EVALUATION,))
         return False
     state.loader_seen |= loader
-    if not state.optimizers and state.backward_since:
+    if not state.optimizers and state.backward_since and not state.by_hand:
         if state.without_optimizer:
             state.closed = True
         else:
@@ -155,7 +156,7 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: Any) -> Non
 
 def begin_step() -> None:
     """Open the next step, if the last one is closed and no phase of it is open."""
-    if not state.closed or state.open:
+    if not state.closed or state.open or state.by_hand:
         return
     steps = record.settings.get("steps")
     if steps is not None and state.steps >= _warmup() + steps:
@@ -163,6 +164,28 @@ def begin_step() -> None:
     _begin(monotonic_ns(), run_queue.read())
     for action in on_step:
         action(state.steps - 1)
+
+
+def step_by_hand() -> None:
+    """The program says that a step begins; it also ends the one before."""
+    state.by_hand = True
+    _begin(monotonic_ns(), run_queue.read())
+    for action in on_step:
+        action(state.steps - 1)
+
+
+def enter_by_hand(name: str) -> None:
+    """The beginning of a phase that the program marks; a fetch opens a step, as one of a DataLoader does."""
+    if name == "fetch" and not state.by_hand:
+        fetching(0)
+    enter(name)
+
+
+def leave_by_hand(name: str) -> None:
+    """The end of a phase that the program marks; a fetch brings a batch, with the stages marked within."""
+    leave(name)
+    if name == "fetch":
+        received(("main", *stages.origin(), -1, stages.take()), 0, 0, (0, 1))
 
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
@@ -206,7 +229,9 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
     if begun is None:
         if state.maybe:
             _decide(optimizer=False)
-        if state.steps and (state.closed or not state.optimizers):
+        if state.by_hand:
+            begun = (PAUSE, monotonic_ns(), run_queue.read())
+        elif state.steps and (state.closed or not state.optimizers):
             begun = (PAUSE, state.closed_ns, ())
     events, state.events = state.events, []
     if begun is not None:

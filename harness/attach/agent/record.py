@@ -17,7 +17,8 @@ from typing import Any
 
 MARSHAL_FORMAT = 2
 
-_folder = ""
+_folder = ""  # empty: nothing is recorded
+_registered = False
 _file = -1
 _owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
 settings: dict[str, int | None] = {}
@@ -25,17 +26,20 @@ settings: dict[str, int | None] = {}
 
 def begin(folder: str) -> bool:
     """Whether there is a folder to write to; the file is made when there is something to say."""
-    global _folder
-    if not os.path.isdir(folder):
+    global _folder, _registered
+    if _folder or not os.path.isdir(folder):
         return False
     _folder = folder
+    settings.clear()
     try:
         with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
             settings.update(json.load(file))
     except (OSError, ValueError):
         pass
-    os.register_at_fork(after_in_child=_forked)
-    atexit.register(_end)
+    if not _registered:
+        _registered = True
+        os.register_at_fork(after_in_child=_forked)
+        atexit.register(end)
     return True
 
 
@@ -52,6 +56,8 @@ def _forked() -> None:
 def write(word: str, content: Any) -> None:
     """Write one frame, all at once."""
     global _file, _owner
+    if not _folder:
+        return
     if _owner != os.getpid():
         _owner = os.getpid()
         path = os.path.join(_folder, f"{_owner}-{time.monotonic_ns()}.frames")
@@ -66,12 +72,16 @@ def note(what: str, text: Any) -> None:
     write("note", (what, text))
 
 
-def _end() -> None:
+def end() -> None:
+    """Write what is left, and close the file."""
+    global _file, _folder, _owner
     from _harness_agent import boundaries, guard
 
     if _owner == os.getpid():
         guard.carefully(boundaries.flush)
         guard.carefully(write, "end", time.monotonic_ns())
+        os.close(_file)
+    _file, _folder, _owner = -1, "", 0
 
 
 def _process() -> dict[str, Any]:

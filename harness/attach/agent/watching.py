@@ -1,9 +1,10 @@
 """Watches two early steps with ``sys.setprofile`` to learn what cannot be known beforehand, then times it by name.
 
-It finds the outermost module that training calls (the forward phase), the user's functions whose tensors enter it (a
-hand-written ``get_batch`` is the fetch phase), and the calls outside all phases in which the main thread blocks, for
-the sentence that says what could not be seen. The module's class then gets a ``__call__`` that times this one instance,
-and the function is replaced under its name: nothing of ours lies in objects that the user may pickle.
+It finds the outermost modules that training calls (the forward phase: a GAN has two, and a loss may be one), the
+user's functions whose tensors enter them (a hand-written ``get_batch`` is the fetch phase), and the calls outside all
+phases in which the main thread blocks, for the sentence that says what could not be seen. The modules' classes then get
+a ``__call__`` that times these instances alone, and the function is replaced under its name: nothing of ours lies in
+objects that the user may pickle.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _LIBRARIES = tuple(
 )
 _OURS = os.path.dirname(os.path.abspath(__file__))
 _MOST_MADE = 256
+MOST_ROOTS = 8  # outermost modules whose calls are timed
 
 
 class _Seen:
@@ -47,6 +49,14 @@ class _Seen:
 
 _seen: _Seen | None = None
 _until = 0  # the step before which watching ends; 0: it has not begun
+
+
+def forget() -> None:
+    """Watch nothing now, and the next program's early steps when they come."""
+    global _seen, _until
+    if _seen is not None:
+        sys.setprofile(None)
+    _seen, _until = None, 0
 
 
 def patch() -> None:
@@ -148,11 +158,11 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 def _conclude(seen: _Seen) -> None:
     """Patch what was found, and note it."""
-    if seen.roots:
-        ((root, _),) = seen.roots.most_common(1)
-        module = seen.modules[root]
-        _time_calls(module)
-        record.note("forward", type(module).__name__)
+    roots = [seen.modules[root] for root, _ in seen.roots.most_common(MOST_ROOTS)]
+    for kind in dict.fromkeys(map(type, roots)):
+        _time_calls(kind, frozenset(id(module) for module in roots if type(module) is kind))
+    if roots:
+        record.note("forward", ", ".join(dict.fromkeys(type(module).__name__ for module in roots)))
     if seen.makers and not boundaries.state.trained_on:
         ((code, _),) = seen.makers.most_common(1)
         _time_function(code, *seen.named[code])
@@ -160,13 +170,13 @@ def _conclude(seen: _Seen) -> None:
         record.note("blocked", (place, blocked_ns // STEPS))
 
 
-def _time_calls(module: Any) -> None:
-    kind, root = type(module), id(module)
+def _time_calls(kind: Any, roots: frozenset[int]) -> None:
+    """Time the calls of these instances (by id) of a class of modules."""
     before = kind.__call__
 
     @functools.wraps(before)
     def __call__(self: Any, *given: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or id(self) != root or not guard.carefully(_forward_begins):
+        if torch.compiler.is_compiling() or id(self) not in roots or not guard.carefully(_forward_begins):
             return before(self, *given, **named)
         try:
             return before(self, *given, **named)

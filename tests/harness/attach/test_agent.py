@@ -38,6 +38,7 @@ LOOPS = {
         "gan", "lbfgs", "within_backward", "scaler", "two_optimizers", "teacher", "two_loaders", "no_optimizer",
     )), 24),
 }  # fmt: skip
+COMPILED = [f"compiled {how}" for how in ("model", "fullgraph", "in_place", "blocks", "function", "optimizer")]
 # Programs that end badly: exit code (negative: the signal), and the fewest steps that are kept.
 BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20), "plain --steps 60 --kill-at 20": (-signal.SIGKILL, 19)}
 # Functions of the agent by module: each is made to fail in a run of its own.
@@ -84,13 +85,13 @@ def run_all(folder: Path, programs: list[str], raw: Path | None) -> dict[str, Ra
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    return run_all(tmp_path_factory.mktemp("plain") / "out", [*LOOPS, FAULTY], None)
+    return run_all(tmp_path_factory.mktemp("plain") / "out", [*LOOPS, *COMPILED, FAULTY], None)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, Attached]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [*LOOPS, *BAD_ENDS, *FAULTS], folder / "raw")
+    ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -123,6 +124,22 @@ def test_every_step_is_counted_and_no_loss_changes(
         assert sum(row[f"{phase}_ns"] for phase in phases) == row["wall_ns"]
     if "--evaluate" in program:
         assert [row["step"] for row in table if row["warmup"]] == [0, 1, 2, 3, 9, 19, 29]
+
+
+@pytest.mark.parametrize("program", COMPILED)
+def test_no_graph_is_broken_and_nothing_compiled_again(
+    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, Attached]], program: str
+) -> None:
+    ran, processes = seen
+    assert plain[program].code == 0, plain[program].lines
+    (*lines, last), (*expected, first) = (
+        [line for line in one[program].lines if not line.startswith("W")] for one in (ran, plain)
+    )
+    assert lines == expected
+    (graphs, frames), (expected_graphs, expected_frames) = (line.split(" frames ") for line in (last, first))
+    assert graphs == expected_graphs  # their number, and that of breaks
+    assert sum(map(int, re.findall(r"\d+", frames))) <= sum(map(int, re.findall(r"\d+", expected_frames)))
+    assert processes[ran[program].pid].noted("fault") == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.attach.command import SHIM
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 
@@ -32,7 +33,7 @@ def alone(command: Sequence[str], **changes: Any) -> subprocess.CompletedProcess
 def attached(out: Path, command: Sequence[str], *options: str, **changes: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)} | changes.pop("env", {})
     python = changes.pop("python", (sys.executable,))
-    own = [*python, "-m", "harness", "exec", "--out", str(out), *options, "--", *command]
+    own = [*python, "-m", "harness", "exec", "--out", str(out), *options, *(["--", *command] if command else [])]
     return alone(own, env=environment, **changes)
 
 
@@ -66,9 +67,9 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
     work = {name: mean_ms(study, f"work_{name}_ns") for name in ("read", "tokenize", "pack")}
     assert work[stage] >= 12  # a sleep is never shorter
     assert all(value < 6 for name, value in work.items() if name != stage)
-    waited = mean_ms(study, "fetch_ns")
-    assert 0 < mean_ms(study, f"exposed_{stage}_ns") <= waited
-    assert mean_ms(study, f"exposed_{stage}_ns") > 0.5 * waited
+    exposed = {name: mean_ms(study, f"exposed_{name}_ns") for name in ("read", "tokenize", "pack", "transfer")}
+    assert sum(exposed.values()) == pytest.approx(mean_ms(study, "fetch_ns"))
+    assert exposed[stage] > exposed["read"] + exposed["tokenize"]  # a hand-over takes its time on a busy machine
     assert "Timed: fetch: DataLoader with 2 workers; forward: Net; backward; optimizer: AdamW." in done.stdout
     assert "A step ends with the update of AdamW." in " ".join(done.stdout.split())
 
@@ -114,3 +115,37 @@ def test_files_of_the_user_with_names_of_ours_are_his(tmp_path: Path) -> None:
     his = ["his sitecustomize.py", "his trainer.py", "his profiles.py", "his harness"]
     assert [line for line in done.stdout.splitlines() if line.startswith("his")][-4:] == his
     assert len(rows(study_in(tmp_path / "out"))) == 12
+
+
+def test_a_loop_that_says_itself_what_it_does(tmp_path: Path) -> None:
+    """In a folder with a trainer.py of the user's own."""
+    (tmp_path / "trainer.py").write_text("raise RuntimeError('his')\n")
+    done = alone(program("marked"), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    studies = [Path(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("recorded ")]
+    for path in studies:
+        table = rows(StudyFolder(tmp_path / path))
+        assert len(table) == 24
+        assert min(row["fetch_ns"] for row in table) >= 3e6  # a sleep is never shorter
+        assert min(row["work_read_ns"] for row in table) >= 3e6
+        assert min(row["backward_ns"] for row in table) > 0
+    assert len(studies) == 2
+    assert "harness.record: a block records already; end it first" in done.stdout
+
+
+def test_what_was_recorded_becomes_a_study_later(tmp_path: Path) -> None:
+    """Where the harness was killed, its folder keeps what the agent wrote."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "settings.json").write_text('{"warmup": 4}')
+    environment = {**os.environ, "PYTHONPATH": str(SHIM), "HARNESS_ATTACH": str(raw)}
+    assert alone(program("by_hand", 12, 0), env=environment).returncode == 0
+    done = attached(tmp_path / "out", [], "--recorded", str(raw))
+    assert done.returncode == 0, done.stderr
+    assert len(rows(study_in(tmp_path / "out"))) == 12
+    assert list(raw.glob("*.frames"))  # it is the user's to remove
+    refused = attached(tmp_path / "out", ["true"], "--recorded", str(raw))
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "harness: exec: --recorded runs nothing: leave the command away\n",
+    )

@@ -1,0 +1,39 @@
+"""A loop that says itself what it does, as in a notebook: two blocks that are recorded, one after the other."""
+
+import time
+
+import torch
+
+import harness
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(steps, by_hand):
+    for _ in range(steps):
+        if by_hand:
+            harness.step()
+        with harness.span("fetch"):
+            with harness.span("read"):
+                time.sleep(0.003)
+            with harness.span("tokenize"):
+                x = torch.randn(4, 16)
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+train(3, by_hand=True)  # outside of a block the marks do nothing
+for by_hand in (True, False):
+    with harness.record("out") as recording:
+        train(24, by_hand)
+    print("recorded", recording.study)
+try:
+    with harness.record("out"), harness.record("out"):
+        pass
+except RuntimeError as error:
+    print(error)

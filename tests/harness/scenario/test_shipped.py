@@ -1,0 +1,40 @@
+"""What is shipped is found by its name, wherever the command is started; a file of the user's comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.scenario.load import load_scenario
+from harness.scenario.shipped import PUBLISHED, SCENARIOS, shipped
+from tests.commands import harness
+from trainer.errors import InputError
+
+
+def test_every_shipped_file_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = shipped(SCENARIOS)
+    assert {"quickstart", "pretokenization", "guard"} <= set(names)
+    for name, path in names.items():
+        assert load_scenario(name) == load_scenario(path)
+    listed = harness("list")
+    assert listed.returncode == 0
+    for name in (*names, *shipped(PUBLISHED)):
+        assert f"\n  {name} " in listed.stdout
+    audit = harness("audit", "founding-gh200")
+    assert audit.stdout == harness("audit", str(PUBLISHED / "founding-gh200.yaml")).stdout
+
+
+def test_a_file_of_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").write_text("name: mine\nquestion: mine?\narms: {one: {}}\n")
+    assert load_scenario("quickstart").name == "mine"
+
+
+def test_a_name_that_is_neither_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=r"^quickstrt: no such file; did you mean 'quickstart'\? shipped: at-the-slack, "
+    ):
+        load_scenario("quickstrt")
