@@ -74,7 +74,7 @@ def _missing_modules(text: str) -> Iterator[str]:
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
             path = ROOT.joinpath(*parts[:length])
-            file = path.with_suffix(".py")
+            file = path / "__init__.py" if length < len(parts) and path.is_dir() else path.with_suffix(".py")
             if file.is_file() and all(part in file.read_text() for part in parts[length:]):
                 break
             if path.is_dir() and length == len(parts):
