@@ -134,7 +134,7 @@ def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
 def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     wall_ns, cpu_ns = seen.calls.pop()
     blocked_ns = (monotonic_ns() - wall_ns) - (thread_time_ns() - cpu_ns)
-    if blocked_ns < _BLOCKED_NS or boundaries.state.open:
+    if blocked_ns < _BLOCKED_NS or boundaries.state.open or frame.f_code.co_filename.startswith(_OURS):
         return
     where: FrameType | None = frame
     while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
