@@ -12,7 +12,9 @@ from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
-StudyProblemKind = Literal["nothing finished", "partial", "status", "ended", "no measured step", "few blocks"]
+StudyProblemKind = Literal[
+    "nothing finished", "partial", "status", "ended", "no measured step", "few blocks", "few steps"
+]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def study_problems(
         else:
             found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
     if finished and blocks < MIN_BLOCKS:
-        found.append(StudyProblem("few blocks", blocks))
+        attached = any(record.facts.attached is not None for group in records.values() for record in group)
+        found.append(StudyProblem("few steps" if attached else "few blocks", blocks))
     return tuple(found)
 
 

@@ -105,12 +105,16 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
     """The spans in record batches of the spans table that have at least :data:`COLUMNS`; each is let go when read."""
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}
+    first_rank: int | None = None
     for batch in batches:
         role, roles = _coded(batch.column("role"))
         name, found = _coded(batch.column("name"))
         known = np.array([names.setdefault(one, len(names)) for one in found] or [0], dtype=np.int32)
         kind = _kind_of(roles, found)[role * len(found) + name]
-        if len(other_ranks := np.flatnonzero(_integers(batch.column("rank"), 0))):
+        ranks = _integers(batch.column("rank"), 0)
+        if first_rank is None and len(ranks):
+            first_rank = int(ranks[0])
+        if len(other_ranks := np.flatnonzero(ranks != first_rank)):
             kind[other_ranks] = OTHER
         numbers = {column: _integers(batch.column(column)) for column in COLUMNS[3:]}
         for number, growing in enumerate(kinds.values()):

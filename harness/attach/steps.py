@@ -16,7 +16,7 @@ from trainer.telemetry import BatchTrace
 
 EVALUATION = 6  # the agent's own kind of event: the batch of an evaluation was fetched
 REPETITION_STEPS = 20  # steps that are summed up together
-LEAST_STEPS, MOST_BLOCKS = 20, 10  # of a block, and of a run
+LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
 
 Event = tuple[Any, ...]
 MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
@@ -49,9 +49,12 @@ class StepTotals:
         return max(1, self.fetches.most_common(1)[0][0]) if self.fetches else 1
 
 
-def plan_blocks(steps: int, warmup: int) -> int:
-    """How many measured steps a block has: the run is cut into parts, whose scatter gives the intervals."""
-    return max(LEAST_STEPS, -(-max(steps - warmup, 1) // MOST_BLOCKS))
+def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
+    """How many measured steps a block has: the run is cut into parts, whose scatter gives the intervals.
+
+    Each begins with ``loader_warmup`` steps that are not measured: no more than half as many as the others.
+    """
+    return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS) - loader_warmup)
 
 
 def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path], rank: int) -> list[StepTotals]:
@@ -60,14 +63,14 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
     ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
     """
     pid = one.process.pid
-    length = plan_blocks(one.steps, one.process.warmup)
+    length = plan_blocks(one.steps, one.process.warmup, one.loader_warmup)
     found: list[StepTotals] = []
     tables: RunTables | None = None
     recorder = StepRecorder()
     for begun, body, ended, evaluated in _steps(one.path):
         totals = found[-1] if found else None
         whole = totals is not None and totals.measured >= length
-        if tables is None or (whole and _left(one, found) >= length):
+        if tables is None or (whole and _left(one, found) >= length + one.loader_warmup):
             if tables is not None:
                 recorder.add([(PAUSE, begun[1], begun[2])])
                 tables.write()

@@ -96,6 +96,7 @@ def _record(
             cores=one.process.cores,
             torch=one.process.torch,
             attached=_attached(one),
+            ranks=one.process.world,
             step_ends=_step_ends(one),
             unseen_share=round(totals.unseen_share, 4),
             unseen_place=next((str(place) for place, _ in one.noted("blocked")), None),

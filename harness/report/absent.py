@@ -97,6 +97,11 @@ def _problem(one: StudyProblem) -> str:
         case "ended":
             assert one.failure is not None
             return f"{one.failure.arm}: {_ending(one.failure)}, {blocks_named(one.blocks)}"
+        case "few steps":
+            return (
+                f"Its steps are cut into only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval; "
+                "let it run for more steps"
+            )
         case "few blocks":
             return (
                 f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "

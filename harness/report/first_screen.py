@@ -17,7 +17,7 @@ from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
 from harness.report.changes import change
 from harness.report.confounds import confound_lines
-from harness.report.lone_arms import Headline, lone_lines
+from harness.report.lone_arms import Headline, group_lines, lone_lines
 from harness.report.names import ArmNames
 from harness.report.sentences import (
     NOTHING,
@@ -58,7 +58,8 @@ def first_screen(report: StudyReport) -> FirstScreen:
         if isinstance(c, Comparison):
             shown.add(c.baseline)
     if not report.comparisons:
-        lines = [line for arm in report.arms if not arm.control for line in lone_lines(arm, names)]
+        alone = [arm for arm in report.arms if not arm.control]
+        lines = [*group_lines(alone, names), *(line for arm in alone for line in lone_lines(arm, names))]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=" ".join(report.study.question.split()),

@@ -5,6 +5,7 @@ Of a program that nobody here wrote it also says what was timed, what ended a st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.analysis.report_types import ArmReport
@@ -12,6 +13,7 @@ from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.names import ArmNames
 from harness.report.words import interval, listing, ms, percent, ratio
 
+MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
 NOTHING = 0.005  # of the step: less is no wait worth a word
 
 
@@ -37,9 +39,32 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines = [Headline(name, f"{ms(totals.step_ms.median)} a step", f"{_data(arm)}{_gain(arm)}")]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
-    if arm.unseen is not None and arm.unseen.too_much:
+    if arm.unseen is not None and (arm.unseen.waiting > MOST_WAITING or arm.unseen.blocked > MOST_UNSEEN):
         lines.append(_unseen(arm.unseen, totals.step_ms.median))
     return lines
+
+
+def group_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which rank of one program waits longest for data: the others wait for it where they exchange gradients."""
+    ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
+    if len(ranks) < 2:
+        return []
+    waits = {arm.name: arm.totals.phase_ms["fetch"] for arm in ranks}
+    last = max(ranks, key=lambda arm: waits[arm.name])
+    step = last.totals.step_ms
+    step_ms = step.median if step is not None else 0.0
+    others = [wait for name, wait in waits.items() if name != last.name]
+    if waits[last.name] - max(others) < MOST_ALIKE * step_ms:
+        finding = f"they wait about as long for data, {ms(min(waits.values()))} to {ms(max(waits.values()))} a step"
+        support = ""
+    else:
+        finding = f"{names.short(last.name)} waits {ms(waits[last.name])} of {ms(step_ms)} a step for data"
+        support = (
+            f"The others wait {ms(max(others))} at most and, where all exchange gradients in each step, for "
+            f"{names.short(last.name)}."
+        )
+    note = "What a change of one rank would gain is not known from its own steps alone."
+    return [Headline(f"{len(ranks)} ranks", finding, f"{support} {note}".strip())]
 
 
 def _data(arm: ArmReport) -> str:

@@ -46,6 +46,7 @@ class RunFacts:
     # Of a program that nobody here wrote (harness.attach): what of it was timed, what ended a step, how much of its
     # measured time the main thread was blocked where nothing looked (and mostly where), or ready without a core.
     attached: str | None = None
+    ranks: SmallCount | None = None  # of its distributed program
     step_ends: str | None = None
     unseen_share: float | None = None
     unseen_place: str | None = None

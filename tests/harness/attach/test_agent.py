@@ -123,7 +123,7 @@ def test_every_step_is_counted_and_no_loss_changes(
         phases = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
         assert sum(row[f"{phase}_ns"] for phase in phases) == row["wall_ns"]
     if "--evaluate" in program:
-        assert [row["step"] for row in table if row["warmup"]] == [0, 1, 2, 3, 9, 19, 29]
+        assert {0, 1, 2, 3, 9, 19, 29} <= {row["step"] for row in table if row["warmup"]}
 
 
 @pytest.mark.parametrize("program", COMPILED)
@@ -191,8 +191,8 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
     """Batches come from a thread through a queue."""
     ran, processes = seen
     one = processes[ran["threaded 40 8"].pid]
-    (totals,) = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
-    assert totals.unseen_share > MOST_UNSEEN
+    totals = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    assert min(block.unseen_share for block in totals) > MOST_UNSEEN
     place, blocked_ns = one.noted("blocked")[0]
     assert place.startswith("threaded.py:")
     assert blocked_ns > 0

@@ -34,7 +34,8 @@ def test_with_its_parent_there_it_goes_on() -> None:
 @pytest.mark.parametrize("nice", [0, 7])
 def test_a_new_session_is_as_nice_as_its_process(nice: int) -> None:
     """Without that a study under ``nice`` takes as much of the machine as everything else together."""
-    program = "from harness.machine.lifetime import keep_niceness; keep_niceness(); print(open('/proc/self/autogroup').read())"
+    program = "from harness.machine.lifetime import keep_niceness; keep_niceness(); print(open(FILE).read())"
+    program = program.replace("FILE", "'/proc/self/autogroup'")
     command = ["nice", "-n", str(nice), sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, start_new_session=True, timeout=60)
     assert done.stdout.split()[-1] == str(nice), done.stderr

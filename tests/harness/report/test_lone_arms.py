@@ -46,3 +46,21 @@ def test_where_too_much_was_not_seen_it_promises_nothing(facts: dict[str, Any], 
     text = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
     assert words in text
     assert "as fast" not in text
+
+
+def test_of_ranks_it_names_the_one_that_the_others_wait_for_and_promises_nothing() -> None:
+    """What rank 0 would gain without its own data work says nothing: it waits for rank 1 in its backward pass."""
+    facts = {**SEEN, "ranks": 2}
+    arms = [Arm("rank-0", tokenize=0.2, facts=facts), Arm("rank-1", tokenize=9.0, facts=facts)]
+    found = first_screen(analyse(*build(arms, [])))
+    text = found.headlines[0].text
+    assert text.startswith("2 ranks: rank-1 waits ")
+    assert "The others wait " in text
+    everything = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
+    assert "as fast" not in everything
+    alike = [Arm(f"rank-{rank}", tokenize=2.0, facts=facts) for rank in range(2)]
+    assert (
+        first_screen(analyse(*build(alike, [])))
+        .headlines[0]
+        .text.startswith("2 ranks: they wait about as long for data, ")
+    )
