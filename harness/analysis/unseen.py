@@ -18,12 +18,13 @@ class Unseen:
     blocked: float = 0.0
     place: str | None = None
     waiting: float = 0.0
+    device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
 
     @property
     def too_much(self) -> bool:
         """Whether nothing can be said of what a change would save."""
-        return self.blocked > MOST_UNSEEN or self.waiting > MOST_WAITING or self.ranks > 1
+        return self.blocked > MOST_UNSEEN or self.waiting > MOST_WAITING or self.device or self.ranks > 1
 
 
 def unseen(runs: Sequence[RunData]) -> Unseen | None:
@@ -35,5 +36,6 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         blocked=sum(one.unseen_share or 0.0 for one in facts) / len(facts),
         place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
+        device=any(one.asynchronous for one in facts),
         ranks=max(one.ranks or 1 for one in facts),
     )

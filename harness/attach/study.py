@@ -130,10 +130,11 @@ def _attached(one: Attached) -> str:
 
 
 def _step_ends(one: Attached) -> str:
-    optimizers = one.noted("optimizer")
-    if not optimizers:
+    closing = _last(one, "closes")
+    if closing is None:
         return "the first fetch after a backward pass (no optimizer was seen)"
-    return f"the update of {optimizers[-1][1]}"
+    alike = sum(name == closing for _, name in one.noted("optimizer")) > 1
+    return f"the update of {closing}" + (", the last of several in each step" if alike else "")
 
 
 def _last(one: Attached, what: str) -> Any:
@@ -153,6 +154,8 @@ def _study(
     arms = list(dict.fromkeys(record.arm for record in records))
     blocks = max((record.block + 1 for record in records), default=0)
     notes = [f"the command ended with exit code {code}"] if code else []
+    if blocks > 1:
+        notes.append("its blocks are parts of one run: the intervals do not hold what differs from run to run")
     for arm, one in zip(arms, trained, strict=True):
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
         notes += [f"{arm}: our recording failed and was switched off: {text}" for text in one.noted("fault")]

@@ -40,6 +40,7 @@ class _State:
         self.sources: set[int] = set()  # of the batches that came since a backward pass, and may be trained on
         self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
         self.maker: Trace | None = None  # who made the batch that arrives
+        self.closing: int | None = None  # the optimizer that closes steps
         self.closed = True  # nothing has begun yet
         self.closed_ns = 0
         self.enough = False
@@ -321,6 +322,9 @@ def _count(optimizer: int, name: str) -> None:
     closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
     if optimizer == closing:
         state.closed, state.closed_ns = True, monotonic_ns()
+        if state.closing != optimizer:
+            state.closing = optimizer
+            record.note("closes", name)
     if ("optimizer", optimizer) not in state.noted:
         state.noted.add(("optimizer", optimizer))
         record.note("optimizer", (len(counts), name))

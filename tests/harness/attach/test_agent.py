@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import Attached, read
 from harness.attach.steps import write_tables
+from harness.study.store import StudyFolder
+from tests.commands import harness
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +41,12 @@ LOOPS = {
         "gan", "lbfgs", "within_backward", "scaler", "two_optimizers", "teacher", "two_loaders", "no_optimizer",
     )), 24),
 }  # fmt: skip
+CLOSED_BY = {
+    "shapes two_optimizers": "AdamW",
+    "shapes gan": "SGD",
+    "shapes within_backward": "optimizers within the backward pass",
+    "plain --steps 30": "AdamW",
+}
 COMPILED = [f"compiled {how}" for how in ("model", "fullgraph", "in_place", "blocks", "function", "optimizer")]
 # Programs that end badly: exit code (negative: the signal), and the fewest steps that are kept.
 BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20), "plain --steps 60 --kill-at 20": (-signal.SIGKILL, 19)}
@@ -53,8 +62,12 @@ HOOKS = {
     "run_queue": ("read", "find_threads"),
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
 }  # fmt: skip
-FAULTY = "plain --steps 12 --workers 1"
-FAULTS = [f"{module}.{name}!{FAULTY}" for module, names in HOOKS.items() for name in names]
+FAULTY, WITH_WORKER = "plain --steps 9", "plain --steps 9 --workers 1"
+FAULTS = [
+    f"{module}.{name}!{WITH_WORKER if name in ('_from_worker', 'write', 'made_by', '_close') else FAULTY}"
+    for module, names in HOOKS.items()
+    for name in names
+]
 
 
 class Ran(NamedTuple):
@@ -122,6 +135,8 @@ def test_every_step_is_counted_and_no_loss_changes(
     for row in table:
         phases = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
         assert sum(row[f"{phase}_ns"] for phase in phases) == row["wall_ns"]
+    if program in CLOSED_BY:
+        assert one.noted("closes")[-1] == CLOSED_BY[program]
     if "--evaluate" in program:
         assert {0, 1, 2, 3, 9, 19, 29} <= {row["step"] for row in table if row["warmup"]}
 
@@ -157,6 +172,27 @@ def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, Attached]]) -> N
     ran, processes = seen
     (note,) = processes[ran[f"boundaries.received!{FAULTY}"].pid].noted("fault")
     assert note.endswith("OSError: injected\n")
+
+
+def test_what_was_recorded_becomes_a_study_later(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+) -> None:
+    """Where the harness was killed, the study's folder keeps what the agent wrote."""
+    ran, processes = seen
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    shutil.copy(processes[ran["by_hand 30 4"].pid].path, raw)
+    words = ("exec", "--recorded", str(raw), "--out", str(tmp_path / "out"))
+    done = harness(*words)
+    assert done.returncode == 0, done.stderr
+    (study,) = (tmp_path / "out" / "exec").iterdir()
+    assert sum(run.steps.num_rows for run in StudyFolder(study).runs() if run.steps is not None) == 30
+    assert list(raw.glob("*.frames"))  # it is the user's to remove
+    refused = harness(*words, "--", "true")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "harness: exec: --recorded runs nothing: leave the command away\n",
+    )
 
 
 @pytest.mark.parametrize(("program", "code", "least"), [(program, *ends) for program, ends in BAD_ENDS.items()])

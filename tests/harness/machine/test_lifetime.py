@@ -38,4 +38,5 @@ def test_a_new_session_is_as_nice_as_its_process(nice: int) -> None:
     program = program.replace("FILE", "'/proc/self/autogroup'")
     command = ["nice", "-n", str(nice), sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, start_new_session=True, timeout=60)
-    assert done.stdout.split()[-1] == str(nice), done.stderr
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + nice)  # the tests may be nice themselves
+    assert done.stdout.split()[-1] == str(expected), done.stderr

@@ -64,3 +64,12 @@ def test_of_ranks_it_names_the_one_that_the_others_wait_for_and_promises_nothing
         .headlines[0]
         .text.startswith("2 ranks: they wait about as long for data, ")
     )
+
+
+def test_beside_a_device_that_nobody_recorded_a_wait_of_the_host_is_no_cost_of_the_step() -> None:
+    found = screen(**SEEN, asynchronous=True, device="cuda")
+    text = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
+    assert "The host waits " in text
+    assert "what the device did meanwhile was not recorded" in text
+    assert "as fast" not in text
+    assert "are waited for" not in text

@@ -1,4 +1,4 @@
-"""A loop that says itself what it does, as in a notebook: two blocks that are recorded, one after the other."""
+"""A loop that says itself what it does, as in a notebook."""
 
 import time
 
@@ -12,7 +12,7 @@ model = torch.nn.Linear(16, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def train(steps, by_hand):
+def train(steps, by_hand=False):
     for _ in range(steps):
         if by_hand:
             harness.step()
@@ -28,10 +28,10 @@ def train(steps, by_hand):
 
 
 train(3, by_hand=True)  # outside of a block the marks do nothing
-for by_hand in (True, False):
-    with harness.record("out") as recording:
-        train(24, by_hand)
-    print("recorded", recording.study)
+with harness.record("out") as recording:
+    train(12)  # a fetch that is marked opens a step
+    train(12, by_hand=True)
+print("recorded", recording.study)
 try:
     with harness.record("out"), harness.record("out"):
         pass

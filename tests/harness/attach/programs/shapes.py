@@ -31,7 +31,8 @@ def mse(a, b):
 
 def gan():
     generator, critic = net(8, 8), net()
-    for_critic, for_generator = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (critic, generator))
+    for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for_generator = torch.optim.SGD(generator.parameters(), lr=1e-3)
     for step, x, _ in batches():
         for_critic.zero_grad()
         loss = critic(generator(x).detach()).mean() - critic(x).mean()
@@ -91,7 +92,7 @@ def two_optimizers():
     """One of them steps every fourth time only."""
     model, rare = net(), net()
     often = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    seldom = torch.optim.AdamW(rare.parameters(), lr=1e-2)
+    seldom = torch.optim.SGD(rare.parameters(), lr=1e-2)
     for step, x, y in batches():
         loss = mse(model(x) + rare(x), y)
         loss.backward()
