@@ -80,8 +80,8 @@ def _data(arm: ArmReport) -> str:
     hidden = f" {ms(hidden_ms)} of data work is hidden behind the step." if hidden_ms >= NOTHING * step_ms else ""
     if arm.unseen is not None and arm.unseen.device:
         return (
-            f"The host waits {ms(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that costs "
-            "the step is not known."
+            f"The host waits {ms(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
+            "costs the step is not known."
         )
     if waited_ms < NOTHING * step_ms:
         return f"It hardly waits for data ({ms(waited_ms)}).{hidden}"
