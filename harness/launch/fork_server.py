@@ -139,13 +139,12 @@ class ForkServer:
 
 
 def main() -> int:
-    from harness.machine.lifetime import die_with_parent, keep_niceness
+    from harness.machine.lifetime import die_with_parent
     from trainer.errors import in_words
 
     # Also where a signal goes to every process: the parent, which ends this one, decides what is kept.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
-    keep_niceness()
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[3:]:
         try:
@@ -181,12 +180,9 @@ def main() -> int:
 
 def _become_run(server: int, channel: int, log: int) -> NoReturn:
     """In the forked process: a session of its own, its output into its log, then the run; never returns."""
-    from harness.machine.lifetime import keep_niceness
-
     code = 1
     try:
         os.setsid()
-        keep_niceness()
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -1,4 +1,4 @@
-"""What a process shares with the one that started it: its end, and its niceness."""
+"""Ends a process together with the process that started it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 
 def die_with_parent(parent: int | None) -> None:
@@ -22,15 +20,3 @@ def die_with_parent(parent: int | None) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
         if parent is not None and os.getppid() != parent:
             os._exit(1)
-
-
-def keep_niceness() -> None:
-    """Give way in a new session as the session did that this process came from.
-
-    Linux shares cores among sessions first (autogroup, sched(7)), and a new one is as important as any other, however
-    nice its processes are: a study that was started with ``nice`` would take half of the machine.
-    """
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    if nice:
-        with suppress(OSError):  # a kernel without autogroups, or one that may not be told
-            Path("/proc/self/autogroup").write_text(str(nice))
