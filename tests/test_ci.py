@@ -48,10 +48,10 @@ sys.exit(parts.main([]))
 @pytest.mark.parametrize(
     ("guard", "blocks", "lint", "tests", "code", "line"),
     [
-        (0, "4", 0, 0, 0, "guard: 4 blocks in 45s, exit code 0"),
+        (0, "4", 0, 0, 0, "guard: 4 blocks in 1m, exit code 0"),
         (0, "4", 1, 0, 1, "the linters failed: see above"),
         (0, "4", 0, 2, 2, "lint ran"),
-        (3, "4", 0, 0, 3, "guard: 4 blocks in 45s, exit code 3"),
+        (3, "4", 0, 0, 3, "guard: 4 blocks in 1m, exit code 3"),
         (2, "", 0, 0, 0, "guard: NOTHING DECIDED (exit code 2)"),  # on a fresh clone there is no results/guard
     ],
 )
