@@ -27,6 +27,12 @@ WORKERS = (2, 4)
 PATH_KEYS = {"data.path", "data.access"}  # what another arm may do otherwise for its data path to be tried
 # Times the usual hand-over that an interval allows for where none was recorded, downwards to none at all.
 MOST_HANDOVER = 3
+_REFUSED = {
+    "no core": "its main thread had no core for too much of the time",
+    "blocked": "too much of its time was not seen",
+    "device": "what its device did was not recorded",
+    "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
+}
 ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
 
 
@@ -47,8 +53,8 @@ def advise(
 ) -> ArmAdvice:
     """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm."""
     hidden = unseen(runs.get(arm, ()))
-    if hidden is not None and hidden.too_much:
-        return ArmAdvice(arm, noise_floor=noise_floor, refused="too much of its time was not seen")
+    if hidden is not None and hidden.reason is not None:
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=_REFUSED[hidden.reason])
     try:
         replays = Replays(runs.get(arm, ()), REPLICATES)
         plain = replays.predict(parse_edits([]))

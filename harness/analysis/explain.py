@@ -35,7 +35,7 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
     hidden = unseen(own)
-    if hidden is not None and hidden.too_much:
+    if hidden is not None and hidden.reason is not None:
         return ArmExplained(syncs)  # what nobody saw may be the wait for data
     try:
         replays = Replays(own)

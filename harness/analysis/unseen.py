@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.study.run_data import RunData
 
@@ -21,10 +22,18 @@ class Unseen:
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
 
+    tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
+
     @property
-    def too_much(self) -> bool:
-        """Whether nothing can be said of what a change would save."""
-        return self.blocked > MOST_UNSEEN or self.waiting > MOST_WAITING or self.device or self.ranks > 1
+    def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
+        """Why nothing can be said of what a change would save; None where it can."""
+        if self.waiting > MOST_WAITING:
+            return "no core"
+        if self.blocked > MOST_UNSEEN:
+            return "blocked"
+        if self.device:
+            return "device"
+        return "ranks" if self.ranks > 1 else None
 
 
 def unseen(runs: Sequence[RunData]) -> Unseen | None:
@@ -36,6 +45,7 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         blocked=sum(one.unseen_share or 0.0 for one in facts) / len(facts),
         place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
+        tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),
         device=any(one.asynchronous for one in facts),
         ranks=max(one.ranks or 1 for one in facts),
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.probes.ledger.rows import STEP
+
 SUFFIX = ".frames"
 _LENGTH_BYTES = 4
 MOST_FRAME_BYTES = 1 << 28  # of one step: more is no frame of ours
@@ -30,11 +32,9 @@ class ProcessFacts:
     """Who a process is, as the agent in it says."""
 
     pid: int
-    parent: int
     tid: int  # of the main thread
     rank: int | None  # of a distributed program, as its launcher says (torchrun, Slurm)
     world: int | None
-    argv: tuple[str, ...]
     python: str  # version
     torch: str  # version
     threads: int | None  # that torch computes with
@@ -53,7 +53,6 @@ class Attached:
     notes: list[tuple[str, Any]] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)  # batches, where it is a loader worker
     steps: int = 0  # that it began
-    ended: bool = False  # whether Python ended by itself
 
     @property
     def loader(self) -> tuple[int, int]:
@@ -97,7 +96,7 @@ def read(folder: Path) -> list[Attached]:
         word, content = next(written, ("", None))
         if word != "process" or content is None:  # killed before its first frame was whole
             continue
-        one = Attached(path, ProcessFacts(**{**content, "argv": tuple(content["argv"])}))
+        one = Attached(path, ProcessFacts(**content))
         for word, content in written:
             if word == "note":
                 one.notes.append(tuple(content))
@@ -106,13 +105,8 @@ def read(folder: Path) -> list[Attached]:
                 one.made.append(Made(worker, tuple(tuple(piece) for piece in pieces)))
             elif word == "events":
                 one.steps += sum(event[0] == STEP for event in content)
-            elif word == "end":
-                one.ended = True
         found.append(one)
     return sorted(found, key=lambda one: one.process.now_ns)
-
-
-STEP = 2  # as in harness.probes.ledger.rows; a test holds the agent and the rows to one numbering
 
 
 def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:

@@ -25,10 +25,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from harness.attach import LEAST_WARMUP
 from harness.study.contract import PHASES, STAGES
 
 AGENT = "_harness_agent"
-LEAST_WARMUP = 4  # two early steps are watched, and the two before them build much
 _MARKED = tuple(name for name in (*PHASES, *STAGES) if name not in ("other", "transfer"))  # those are what is left
 
 

@@ -14,7 +14,7 @@ from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
 from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace
 
-EVALUATION = 6  # the agent's own kind of event: the batch of an evaluation was fetched
+EVALUATION, TOKENIZED = 6, 7  # the agent's own kinds of event: see agent/boundaries.py, whose numbers they are
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
 
@@ -32,6 +32,7 @@ class StepTotals:
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
     wall_ns: int = 0
     waiting_ns: int = 0  # the main thread was ready to run and had no core
+    tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     last_unmeasured: bool = False
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
@@ -43,6 +44,10 @@ class StepTotals:
     @property
     def waiting_share(self) -> float:
         return self.waiting_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def tokenizing_share(self) -> float:
+        return self.tokenizing_ns / self.wall_ns if self.wall_ns else 0.0
 
     @property
     def fetches_per_step(self) -> int:
@@ -83,7 +88,9 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
         assert totals is not None
         recorder.add([_counted(begun, evaluated, totals)])
         tables.collect()  # between steps: the batches of the one that begins come after this
-        recorder.add([_with_maker(event, made_by) if event[0] == RECEIVED else event for event in body])
+        recorder.add(
+            [_with_maker(event, made_by) if event[0] == RECEIVED else event for event in body if event[0] != TOKENIZED]
+        )
         if ended is not None:
             if not totals.last_unmeasured:
                 _add(totals, begun, body, ended)
@@ -128,6 +135,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     wall_ns = ended[1] - begun[1]
     totals.measured += 1
     totals.wall_ns += wall_ns
+    totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.fetches[sum(event[0] == RECEIVED for event in body)] += 1
     if not begun[2] or not ended[2]:
         return

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harness.attach.frames import Attached, read
 from harness.attach.steps import StepTotals, write_tables
+from harness.launch.study import now
 from harness.machine.environment import record_environment
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_facts import RunFacts
@@ -83,7 +83,7 @@ def _record(
         session="exec",
         pid=one.process.pid,
         started_utc=begun_utc,
-        ended_utc=_now(),
+        ended_utc=now(),
         exit_code=code,
         config=config,
         facts=RunFacts(
@@ -101,6 +101,7 @@ def _record(
             unseen_share=round(totals.unseen_share, 4),
             unseen_place=next((str(place) for place, _ in one.noted("blocked")), None),
             waiting_share=round(totals.waiting_share, 4),
+            tokenizing_share=round(totals.tokenizing_share, 4),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
@@ -164,7 +165,7 @@ def _study(
         question=f"Where does the time of {shlex.join(program)} go?",
         status="done" if any(record.status == "done" for record in records) else "failed",
         created_utc=begun_utc,
-        ended_utc=_now(),
+        ended_utc=now(),
         command=list(command),
         scenario_file="",
         interleave="runs",
@@ -175,7 +176,3 @@ def _study(
         environment=environment,
         notes=notes,
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.attach import LEAST_WARMUP
 from harness.commands.arguments import DEFAULT_OUT
 from harness.commands.output import say
 from trainer.errors import InputError
@@ -14,7 +15,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.study.store import StudyFolder
 
-LEAST_WARMUP, MOST_STEPS = 4, 10_000_000  # two early steps are watched, and the two before them build much
+MOST_STEPS = 10_000_000
 NOTE = """No line of the program changes: torch's DataLoader, backward pass and optimizers are timed from outside, and
 its losses stay what they are. The exit code is the program's own; 1 where it ended well but nothing could be attached.
 Not seen: a Python that ignores PYTHONPATH (env -i, python -I or -E); loaders that are not torch's, except a function
@@ -78,11 +79,13 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     """Make the study of what was recorded in ``raw`` and print its first screen; ``code``, or 1 where there is none."""
     from harness.attach.study import make_study
     from harness.commands.report import print_first_screen
+    from trainer.leftovers import remove
 
     found = make_study(folder, raw, program, command, code, begun_utc)
     if not found.trained:
         what = "nothing was attached" if not found.started else "no training step was seen"
         print(f"harness: {what}: {_why(found.started)}", file=sys.stderr)
+        remove(folder.path)
         return code or 1
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)

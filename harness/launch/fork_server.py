@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import math
 import os
 import signal
 import socket
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from harness.launch.channel import readable
 from harness.launch.diagnosis import describe_process
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
-from harness.launch.waiting import KILLED_S, LOOK_S
+from harness.launch.waiting import KILLED_S, looks
 
 if TYPE_CHECKING:
     from harness.launch.code import Code
@@ -125,10 +124,10 @@ class ForkServer:
         return cast("ForkAnswer", json.loads(answer))
 
     def _readable(self, timeout_s: float | None) -> bool:
-        """Wait in several looks, so that where all stood still (a paused container) one look is lost."""
-        looks = 1 if timeout_s is None else max(1, math.ceil(timeout_s / LOOK_S))
-        each_s = None if timeout_s is None else timeout_s / looks
-        return any(readable(self._socket, each_s) for _ in range(looks))
+        """Wait in several looks."""
+        parts = 1 if timeout_s is None else looks(timeout_s)
+        each_s = None if timeout_s is None else timeout_s / parts
+        return any(readable(self._socket, each_s) for _ in range(parts))
 
     def _gone(self) -> ForkServerGone:
         try:

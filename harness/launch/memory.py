@@ -144,9 +144,8 @@ def check_memory(
 ) -> None:
     """Refuse runs that cannot fit: InputError, one line with the arithmetic, where the low end is above what is free.
 
-    Prints a warning where only the high end is, or where ``force`` starts what cannot fit (None: a command
-    that has no such option, so that none is advised). ``profiled``: arms whose
-    runs are alone whatever ``interleave`` says.
+    Prints a warning where only the high end is, or where ``force`` starts what cannot fit (None: a command that has no
+    such option, so that none is advised). ``profiled``: arms whose runs are alone whatever ``interleave`` says.
     """
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = [need for need in needs if need.arm not in profiled] if interleave == "slices" else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, DataMessage, RunEvent, RunOrder, StartMessage
-from harness.launch.waiting import KILLED_S, LOOK_S, PROFILED_STEPS, BudgetSpent, WaitLimits
+from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import RUN_FILES
@@ -195,14 +194,11 @@ class RunProcess:
             self._fail(message.get("error"))
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Wait for the next message in several looks; TimeoutError after ``limit_s`` of looks in vain.
-
-        Where all of the study stood still, launcher and run (a container that is paused), one look is lost, no run.
-        """
-        looks = math.ceil(limit_s / LOOK_S)
-        for _ in range(looks):
+        """Wait for the next message in several looks; TimeoutError after ``limit_s`` of looks in vain."""
+        parts = looks(limit_s)
+        for _ in range(parts):
             with suppress(TimeoutError):
-                return channel.receive_event(self._limits.within(limit_s / looks))
+                return channel.receive_event(self._limits.within(limit_s / parts))
             if self._limits.spent:
                 break
         raise TimeoutError

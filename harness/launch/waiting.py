@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ BEATS_PER_LIMIT = 4  # so that a beat that comes late ends no run
 # A run of a state of the code that sends none is given the limit for each of its steps; for a profiled run, this many.
 PROFILED_STEPS = 100
 KILLED_S = 30.0  # for the kernel to end a killed process; one that waits for a dead disk stays longer
+
+
+def looks(limit_s: float) -> int:
+    """How many waits make up a limit: where all stands still (a paused container), one of them is lost, no run."""
+    return max(1, math.ceil(limit_s / LOOK_S))
 
 
 class BudgetSpent(Exception):  # noqa: N818 - an outcome, reported and survived

@@ -5,12 +5,13 @@ Of a program that nobody here wrote it also says what was timed, what ended a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.report_types import ArmReport
 from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.names import ArmNames
+from harness.report.sentences import WORTH
 from harness.report.words import interval, listing, ms, percent, ratio
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
@@ -39,8 +40,8 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines = [Headline(name, f"{ms(totals.step_ms.median)} a step", f"{_data(arm)}{_gain(arm)}")]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
-    if arm.unseen is not None and (arm.unseen.waiting > MOST_WAITING or arm.unseen.blocked > MOST_UNSEEN):
-        lines.append(_unseen(arm.unseen, totals.step_ms.median))
+    if arm.unseen is not None:
+        lines += _unseen(arm.unseen, totals.step_ms.median)
     return lines
 
 
@@ -77,7 +78,11 @@ def _data(arm: ArmReport) -> str:
     waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
     parts = [f"{stage} {ms(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
-    hidden = f" {ms(hidden_ms)} of data work is hidden behind the step." if hidden_ms >= NOTHING * step_ms else ""
+    hidden = ""
+    if hidden_ms >= NOTHING * step_ms:  # what is hidden may still take cores from the step, which no replay knows
+        contended_ms = totals.contended_ms or 0.0
+        cores = f"; {ms(contended_ms)} a step go by waiting for a core" if contended_ms >= WORTH * step_ms else ""
+        hidden = f" {ms(hidden_ms)} of data work is hidden behind the step{cores}."
     if arm.unseen is not None and arm.unseen.device:
         return (
             f"The host waits {ms(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
@@ -95,20 +100,27 @@ def _gain(arm: ArmReport) -> str:
     if found.ideal_predicted is None or not found.within_tolerance:
         return ""
     faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
-    return f" Without any data work it would be {faster}, by replay."
+    return f" Without the data work of its fetches it would be {faster}, by replay."
 
 
-def _unseen(one: Unseen, step_ms: float) -> Headline:
-    if one.waiting > MOST_WAITING:
-        return Headline(
+def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
+    if one.tokenizing >= NOTHING:
+        yield Headline(
+            "In the loop itself",
+            f"{ms(one.tokenizing * step_ms)} of a step tokenize what was fetched already",
+            "That is part of no fetch, and of nothing that is said here of data.",
+        )
+    if one.reason == "no core":
+        yield Headline(
             "Not to be trusted",
             f"the main thread was ready but had no core for {percent(one.waiting)} of the time "
             f"(over {percent(MOST_WAITING)})",
             "These times say more about other processes; nothing is said of what a change would save.",
         )
-    place = f", mostly in {one.place}" if one.place else ""
-    return Headline(
-        "Not seen",
-        f"{ms(one.blocked * step_ms)} of a step the main thread is blocked outside of what is timed{place}",
-        f"That is over {percent(MOST_UNSEEN)} and may be a wait for data: what data could gain is not known.",
-    )
+    if one.reason == "blocked":
+        place = f", mostly in {one.place}" if one.place else ""
+        yield Headline(
+            "Not seen",
+            f"{ms(one.blocked * step_ms)} of a step the main thread is blocked outside of what is timed{place}",
+            f"That is over {percent(MOST_UNSEEN)} and may be a wait for data: what data could gain is not known.",
+        )

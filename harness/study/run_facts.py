@@ -44,13 +44,15 @@ class RunFacts:
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
     # Of a program that nobody here wrote (harness.attach): what of it was timed, what ended a step, how much of its
-    # measured time the main thread was blocked where nothing looked (and mostly where), or ready without a core.
+    # measured time the main thread was blocked where nothing looked (and mostly where), was ready without a core, or
+    # tokenized in no fetch.
     attached: str | None = None
     ranks: SmallCount | None = None  # of its distributed program
     step_ends: str | None = None
     unseen_share: float | None = None
     unseen_place: str | None = None
     waiting_share: float | None = None
+    tokenizing_share: float | None = None
     nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
     others: JsonObject = field(default_factory=dict)  # of another version, by name
 

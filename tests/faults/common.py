@@ -6,6 +6,8 @@ import argparse
 import hashlib
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +45,8 @@ repeats: 2
 interleave: slices
 slice_steps: 6
 """
+END_S = 120.0  # a study that was hit, or a resumed one, takes seconds; on a busy machine a minute
+LEFT_S = 20.0  # what a killed launcher leaves must notice
 RUNS, STEPS = 4, 12  # of that study: all its runs, and measured steps of each
 
 
@@ -274,3 +278,36 @@ def finished_study(folder: Path) -> tuple[Path, float]:
     if ended.code != 0 or study is None:
         sys.exit(f"the study does not even work undisturbed: {ended.err[-3000:]}")
     return study, time.monotonic() - begun
+
+
+def check_resumed(out: Path, what: str, counts: Counts) -> None:
+    """Resume the study below ``out``: finished runs must be as they were, and every run there with all its steps."""
+    study = only_study(out)
+    if study is None:
+        counts.good("ended before there was a study")
+        return
+    before = measured(study)
+    if not counts.of(run(harness_words("run", "--resume", str(study)), END_S), {0}, f"resumed, {what}"):
+        return
+    after = measured(study)
+    if any(after.get(name) != digest for name, digest in before.items()):
+        counts.bad("a finished run changed", what)
+    elif len(after) != RUNS or steps_of(study) != [STEPS] * RUNS:
+        counts.bad("lost", f"{what}: {sorted(after)}, steps {steps_of(study)}")
+    else:
+        counts.good(f"nothing lost, {len(before)} runs kept")
+
+
+def strike(
+    title: str, document: str | None, count: int, one: Callable[[Path, int, random.Random, float, Counts], None]
+) -> int:
+    """Call ``one(folder, number, chance, after_s, counts)`` for each fault, at moments all over a study's time."""
+    arguments = parser(document, count).parse_args()
+    counts, chance = Counts(title), random.Random(arguments.seed)
+    with workplace() as folder:
+        finished_study(folder)  # prepares the data, too
+        shutil.rmtree(folder / "first")
+        seconds = finished_study(folder)[1]
+        for number in range(arguments.count):
+            one(folder, number, chance, chance.uniform(0.2, seconds), counts)
+    return counts.finish()

@@ -7,7 +7,6 @@ process left, finished runs are kept, and ``harness run --resume`` completes the
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import sys
@@ -15,26 +14,20 @@ import time
 from pathlib import Path
 
 from tests.faults.common import (
-    RUNS,
-    STEPS,
+    END_S,
+    LEFT_S,
     Counts,
+    check_resumed,
     finish,
-    finished_study,
     harness_words,
     kill_all,
-    measured,
     only_study,
-    parser,
-    run,
     start,
-    steps_of,
     still_there,
+    strike,
     tree,
-    workplace,
 )
 
-END_S = 120.0
-LEFT_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,33 +51,16 @@ def one_signal(folder: Path, number: signal.Signals, after_s: float, counts: Cou
     if left := still_there(pids, LEFT_S):
         counts.bad(f"{number.name}: processes left", f"{what}: {len(left)}")
         kill_all(left)
-    study = only_study(out)
-    if study is None:
-        counts.good("sent before there was a study")
-        return
-    before = measured(study)
-    if not counts.of(run(harness_words("run", "--resume", str(study)), END_S), {0}, f"resumed after {what}"):
-        return
-    after = measured(study)
-    if any(after.get(name) != digest for name, digest in before.items()):
-        counts.bad("a finished run changed", what)
-    elif len(after) != RUNS or steps_of(study) != [STEPS] * RUNS:
-        counts.bad("lost", f"{what}: {sorted(after)}, steps {steps_of(study)}")
-    else:
-        counts.good(f"nothing lost, {len(before)} runs kept")
+    check_resumed(out, what, counts)
 
 
 def main() -> int:
-    arguments = parser(__doc__, 12).parse_args()
-    counts = Counts("signals")
-    chance = random.Random(arguments.seed)
-    with workplace() as folder:
-        finished_study(folder)
-        shutil.rmtree(folder / "first")
-        seconds = finished_study(folder)[1]
-        for number in range(arguments.count):
-            one_signal(folder, SIGNALS[number % len(SIGNALS)], chance.uniform(0.2, seconds), counts)
-    return counts.finish()
+    return strike(
+        "signals",
+        __doc__,
+        12,
+        lambda folder, number, _, after_s, counts: one_signal(folder, SIGNALS[number % len(SIGNALS)], after_s, counts),
+    )
 
 
 if __name__ == "__main__":

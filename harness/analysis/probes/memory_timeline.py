@@ -38,8 +38,8 @@ class MemoryTimeline:
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
     """One timeline per process and device with memory events: main first, devices before the CPU.
 
-    ``profiles``: the files of one run as :func:`.traces.kineto.read_profile` gives them. ``windows``: of the
-    profiled steps, [start_ns, end_ns, first step, last step] each.
+    ``profiles``: the files of one run as :func:`harness.study.traces.kineto.read_profile` gives them. ``windows``:
+    of the profiled steps, [start_ns, end_ns, first step, last step] each.
     """
     import pyarrow as pa
 

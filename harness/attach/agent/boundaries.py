@@ -20,7 +20,8 @@ from _harness_agent import guard, record, run_queue, stages
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
 EVALUATION = 6  # a batch was fetched that nobody trains on
-MAYBE = 7  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
+TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
+MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
 IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
@@ -127,6 +128,12 @@ def fetching(source: int, loader: bool = True) -> bool:
             _may_begin()
     begin_step()
     return True
+
+
+def tokenized(elapsed_ns: int) -> None:
+    """A tokenizer ran where no batch is being made; only the main thread's calls count."""
+    if state.steps and not state.open and watched():
+        state.events.append((TOKENIZED, elapsed_ns))
 
 
 def evaluated() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from _harness_agent import boundaries, guard, record, stages
+from torch.utils.data import get_worker_info
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
 _doubtful: set[int] = set()  # workers that may have made batches nobody received: which is which is not known
@@ -130,8 +131,6 @@ def _drained(iterator: Any) -> None:
 
 
 def _in_worker() -> bool:
-    from torch.utils.data import get_worker_info
-
     return get_worker_info() is not None
 
 
@@ -190,8 +189,6 @@ def _close(_fetcher: Any, made: bool) -> None:
         return  # the wait that this is part of takes the pieces
     pieces = stages.take()
     if made:
-        from torch.utils.data import get_worker_info
-
         info: Any = get_worker_info()
         record.write("batch", (info.id, _made_here, pieces))
         _made_here += 1

@@ -2,7 +2,7 @@
 
 A frame is its length (4 bytes, little endian) and the marshal (format 2, which every Python reads) of a pair: a word
 and its content. Words: "process" (who this is), "events" (of one step, as ``probes.ledger.rows`` has them), "batch" (of
-a loader worker: its spans), "note" and "end".
+a loader worker: its spans) and "note".
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ def end() -> None:
 
     if _owner == os.getpid():
         guard.carefully(boundaries.flush)
-        guard.carefully(write, "end", time.monotonic_ns())
         os.close(_file)
     _file, _folder, _owner = -1, "", 0
 
@@ -91,11 +90,9 @@ def _process() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "pid": os.getpid(),
-        "parent": os.getppid(),
         "tid": os.getpid(),  # on Linux the main thread's; Python's native_id is the parent's after a fork
         "rank": int(rank) if rank is not None else None,
         "world": int(world) if world is not None and world.isdecimal() else None,
-        "argv": [str(one) for one in getattr(sys, "argv", [])][:64],
         "python": sys.version.split()[0],
         "torch": str(getattr(torch, "__version__", "")),
         "threads": _threads(torch),

@@ -1,11 +1,16 @@
-"""Times tokenizers where they work for a batch: the outermost call alone, in the stage ``tokenize``."""
+"""Times tokenizers, the outermost call alone: in the stage ``tokenize`` of the batch that is being made.
+
+Where none is (a loop that tokenizes what its loader gave), the time counts as seen in no fetch.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
+from time import monotonic_ns
 from typing import Any
 
-from _harness_agent import guard, imports, stages
+from _harness_agent import boundaries, guard, imports, stages
 
 # By module: the class, and its methods that encode.
 ENCODERS = {
@@ -16,6 +21,13 @@ ENCODERS = {
     "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
     "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds", "EncodeAsPieces")),
 }  # fmt: skip
+
+
+class _Loose(threading.local):
+    on = False  # whether this thread is in a call that works for no batch
+
+
+_loose = _Loose()
 
 
 def patch() -> None:
@@ -39,12 +51,19 @@ def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
 def _timed(before: Any) -> Any:
     @functools.wraps(before)
     def encode(*given: Any, **named: Any) -> Any:
-        if not guard.carefully(stages.enter_within, "tokenize"):
+        if guard.carefully(stages.enter_within, "tokenize"):
+            try:
+                return before(*given, **named)
+            finally:
+                guard.carefully(stages.leave)
+        if not guard.on or stages.busy() or _loose.on:
             return before(*given, **named)
+        _loose.on, begun_ns = True, monotonic_ns()
         try:
             return before(*given, **named)
         finally:
-            guard.carefully(stages.leave)
+            _loose.on = False
+            guard.carefully(boundaries.tokenized, monotonic_ns() - begun_ns)
 
     encode._harness_seam = True  # type: ignore[attr-defined]
     return encode

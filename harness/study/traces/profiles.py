@@ -49,7 +49,7 @@ def header(path: Path) -> JsonObject:
 
 
 def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
-    """Read every profile in a run's folder (:func:`.kineto.read_profile`), with a line per damaged one.
+    """Read every profile in a run's folder (``read_profile`` in kineto.py), with a line per damaged one.
 
     ``clock_offsets`` is OFFSET in the run's probes.json, for files without a clock offset.
     """

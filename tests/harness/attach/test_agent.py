@@ -5,6 +5,7 @@ All programs run in forks of two processes, one with the agent and one without: 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -20,7 +21,8 @@ import pytest
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import Attached, read
-from harness.attach.steps import write_tables
+from harness.attach.steps import EVALUATION, TOKENIZED, write_tables
+from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
 from tests.commands import harness
 
@@ -35,6 +37,7 @@ LOOPS = {
     "plain --steps 30 --accumulation 3": 30,
     "plain --steps 30 --evaluate-every 10": 30,
     "plain --steps 30 --workers 2 --persistent --epoch 7": 30,
+    "plain --steps 30 --tokenize-words 20000": 30,
     "by_hand 30 4": 30,
     "threaded 40 8": 40,
     **dict.fromkeys((f"shapes {name}" for name in (
@@ -219,6 +222,36 @@ def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
 
     waits = pq.read_table(tmp_path / "0" / "steps.parquet").column("fetch_ns").to_pylist()
     assert min(waits[6:]) >= 4e6  # a sleep is never shorter
+
+
+def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+) -> None:
+    ran, processes = seen
+    shares = []
+    for name in ("plain --steps 30", "plain --steps 30 --tokenize-words 20000"):
+        one = processes[ran[name].pid]
+        totals = write_tables(one, {}, lambda block, name=name: tmp_path / str(len(name)) / str(block), 0)  # type: ignore[misc]
+        shares.append(totals[0].tokenizing_share)
+    assert shares[0] == 0
+    assert shares[1] > 0.5
+
+
+def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
+    """It runs in the user's process and imports nothing of ours: the numbers stand in it once more."""
+    source = ast.parse((SHIM.parent / "agent" / "boundaries.py").read_text())
+    found: dict[str, int] = {}
+    for one in source.body:
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
+            names = [ast.unparse(name) for name in one.targets[0].elts]
+            found |= dict(zip(names, eval(ast.unparse(one.value)), strict=True))
+        elif isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
+            found[ast.unparse(one.targets[0])] = one.value.value
+    shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED"}
+    assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
+    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED}
+    assert {name: found[name] for name in own} == own
+    assert found["MAYBE"] not in {*own.values(), *(getattr(rows, name) for name in shared)}
 
 
 def test_a_wait_that_no_seam_shows_is_found_and_placed(

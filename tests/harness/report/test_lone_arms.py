@@ -23,12 +23,19 @@ def test_it_says_what_is_waited_for_and_what_no_data_work_would_give() -> None:
     assert line.text.startswith("script: ")
     assert " ms of them are waited for data (" in line.text
     assert "tokenize " in line.text
-    assert "Without any data work it would be " in line.text
+    assert "Without the data work of its fetches it would be " in line.text
 
 
 def test_of_an_attached_program_it_says_what_was_timed() -> None:
     _, timed = screen(**SEEN, unseen_share=0.02, waiting_share=0.01).headlines
     assert timed.text == ("Timed: fetch: DataLoader without workers; backward. A step ends with the update of AdamW.")
+
+
+def test_what_tokenizes_in_the_loop_itself_is_said_to_be_no_part_of_the_rest() -> None:
+    """A loop that tokenizes what its loader gave: without its fetches it still does."""
+    _, _, loose = screen(**SEEN, tokenizing_share=0.25).headlines
+    assert loose.subject == "In the loop itself"
+    assert "part of no fetch" in loose.text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ p.add_argument("--steps", type=int, default=60)
 p.add_argument("--read-ms", type=float, default=0)
 p.add_argument("--collate-ms", type=float, default=0)
 p.add_argument("--compute-ms", type=float, default=0)
+p.add_argument("--tokenize-words", type=int, default=0, help="in the loop itself, of each batch")
 p.add_argument("--accumulation", type=int, default=1)
 p.add_argument("--evaluate-every", type=int, default=0)
 p.add_argument("--iterable", action="store_true")
@@ -67,6 +68,12 @@ class Net(torch.nn.Module):
         return self.layers(x)
 
 
+if args.tokenize_words:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(
@@ -81,6 +88,8 @@ held_out = DataLoader(Mapped(), batch_size=BATCH, collate_fn=collate)
 step = 0
 while step < args.steps:
     for number, (x, y) in enumerate(loader):
+        if args.tokenize_words:
+            tokenizer.encode("a b " * args.tokenize_words)
         loss = torch.nn.functional.cross_entropy(model(x), y) / args.accumulation
         loss.backward()
         if (number + 1) % args.accumulation:
