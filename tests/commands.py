@@ -65,10 +65,6 @@ class KeptForkServer(ForkServer):
     def end(self) -> None:
         super().close()
 
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
 
 class ForkServers:
     """Fork servers kept from one block and study to the next: each costs seconds of CPU to start.

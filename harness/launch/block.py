@@ -65,14 +65,16 @@ def run_block(
     measured = [process for process in processes if not process.profiled]
     together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
     together += [[process] for process in processes if process.profiled]
-    for group in together:
-        servers = _ForkServers(_modules(group))
-        try:
-            _take_repetitions(group, servers, planned, progress, most_starting)
-        finally:
-            for process in group:
-                process.kill()
-            servers.close()
+    servers = _ForkServers(_modules(processes))
+    try:
+        for group in together:
+            try:
+                _take_repetitions(group, servers, planned, progress, most_starting)
+            finally:
+                for process in group:
+                    process.kill()
+    finally:
+        servers.close()
 
 
 class _ForkServers:
@@ -86,6 +88,9 @@ class _ForkServers:
         # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A
         # control.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
+        if (started := self._started.get(key)) is not None and started.ended:  # it was killed, and its runs with it
+            started.close()
+            del self._started[key]
         if key not in self._started:
             self._started[key] = ForkServer(self._modules, process.code)
         return self._started[key]

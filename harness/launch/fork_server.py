@@ -1,7 +1,7 @@
 """Forks runs from a process that has everything imported: a block, not each run, spends six seconds of CPU on imports.
 
-One fork server serves the runs of a block that are alive together; they share its memory layout and its code pages. The
-next block gets another. It never computes, tokenizes or touches a device, so forking it is safe.
+One fork server serves the runs of a block; they share its memory layout and its code pages. The next block gets
+another. It never computes, tokenizes or touches a device, so forking it is safe.
 Started as ``python -m harness.launch.fork_server FD PARENT MODULE...``.
 """
 
@@ -97,6 +97,10 @@ class ForkServer:
         while (answer := self._answer(timeout_s))["pid"] != pid or "code" not in answer:
             pass
         return answer["code"]
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def close(self) -> None:
         """Kill the fork server, importing or not. Runs that are left end too: they asked to die with their parent."""

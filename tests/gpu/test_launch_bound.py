@@ -1,6 +1,6 @@
 """Launch-bound phases on a real CUDA device: many small kernels, the same as one CUDA graph, and compiled.
 
-Not run on a GPU so far. Run it there with `python -m pytest tests/gpu/test_launch_bound.py`.
+Run it there with `python -m pytest tests/gpu/test_launch_bound.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from trainer.telemetry import Blocked, Kernel
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 KERNELS, ROUNDS = 400, 20

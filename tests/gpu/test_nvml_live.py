@@ -21,6 +21,7 @@ from harness.study.run_facts import RunFacts
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 SECONDS = 4

@@ -44,7 +44,10 @@ def _torch_compute(config: TrainerConfig, shape: Shape) -> TorchCompute:
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     torch.manual_seed(config.seed)
-    return TorchCompute(config, build_model(shape), device)
+    # Drawn where they are used: a CPU takes minutes for the weights of 8 billion parameters, and 32 GB of memory.
+    with device:
+        model = build_model(shape)
+    return TorchCompute(config, model, device)
 
 
 def _device(name: str) -> torch.device:

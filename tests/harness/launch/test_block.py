@@ -23,8 +23,17 @@ def process(code: Code | None, control: str | None = None) -> Any:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> block._ForkServers:
-    monkeypatch.setattr(block, "ForkServer", lambda _modules, code: SimpleNamespace(code=code))
+    made = lambda _modules, code: SimpleNamespace(code=code, ended=False, close=lambda: None)  # noqa: E731
+    monkeypatch.setattr(block, "ForkServer", made)
     return block._ForkServers([])
+
+
+def test_one_that_was_killed_is_replaced_for_the_next_run(servers: block._ForkServers) -> None:
+    first: Any = servers.of(process(None))
+    first.ended = True
+    second = servers.of(process(None))
+    assert second is not first
+    assert servers.of(process(None)) is second
 
 
 def test_runs_of_this_code_share_a_fork_server(servers: block._ForkServers) -> None:
@@ -80,7 +89,7 @@ class Stub:
 
 def test_arms_alternate_there_and_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a drift of the machine's speed hits them alike; one that needs fewer repetitions is done earlier."""
-    monkeypatch.setattr(block, "ForkServer", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(block, "ForkServer", lambda *_: SimpleNamespace(ended=False, close=lambda: None))
     done: list[str] = []
     planned = {"a": Repetitions(4, 1, 1), "b": Repetitions(4, 1, 1), "c": Repetitions(2, 1, 1)}
     processes: list[Any] = [Stub(arm, done) for arm in planned]

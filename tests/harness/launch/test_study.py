@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,16 @@ def test_a_killed_run_is_named(tmp_path: Path) -> None:
     assert "killed by SIGKILL" in record["error"]
 
 
+@pytest.fixture
+def hangups_heard() -> Iterator[None]:
+    """Under nohup they are ignored, and what is started from here would inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("hangups_heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
     with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=60) as process:
