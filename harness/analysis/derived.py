@@ -84,7 +84,7 @@ def with_derived(
     count, step_bounds, columns = len(steps), bounds(steps), _Replacing(steps)
     del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
     stages = stage_spans(spans)
-    if work is not None:
+    if work is not None and len(spans.kernels):  # else nobody recorded what the device did: not the same as idle
         for name, values in _device_columns(step_bounds, spans, work, waits, stages):
             columns.replace(name, values)
     times, exposed = _stages(count, spans, waits, stages, work is not None, recording)

@@ -12,9 +12,10 @@ from harness.attach.frames import Attached, Made, events
 from harness.launch.tables import RunTables
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
 from harness.probes.ledger.steps import StepRecorder
-from trainer.telemetry import BatchTrace
+from trainer.telemetry import BatchTrace, Kernel
 
-EVALUATION, TOKENIZED = 6, 7  # the agent's own kinds of event: see agent/boundaries.py, whose numbers they are
+# The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
+EVALUATION, TOKENIZED, WORK = 6, 7, 9
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
 
@@ -72,6 +73,8 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
     found: list[StepTotals] = []
     tables: RunTables | None = None
     recorder = StepRecorder()
+    works = _works(one)
+    work = next(works, None)
     for begun, body, ended, evaluated in _steps(one.path):
         totals = found[-1] if found else None
         whole = totals is not None and totals.measured >= length
@@ -89,8 +92,15 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
         recorder.add([_counted(begun, evaluated, totals)])
         tables.collect()  # between steps: the batches of the one that begins come after this
         recorder.add(
-            [_with_maker(event, made_by) if event[0] == RECEIVED else event for event in body if event[0] != TOKENIZED]
+            [
+                _with_maker(event, made_by) if event[0] == RECEIVED else event
+                for event in body
+                if event[0] not in (TOKENIZED, WORK)
+            ]
         )
+        while work is not None and (ended is None or work.launch_start_ns < ended[1]):
+            recorder.device(work)
+            work = next(works, None)
         if ended is not None:
             if not totals.last_unmeasured:
                 _add(totals, begun, body, ended)
@@ -99,6 +109,23 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
     if tables is not None:
         tables.write()
     return found
+
+
+def _works(one: Attached) -> Iterator[Kernel]:
+    """What the device did, on the host's clock, in the order of its launches: some steps after them in the file."""
+    clocks = one.noted("device_clock")
+    if not clocks:
+        return
+    (host_ns, device_ns), *later = clocks
+    scale = 1.0  # both clocks drift apart by tens of parts in a million; a program that was killed has one look at them
+    if later and later[-1][1] > device_ns:
+        scale = (later[-1][0] - host_ns) / (later[-1][1] - device_ns)
+    for portion in events(one.path):
+        for event in portion:
+            if event[0] == WORK:
+                _, name, launch_start, launch_end, start, end = event
+                at = (host_ns + round((moment - device_ns) * scale) for moment in (start, end))
+                yield Kernel(name, launch_start, launch_end, *at)
 
 
 def _left(one: Attached, found: Sequence[StepTotals]) -> int:

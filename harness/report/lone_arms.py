@@ -13,6 +13,7 @@ from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH
 from harness.report.words import interval, listing, ms, percent, ratio
+from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
 NOTHING = 0.005  # of the step: less is no wait worth a word
@@ -84,14 +85,36 @@ def _data(arm: ArmReport) -> str:
         cores = f"; {ms(contended_ms)} a step go by waiting for a core" if contended_ms >= WORTH * step_ms else ""
         hidden = f" {ms(hidden_ms)} of data work is hidden behind the step{cores}."
     if arm.unseen is not None and arm.unseen.device:
-        return (
-            f"The host waits {ms(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
-            "costs the step is not known."
-        )
+        return _device(arm, fetch_ms, step_ms)
     if waited_ms < NOTHING * step_ms:
         return f"It hardly waits for data ({ms(waited_ms)}).{hidden}"
     where = f": {listing(parts)}" if parts else ""
     return f"{ms(waited_ms)} of them are waited for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
+
+
+def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
+    """What a device had to do while the host of an attached program waited for data."""
+    totals = arm.totals
+    if totals.device_starved_ms is None:
+        return (
+            f"The host waits {ms(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
+            "costs the step is not known."
+        )
+    idle = {stage: totals.starved_ms.get(stage, 0.0) for stage in STAGES}
+    idle_ms = sum(idle.values())
+    parts = listing([f"{stage} {ms(value)}" for stage, value in idle.items() if value >= NOTHING * step_ms])
+    if idle_ms >= NOTHING * step_ms:
+        during = f"{ms(idle_ms)} of them while the host waits for data" + (f" ({parts})" if parts else "")
+        text = f"The device has nothing to do for {ms(totals.device_starved_ms)} of them, {during}."
+    else:
+        text = (
+            f"The host waits {ms(fetch_ms)} for data, and the device has work meanwhile: it is idle for "
+            f"{ms(idle_ms)} then, and for {ms(totals.device_starved_ms)} in all."
+        )
+    open_ms = totals.device_launch_bound_ms or 0.0
+    if open_ms >= NOTHING * step_ms:
+        text += f" For {ms(open_ms)} it worked or waited for launches: its events do not tell which."
+    return f"{text} Where the host waits for the device was not recorded, so nothing is promised of a change."
 
 
 def _gain(arm: ArmReport) -> str:

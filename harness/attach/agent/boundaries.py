@@ -16,7 +16,7 @@ from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
-from _harness_agent import guard, record, run_queue, stages
+from _harness_agent import device, guard, record, run_queue, stages
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
 EVALUATION = 6  # a batch was fetched that nobody trains on
@@ -36,6 +36,7 @@ class _State:
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.open: list[str] = []  # phases of the main thread, innermost last
+        self.last: str | None = None  # phase that ended
         self.optimizers: dict[int, int] = {}  # steps by optimizer, in the order of their first
         self.trained_on: set[int] = set()  # sources of batches after which a backward pass came
         self.sources: set[int] = set()  # of the batches that came since a backward pass, and may be trained on
@@ -62,6 +63,7 @@ def forget() -> None:
     """In a forked child: none of it happened here."""
     global state
     state = _State()
+    device.forget()
 
 
 def patch() -> None:
@@ -90,6 +92,8 @@ def watched() -> bool:
 
 
 def enter(name: str) -> None:
+    if device.state.stream is not None:
+        device.mark(_launched())
     state.open.append(name)
     cpu_ns = thread_time_ns()
     state.events.append((ENTER, name, monotonic_ns(), cpu_ns))
@@ -99,11 +103,22 @@ def leave(name: str) -> None:
     cpu_ns = thread_time_ns()
     now = monotonic_ns()
     if name in state.open:
+        if device.state.stream is not None:
+            device.mark(_launched())
+        state.last = name
         while state.open:
             ended = state.open.pop()
             state.events.append((EXIT, ended, now, cpu_ns))
             if ended == name:
                 break
+
+
+def _launched() -> str | None:
+    """What the host launched since the last boundary of phases; None while it fetched."""
+    if not state.open:
+        between: str = device.BETWEEN.get(state.last or "", "other")
+        return between
+    return None if state.open[-1] == "fetch" else state.open[-1]
 
 
 # ---- batches
@@ -241,6 +256,7 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
             begun = (PAUSE, monotonic_ns(), run_queue.read())
         elif state.steps and (state.closed or not state.optimizers):
             begun = (PAUSE, state.closed_ns, ())
+    state.events += device.collect() if begun is not None and begun[0] == STEP else device.last()
     events, state.events = state.events, []
     if begun is not None:
         events.append(begun)
@@ -258,7 +274,7 @@ def leave_if_enough() -> None:
 
 def _backward(before: Any) -> Any:
     def _engine_run_backward(*given: Any, **named: Any) -> Any:
-        if not guard.carefully(_backward_begins):
+        if not guard.carefully(_backward_begins, given):
             return before(*given, **named)
         try:
             return before(*given, **named)
@@ -268,7 +284,7 @@ def _backward(before: Any) -> Any:
     return _engine_run_backward
 
 
-def _backward_begins() -> bool:
+def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
     if not watched() or "backward" in state.open:
         return False
@@ -276,6 +292,9 @@ def _backward_begins() -> bool:
         begin_step()
     state.trained_on |= state.sources
     state.sources.clear()
+    outputs = given[0] if given and isinstance(given[0], tuple) else ()
+    if outputs and isinstance(outputs[0], torch.Tensor):
+        device.trains_on(outputs[0].device)
     enter("backward")
     return True
 

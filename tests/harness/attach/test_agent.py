@@ -21,7 +21,7 @@ import pytest
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import Attached, read
-from harness.attach.steps import EVALUATION, TOKENIZED, write_tables
+from harness.attach.steps import EVALUATION, TOKENIZED, WORK, write_tables
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
 from tests.commands import harness
@@ -239,9 +239,9 @@ def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(
 
 def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
     """It runs in the user's process and imports nothing of ours: the numbers stand in it once more."""
-    source = ast.parse((SHIM.parent / "agent" / "boundaries.py").read_text())
+    texts = [(SHIM.parent / "agent" / name).read_text() for name in ("boundaries.py", "device.py")]
     found: dict[str, int] = {}
-    for one in source.body:
+    for one in [line for text in texts for line in ast.parse(text).body]:
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
             names = [ast.unparse(name) for name in one.targets[0].elts]
             found |= dict(zip(names, eval(ast.unparse(one.value)), strict=True))
@@ -249,7 +249,7 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
             found[ast.unparse(one.targets[0])] = one.value.value
     shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED"}
     assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
-    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED}
+    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK}
     assert {name: found[name] for name in own} == own
     assert found["MAYBE"] not in {*own.values(), *(getattr(rows, name) for name in shared)}
 

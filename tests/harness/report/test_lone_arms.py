@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from harness.analysis.study import analyse
 from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING
 from harness.report.first_screen import FirstScreen, first_screen
+from harness.report.lone_arms import lone_lines
+from harness.report.names import ArmNames
 from tests.harness.synthetic import Arm, build
 
 SEEN = {"attached": "fetch: DataLoader without workers; backward", "step_ends": "the update of AdamW"}
@@ -80,3 +83,22 @@ def test_beside_a_device_that_nobody_recorded_a_wait_of_the_host_is_no_cost_of_t
     assert "what the device did meanwhile was not recorded" in text
     assert "as fast" not in text
     assert "are waited for" not in text
+
+
+def test_beside_a_recorded_device_it_says_how_long_that_was_idle_for_data_and_promises_nothing() -> None:
+    report = analyse(*build([Arm("script", tokenize=4.0, facts={**SEEN, "asynchronous": True, "device": "cuda"})], []))
+    (arm,) = report.arms
+    seen = replace(arm.totals, device_starved_ms=5.0, starved_ms={"tokenize": 3.5, "python": 1.5})
+    line, *_ = lone_lines(replace(arm, totals=seen), ArmNames([arm.name]))
+    assert (
+        "nothing to do for 5.00 ms of them, 3.50 ms of them while the host waits for data (tokenize 3.50 ms)"
+        in line.text
+    )
+    assert "nothing is promised" in line.text
+    assert "as fast" not in line.text
+    hidden = replace(arm.totals, device_starved_ms=0.4, starved_ms={"tokenize": 0.0, "python": 0.4})
+    line, *_ = lone_lines(replace(arm, totals=hidden), ArmNames([arm.name]))
+    assert "the device has work meanwhile: it is idle for 0.00 ms then, and for 0.40 ms in all" in line.text
+    unknown = replace(hidden, device_launch_bound_ms=6.0)
+    line, *_ = lone_lines(replace(arm, totals=unknown), ArmNames([arm.name]))
+    assert "For 6.00 ms it worked or waited for launches" in line.text

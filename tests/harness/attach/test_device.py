@@ -1,0 +1,199 @@
+"""What the agent records of a CUDA device, on a stream that is made up: its clock runs apart from the host's."""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from harness.attach.command import SHIM
+from harness.attach.frames import Attached, ProcessFacts
+from harness.attach.steps import write_tables
+from harness.probes.ledger import rows
+from harness.study.store import StudyFolder
+
+Recorder = tuple[ModuleType, "Stream", list[tuple[str, Any]]]  # the agent's module, its stream, its notes
+
+MS = 1_000_000
+DRIFT = 1 + 50e-6  # of the device's clock against the host's
+HOST = 10**12  # when the program began
+
+
+@dataclass
+class Stream:
+    """Host and device times in nanoseconds; an event takes the host 2 us."""
+
+    now_ns: float = HOST
+    free_ns: float = HOST
+    capturing: bool = False
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += 100
+        return round(self.now_ns)
+
+    def launch(self, host_ms: float, device_ms: float) -> None:
+        self.free_ns = max(self.free_ns, self.now_ns) + device_ms * MS
+        self.now_ns += host_ms * MS
+
+    def synchronize(self) -> None:
+        self.now_ns = max(self.now_ns, self.free_ns)
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.at_ns = stream, 0.0
+
+    def record(self, _stream: Stream) -> None:
+        self.stream.now_ns += 2_000
+        self.at_ns = max(self.stream.now_ns, self.stream.free_ns)
+
+    def query(self) -> bool:
+        self.stream.now_ns += 500
+        return self.at_ns <= self.stream.now_ns
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.at_ns - self.at_ns) * DRIFT / MS
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    notes: list[tuple[str, Any]] = []
+    record = SimpleNamespace(note=lambda what, text: notes.append((what, text)))
+    monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(record=record))
+    spec = importlib.util.spec_from_file_location("agent_device", SHIM.parent / "agent" / "device.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stream = Stream()
+    cuda = SimpleNamespace(
+        Event=lambda **_: Event(stream),
+        current_stream=lambda _device: stream,
+        is_current_stream_capturing=lambda: stream.capturing,
+        get_device_name=lambda _device: "NVIDIA Test",
+    )
+    monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(module, "monotonic_ns", stream.monotonic_ns)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: stream.launch(seconds * 1e3, 0))
+    return module, stream, notes
+
+
+CUDA = SimpleNamespace(type="cuda")
+
+
+def test_work_is_on_the_hosts_clock_and_in_the_block_of_its_launch(device: Recorder, tmp_path: Path) -> None:
+    """40 steps of 12 ms: 2 ms of fetching beside a device that is 3 ms behind, so that it is never idle for data."""
+    module, stream, notes = device
+    module.trains_on(CUDA)
+    truth: list[tuple[str, float, float]] = []
+    events: list[tuple[Any, ...]] = []
+    for step in range(40):
+        events.append((rows.STEP, round(stream.now_ns), (), step, 0, step < 2))
+        module.mark("other")
+        stream.launch(2, 0)  # the host fetches
+        module.mark(None)
+        for name, host_ms, device_ms in (("forward", 2, 4), ("backward", 3, 6), ("optimizer", 1, 2)):
+            begin = max(stream.now_ns, stream.free_ns)
+            stream.launch(host_ms, device_ms)
+            truth.append((name, begin, stream.free_ns))
+            module.mark(name)
+        if stream.free_ns - stream.now_ns > 3 * MS:
+            stream.now_ns = stream.free_ns - 3 * MS  # a sync one step behind
+        events += module.collect()
+    events += module.last()
+    events.append((rows.PAUSE, round(stream.now_ns), ()))
+    found = [event for event in events if event[0] == module.WORK and event[1] != "other"]
+    assert [event[1] for event in found] == [name for name, _, _ in truth]
+    facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 2, HOST, 0)
+    one = Attached(write_frames(tmp_path / "1.frames", facts, events, notes), facts, notes, [], 40)
+    folder = StudyFolder(tmp_path / "study")
+    totals = write_tables(one, {}, lambda block: folder.run("script", block), 0)
+    assert len(totals) == 3
+    spans = []
+    for block in range(len(totals)):
+        table = pq.read_table(folder.run("script", block) / "spans.parquet").to_pylist()
+        steps = pq.read_table(folder.run("script", block) / "steps.parquet").to_pylist()
+        since, until = steps[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]
+        launches = [row for row in table if row["role"] == "launch" and row["name"] != "other"]
+        assert all(since <= row["start_ns"] <= until for row in launches)
+        spans += [row for row in table if row["role"] == "device" and row["name"] != "other"]
+    assert len(spans) == len(truth)
+    pairs = zip(spans, truth, strict=True)
+    off = [abs(row["start_ns"] - begin) + abs(row["end_ns"] - end) for row, (_, begin, end) in pairs]
+    assert max(off) < 20_000  # two events, and half of the tightest look at both clocks
+
+
+def write_frames(path: Path, facts: ProcessFacts, events: list[Any], notes: list[Any]) -> Path:
+    steps: list[list[Any]] = [[]]
+    for event in events:
+        steps[-1].append(event)
+        if event[0] == rows.STEP:
+            steps.append([])
+    with path.open("wb") as file:
+        for word, content in [
+            ("process", asdict(facts)),
+            *[("events", portion) for portion in steps],
+            *[("note", note) for note in notes],
+        ]:
+            frame = marshal.dumps((word, content), 2)
+            file.write(len(frame).to_bytes(4, "little") + frame)
+    return path
+
+
+def test_a_program_on_the_cpu_is_left_alone(device: Recorder) -> None:
+    module, _, notes = device
+    module.trains_on(SimpleNamespace(type="cpu"))
+    module.mark("forward")
+    assert (module.collect(), module.last(), notes) == ([], [], [])
+
+
+def test_another_accelerator_is_named_and_not_recorded(
+    device: Recorder,
+) -> None:
+    module, _, notes = device
+    module.trains_on(SimpleNamespace(type="mps"))
+    module.mark("forward")
+    assert notes == [("device", "mps")]
+
+
+def test_no_event_enters_a_graph_that_is_being_captured(
+    device: Recorder,
+) -> None:
+    module, stream, _ = device
+    module.trains_on(CUDA)
+    stream.capturing = True
+    module.mark("forward")
+    stream.capturing = False
+    assert not module.state.pending
+
+
+def test_a_fault_ends_this_recording_alone(device: Recorder) -> None:
+    module, _, notes = device
+    module.trains_on(CUDA)
+
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    module.torch.cuda.Event = refuse
+    module.mark("forward")
+    module.mark("backward")
+    assert module.collect() == module.last() == []
+    assert notes[-1] == ("device_fault", "RuntimeError: an illegal memory access")
+
+
+def test_a_device_that_never_answers_does_not_keep_the_program(
+    device: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, stream, _ = device
+    module.trains_on(CUDA)
+    stream.launch(1, 10**9)
+    module.mark("forward")
+    monkeypatch.setattr(module.time, "monotonic", lambda: stream.monotonic_ns() / 1e9)
+    assert module.last() == []
