@@ -55,6 +55,11 @@ def make_study(
         for one in processes
         for text in one.noted("fault")
     ]
+    faults += [
+        f"process {one.process.pid}: what its device did is not recorded ({text}); the rest is"
+        for one in trained
+        for text in one.noted("device_fault")
+    ]
     return Found(tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults))
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -171,7 +172,10 @@ def main() -> int:
             answer = {"pid": pid, "code": codes[pid]}
         else:
             server = os.getpid()
-            pid = os.fork()
+            with warnings.catch_warnings():
+                # From Python 3.12 on it warns of threads. Here they are those of BLAS libraries, which expect a fork.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
             if pid == 0:
                 connection.close()
                 _become_run(server, *descriptors)

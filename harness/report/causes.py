@@ -58,6 +58,12 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     note = (
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
         "they need not add up. A kernel is device time, a phase the host's."
+        + (
+            " A real device's queue may be full (CUDA's takes about 1,000 launches): the host's wait for it counts as "
+            "launching here, and what a kernel's removal saves is then too small."
+            if any(one.kind == "kernel" for arm in arms for one in arm.explained.removals if not arm.speed.emulation)
+            else ""
+        )
     )
     parts = ["## What removing a part would save", table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
     return "\n\n".join(part for part in parts if part)

@@ -45,11 +45,12 @@ def test_idle_for_data_is_what_a_run_without_data_gains(tmp_path: Path, data_ms:
     done = run("-m", "harness", "exec", "--out", str(tmp_path), "--", sys.executable, *words)
     assert losses(done.stdout) == losses(plain)
     (path,) = (tmp_path / "exec").iterdir()
-    runs = StudyFolder(path).runs()
+    runs = list(StudyFolder(path).runs())
     assert {one.record.facts.device for one in runs} == {torch.cuda.get_device_name()}
     rows = [row for one in runs if one.steps is not None for row in one.steps.to_pylist() if not row["warmup"]]
     spans = [row for one in runs if one.spans is not None for row in one.spans.to_pylist()]
     names = [row["name"] for row in spans if row["role"] == "device"]
+    print(done.stderr)
     assert {"h2d", "forward", "loss", "backward", "norm", "optimizer"} <= set(names)
     assert names.count("forward") >= STEPS - 25
     wall_ms = np.mean([row["wall_ns"] for row in rows]) / 1e6

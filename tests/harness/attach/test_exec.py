@@ -128,3 +128,25 @@ def test_a_loop_that_says_itself_what_it_does(tmp_path: Path) -> None:
         assert min(row["backward_ns"] for row in table) > 0
     assert len(studies) == 1
     assert "harness.record: a block records already; end it first" in done.stdout
+
+
+def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fetch_leaves_it_idle(
+    tmp_path: Path,
+) -> None:
+    """A device on paper has 6 ms of work a step, and the host is a step ahead: 3 ms of data are hidden, 15 are not."""
+    for data_ms in (3, 15):
+        done = attached(tmp_path / str(data_ms), program("on_device", 60, data_ms))
+        assert done.returncode == 0, done.stderr
+        study = study_in(tmp_path / str(data_ms))
+        runs = list(study.runs())
+        assert {run.record.facts.device for run in runs} == {"a made-up device"}
+        spans = [row for run in runs if run.spans is not None for row in run.spans.to_pylist()]
+        lasts = [row["end_ns"] - row["start_ns"] for row in spans if (row["role"], row["name"]) == ("device", "norm")]
+        assert sorted(lasts)[len(lasts) // 2] / 1e6 == pytest.approx(3, abs=0.3)
+        assert "nothing is promised of a change" in " ".join(done.stdout.split())
+        assert "as fast" not in done.stdout
+        idle_ms = sum(mean_ms(study, f"starved_{stage}_ns") for stage in ("read", "tokenize", "pack", "transfer"))
+        fetch_ms = mean_ms(study, "fetch_ns")
+        assert idle_ms == pytest.approx(max(0.0, fetch_ms - 6), abs=0.15 * fetch_ms)
+        if data_ms == 15:
+            assert "while the host waits for data (read" in " ".join(done.stdout.split())

@@ -1,0 +1,71 @@
+"""A training loop beside a device that is made up: ``on_device STEPS DATA_MS``. Each step keeps that busy for 6 ms.
+
+What the agent asks of torch.cuda is answered from the host's own clock: a queue, and events that are reached in order.
+"""
+
+import sys
+import time
+from types import SimpleNamespace
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+STEPS, DATA_MS = int(sys.argv[1]), float(sys.argv[2])
+queue = SimpleNamespace(free=0.0)
+
+
+def launch(device_ms):
+    queue.free = max(queue.free, time.monotonic()) + device_ms / 1e3
+
+
+class Event:
+    def __init__(self, **_options):
+        self.at = 0.0
+
+    def record(self, _stream):
+        self.at = max(time.monotonic(), queue.free)
+
+    def query(self):
+        return time.monotonic() >= self.at
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+def synchronize():
+    while time.monotonic() < queue.free:
+        pass
+
+
+torch.cuda.Event = Event
+torch.cuda.current_stream = lambda _device: SimpleNamespace(synchronize=synchronize)
+torch.cuda.is_current_stream_capturing = lambda: False
+torch.cuda.get_device_name = lambda _device: "a made-up device"
+if agent := sys.modules.get("_harness_agent.device"):
+    trains_on = agent.trains_on
+    agent.trains_on = lambda _device: trains_on(SimpleNamespace(type="cuda"))
+
+
+class Text(Dataset):
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, i):
+        until = time.monotonic() + DATA_MS / 1e3
+        while time.monotonic() < until:
+            pass
+        return torch.full((4,), float(i))
+
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for batch in DataLoader(Text(), batch_size=1):
+    loss = model(batch).sum()
+    launch(2)
+    optimizer.zero_grad()
+    loss.backward()
+    launch(3)
+    optimizer.step()
+    launch(1)
+    while queue.free - time.monotonic() > 0.006:  # no more than a step ahead, as where a loss is read one step late
+        pass
