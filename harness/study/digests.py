@@ -1,15 +1,18 @@
 """Tells a file that a run wrote from one that was damaged since: each file's digest is kept in run.json.
 
 A file may have two digests while it is being replaced: whatever moment a kill hits, one of them is that of the file.
+Of themselves run.json and study.json keep one too, of what they say rather than of their bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 Digests = Mapping[str, tuple[str, ...]]  # by file name
 NOT_DIGESTED = {"run.json", "log.txt"}  # what holds the digests, and what is still written to
@@ -25,6 +28,31 @@ def digests_of(folder: Path) -> dict[str, tuple[str, ...]]:
     """The digest of every file that a run left in its folder."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in NOT_DIGESTED)
     return {path.name: (digest(path),) for path in files if not path.name.startswith(".")}
+
+
+CONTENT = "content_sha256"  # key of a record's own digest
+# A report replaces tables and their digests; that of an older version does not know of the record's own.
+_NOT_IN_CONTENT = {CONTENT, "digests"}
+
+
+def sealed(content: JsonObject) -> JsonObject:
+    """``content``, which JSON can hold, with its own digest."""
+    return {**content, CONTENT: _content_digest(content)}
+
+
+def check_sealed(path: Path, content: JsonObject) -> None:
+    """InputError where a record is not what was written; one from before records had digests is taken as it is."""
+    if CONTENT in content and content[CONTENT] != _content_digest(content):
+        raise InputError(
+            f"{path}: damaged, or changed since it was written: what it says does not have the SHA-256 in its key "
+            f"{CONTENT} (whoever changed it on purpose removes that key)"
+        )
+
+
+def _content_digest(content: JsonObject) -> str:
+    own = {key: value for key, value in content.items() if key not in _NOT_IN_CONTENT}
+    plain = json.loads(json.dumps(own, default=str))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def check(folder: Path, known: Digests, names: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
-from harness.study.digests import check, digest, digests_of
+from harness.study.digests import check, check_sealed, digest, digests_of, sealed
 from harness.study.names import check_folder_name, folder_name
 from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
@@ -82,13 +82,13 @@ class StudyFolder:
             remove_leftovers(folder)
 
     def write_study(self, record: StudyRecord) -> None:
-        write_json(self.study_json, _study_json(record))
+        write_json(self.study_json, sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
         return _read_record(self.study_json, StudyRecord)
 
     def write_run(self, record: RunRecord) -> None:
-        write_json(self.run(record.arm, record.block) / "run.json", record.to_json())
+        write_json(self.run(record.arm, record.block) / "run.json", sealed(record.to_json()))
 
     def write_whole_run(self, record: RunRecord) -> None:
         """Write the record of a run whose other files are all written, with their digests."""
@@ -256,9 +256,11 @@ def _read_record(path: Path, kind: type[Record]) -> Record:
     content = _read_json(path)
     _check_schema(path, content)
     try:
-        return made_of(kind, content)
+        record = made_of(kind, content)
     except ValidationError as error:
         raise InputError(f"{path}: {first_fault(error)}") from error
+    check_sealed(path, content)  # after what says more of it
+    return record
 
 
 def _of_a_run(path: Path) -> bool:

@@ -82,9 +82,14 @@ def test_unknown_stages_are_null_and_the_device_is_known_all_the_same() -> None:
     assert columns["device_starved_ns"] == [6]
 
 
+def test_a_device_of_which_nothing_was_recorded_is_not_called_idle() -> None:
+    columns = ledger(steps=[(0, 10)], kernels=[], fetches=[Fetch(0, 0, 5, None)])
+    assert columns["device_starved_ns"] == columns["device_busy_ns"] == [None]
+
+
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=6),
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), max_size=12),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=12),
     st.data(),
 )
 def test_times_add_up(walls: list[int], work: list[tuple[int, int]], data: st.DataObject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 
 from harness.study import run_data, store
 from harness.study.contract import STEP_COLUMNS
+from harness.study.digests import sealed
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
+from trainer.errors import InputError
 from trainer.leftovers import temporary_path
 
 STEPS = 40
@@ -125,11 +128,37 @@ def test_a_kill_while_a_table_is_replaced_loses_nothing(
     assert folder.is_done("a", 0)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(st.sampled_from(["study.json", "runs/a/0/run.json"]), st.integers(0, 20_000))
+def test_any_flipped_bit_of_a_record_is_seen_or_changes_nothing(folder: StudyFolder, name: str, bit: int) -> None:
+    path = folder.path / name
+    written = path.read_bytes()
+    study, run = folder.read_study(), folder.read_record("a", 0)
+    flip(path, bit)
+    try:
+        with suppress(InputError):
+            assert folder.read_study() == study
+        (found,) = folder.runs()
+        assert found.record == run or found.record.status == "failed"
+    finally:
+        path.write_bytes(written)
+
+
+def test_a_record_that_says_something_else_names_the_key_to_remove(folder: StudyFolder) -> None:
+    content = json.loads(folder.study_json.read_text())
+    folder.study_json.write_text(json.dumps({**content, "blocks": 7}))
+    with pytest.raises(InputError, match=r"study\.json: damaged, or changed since it was written: .* removes that key"):
+        folder.read_study()
+    del content["content_sha256"]
+    folder.study_json.write_text(json.dumps({**content, "blocks": 7}))
+    assert folder.read_study().blocks == 7
+
+
 def test_a_table_replaced_has_one_digest_and_what_a_later_version_wrote_into_the_record_stays(
     folder: StudyFolder,
 ) -> None:
     record = folder.run("a", 0) / "run.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "later": 1}))
+    record.write_text(json.dumps(sealed({**json.loads(record.read_text()), "later": 1})))
     (run,) = folder.runs()
     assert run.steps is not None
     folder.write_steps(run.record, run.steps.append_column("mine", pa.array([1] * STEPS)))

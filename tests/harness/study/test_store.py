@@ -12,6 +12,7 @@ import pytest
 
 from harness.study import run_data
 from harness.study.contract import STEP_COLUMNS
+from harness.study.digests import sealed
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder, write_json
@@ -152,7 +153,7 @@ def test_an_unreadable_record_fails_its_own_run_only(tmp_path: Path) -> None:
 def test_keys_of_a_later_version_are_left_out_and_missing_ones_named(tmp_path: Path) -> None:
     folder = study(tmp_path)
     content = json.loads(folder.study_json.read_text())
-    write_json(folder.study_json, {**content, "added_later": 1})
+    write_json(folder.study_json, sealed({**content, "added_later": 1}))
     assert folder.read_study().scenario == "s"
     del content["scenario"]
     write_json(folder.study_json, content)
@@ -275,6 +276,7 @@ def test_arms_keep_their_json_shape_and_older_ones_are_read(tmp_path: Path) -> N
     assert list(content["arms"][1]) == ["name", "control", "of", "declared", "config", "contest", "code", "environment"]
     assert content["comparisons"] == [{"baseline": "a", "candidate": "b"}]
     assert folder.read_study() == record
+    del content["content_sha256"]  # older ones have none
     content["arms"] = [
         {"name": "a", "of_a_later_version": 1},
         {"name": "b", "code": {"folder": "", "python": "", "label": "abc"}},

@@ -110,7 +110,7 @@ def main(folder, order):
     def next_step():
         nonlocal steps
         steps += 1
-        if order.get("trouble") == "killed" and steps == 3:
+        if order.get("trouble") == "killed" and steps == 1:
             kill_py_spy()
         if order.get("trouble") == "documents" and steps == 3:
             raise InputError("data.corpus: it ended")

@@ -216,7 +216,7 @@ def test_py_spy_that_dies_costs_its_stacks_only(tmp_path):
     ran = run(tmp_path, workers=1, trouble="killed", settings={"seconds": 0.5})
     (problem,) = ran.problems
     assert problem.startswith("py-spy: ")
-    assert ran.steps > 3
+    assert ran.steps > 1
     assert ran.children_left == []
     assert not (tmp_path / "stacks.trace.json.gz").exists()
 
