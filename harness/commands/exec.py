@@ -89,7 +89,7 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
         return code or 1
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
-    print_first_screen(folder.path)
+    print_first_screen(folder.path, measured=True)
     say(f"study: {folder.path}")
     return code
 

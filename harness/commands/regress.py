@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from harness.commands.arguments import (
@@ -17,7 +14,7 @@ from harness.commands.arguments import (
     limits_of,
 )
 from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
-from harness.commands.output import say
+from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
 
 GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
@@ -84,10 +81,9 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     say(f"evidence: {found.folder / regression.MARKDOWN}")
     for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
         if path:
-            with _copy_may_fail(path):
+            with copy_may_fail(path):
                 Path(path).write_bytes((found.folder / name).read_bytes())
-    with _copy_may_fail("GITHUB_STEP_SUMMARY"):
-        regression.append_step_summary(page, os.environ.get("GITHUB_STEP_SUMMARY"))
+    append_step_summary(page)
     if found.status == "interrupted":
         return INTERRUPTED
     verdict = regression.overall(comparisons)
@@ -96,12 +92,3 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         if verdict != "slower":
             return 1
     return of_verdict(verdict, undecided)
-
-
-@contextmanager
-def _copy_may_fail(where: str) -> Iterator[None]:
-    """Prints an OSError instead of raising it: the study's folder has the same page, so the verdict stands."""
-    try:
-        yield
-    except OSError as error:
-        print(f"harness: {where}: {error.strerror}", file=sys.stderr)

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interleave", choices=("auto", "slices", "runs"), help="interleave repetitions, or one run after the other"
     )
+    parser.add_argument("--json", action="store_true", help="print summary.json instead of the first screen")
     parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         _check_resume(arguments)
         from harness.launch.study import resume_study
 
-        return _finish(resume_study(Path(arguments.resume), command, arguments.force))
+        return _finish(resume_study(Path(arguments.resume), command, arguments.force), arguments.json)
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
     plan = load_plan(arguments, arguments.repeats, arguments.interleave)
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return 0
     from harness.launch.study import run_study
 
-    return _finish(run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force))
+    outcome = run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force)
+    return _finish(outcome, arguments.json)
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:
@@ -69,10 +71,10 @@ def _check_resume(arguments: argparse.Namespace) -> None:
             raise InputError(f"run --resume: {name} does not go with it: a study is completed as it was planned")
 
 
-def _finish(outcome: Outcome) -> int:
+def _finish(outcome: Outcome, as_json: bool) -> int:
     folder, status = outcome.folder, outcome.status
     try:
-        print_first_screen(folder)
+        print_first_screen(folder, as_json=as_json, measured=True)
     except (OSError, KeyboardInterrupt):
         print(f"the runs are kept; rebuild the report with: harness report {folder}", file=sys.stderr)
         raise

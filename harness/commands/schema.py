@@ -1,4 +1,4 @@
-"""harness schema: prints the JSON Schema of scenario files, for editors."""
+"""harness schema: prints the JSON Schema of scenario files for editors, or what the columns of the tables mean."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import argparse
 import sys
 
 
-def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the command has no arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which of the two."""
+    parser.add_argument(
+        "--columns", action="store_true", help="print what each column of a run's tables means (docs/columns.md)"
+    )
 
 
-def schema(_arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the schema."""
+def schema(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print the schema, or the columns."""
+    if arguments.columns:
+        from harness.study.column_reference import reference
+
+        sys.stdout.write(reference())
+        return 0
     from harness.scenario.schema import schema_text
 
     sys.stdout.write(schema_text())

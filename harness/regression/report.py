@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -235,13 +234,6 @@ def junit(comparisons: Sequence[StateComparison]) -> bytes:
     whole.append(suite)
     ElementTree.indent(whole)
     return bytes(ElementTree.tostring(whole, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def append_step_summary(page: str, path: str | None) -> None:
-    """Append ``page`` to the file at ``path`` (GITHUB_STEP_SUMMARY), if there is one."""
-    if path:
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(page)
 
 
 def _rows(c: StateComparison) -> list[list[str]]:

@@ -61,9 +61,13 @@ def test_a_study_leaves_what_the_contract_says(
 ) -> None:
     if interleave == "runs" and repetitions == 2:  # what a long run does: its recorder writes after each of them
         monkeypatch.setattr("harness.launch.block.MOST_BATCHES", 3)
-    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), "--interleave", interleave)
+    page = tmp_path / "step-summary.md"
+    words = ("--out", str(tmp_path / "out"), "--interleave", interleave)
+    done = harness("run", scenario(tmp_path), *words, GITHUB_STEP_SUMMARY=str(page))
     assert done.returncode == 0, done.stderr
     assert "tokens against text:" in done.stdout
+    assert "**tokens against text:" in page.read_text()
+    assert "![" not in page.read_text()
     study = only_study(tmp_path / "out")
     record = study.read_study()
     assert record.status == "done"
@@ -245,8 +249,9 @@ def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
 
     write("one")
     words = ("--set", f"data.corpus.parquet={tmp_path}/corpus.parquet", "--set", "data.corpus.documents=30")
-    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), "--repeats", "1", *words)
+    done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"), "--repeats", "1", "--json", *words)
     assert done.returncode == 0, done.stderr
+    assert done.stdout == only_study(tmp_path / "out").summary_json.read_text()
     write("other")
     resumed = harness("run", "--resume", str(only_study(tmp_path / "out").path))
     assert resumed.returncode == 2

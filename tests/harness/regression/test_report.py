@@ -76,14 +76,6 @@ def test_a_contest_without_a_finished_block_has_a_line() -> None:
     assert regression.sentence(found[0]).startswith("x: undecided")
 
 
-def test_a_step_summary_is_added_to_where_there_is_one(tmp_path: Path) -> None:
-    path = tmp_path / "summary"
-    path.write_text("before\n")
-    regression.append_step_summary("page\n", str(path))
-    regression.append_step_summary("page\n", None)
-    assert path.read_text() == "before\npage\n"
-
-
 def test_what_xml_cannot_carry_is_replaced() -> None:
     record, runs = study()
     odd = CodeRecord("", "", "odd\x1b[31m")

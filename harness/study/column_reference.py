@@ -1,0 +1,94 @@
+"""Says what each column of the contract's tables means, for whoever reads them with other tools.
+
+``docs/columns.md`` is :func:`reference`, word for word; a test holds it to that, and every column to a line here.
+"""
+
+from __future__ import annotations
+
+from harness.study.contract import CAUSES, PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STAGES, STEP_COLUMNS
+
+_STAGE = {
+    "exposed": "what the step would not have lasted without {name}: its share in what a replay without data work "
+    "saves. The stages sum to fetch_ns on a synchronous device",
+    "hidden": "time of {name} that cost the step nothing",
+    "work": "all time of {name} for the batches of this step, wherever it ran",
+    "during_wait": "of that, what ran while the step waited for that very batch. The stages sum to fetch_ns",
+    "parallel": "of that, what ran while the step waited for another batch",
+}
+_PHASE = {
+    "fetch": "waiting for the next batch, or making it",
+    "h2d": "launching its copies to the device",
+    "forward": "forward pass; beside a CUDA device its launches",
+    "backward": "backward pass; beside a CUDA device its launches",
+    "optimizer": "gradient norm, clipping and update; beside a CUDA device their launches",
+    "sync": "blocked on the device, where the trainer asks for a value",
+    "log": "reading losses and writing the log",
+    "other": "what is left: the Python between the phases",
+}
+_STEPS = {
+    "step": "number of the step, from 0",
+    "turn": "repetition that the step belongs to: arms alternate repetition by repetition",
+    "warmup": "whether the step is left out of every figure",
+    "start_ns": "when it began, CLOCK_MONOTONIC",
+    "wall_ns": "how long it lasted; the phases sum to it exactly",
+    "device_busy_ns": "how long the device worked; null where launch-bound phases leave it open",
+    "device_starved_ns": "how long the device had nothing to do; the causes sum to it",
+    "device_launch_bound_ns": "within launch-bound phases: it worked or waited for launches, which is not known",
+    "device_slack_ns": "work still queued on the device when the host began its first fetch",
+    "contended_ns": "the main thread was ready to run and had no core (run-queue delay)",
+    "tokens": "positions, padding included",
+    "trained_tokens": "positions with a label",
+    "samples": "rows of the batch",
+    "loss": "loss of the step, as the trainer recorded it",
+    **{f"{phase}_ns": text for phase, text in _PHASE.items()},
+    **{f"starved_{cause}_ns": f"of device_starved_ns, while the host was at: {cause}" for cause in CAUSES},
+    **{f"{kind}_{name}_ns": text.format(name=name) for kind, text in _STAGE.items() for name in STAGES},
+}
+_SPANS = {
+    "pid": "process",
+    "tid": "thread",
+    "role": "main: a phase of the main thread, or a stage it ran; loader-K: a stage of loader worker K; device: work "
+    "of an asynchronous device; launch: when the host queued that work, in the same order; sync: a blocking call",
+    "rank": "rank of the process in a distributed program; 0 otherwise",
+    "name": "phase, stage, kind of device work, or call site of a blocking call",
+    "batch": "number of the batch, in the order the main thread received them, from 0; -1 where there is none",
+    "start_ns": "CLOCK_MONOTONIC",
+    "end_ns": "CLOCK_MONOTONIC",
+    "cpu_ns": "CPU time of its thread in between; of phases and stages",
+}
+_SAMPLES = {
+    "t_ns": "when it was read, CLOCK_MONOTONIC",
+    "source": "host, host:ROLE (trainer, loaders, sampler), or nvml:INDEX",
+    "metric": "what was read",
+    "value": "the reading",
+    "unit": "its unit",
+}
+TABLES = (
+    ("steps.parquet", "One row for each step.", STEP_COLUMNS, _STEPS),
+    ("spans.parquet", "One row for each stretch of time.", SPAN_COLUMNS, _SPANS),
+    ("samples.parquet", "One row for each reading of a counter.", SAMPLE_COLUMNS, _SAMPLES),
+)
+_OPENING = """# The columns of the tables
+
+Each run of a study leaves these tables in `runs/ARM/BLOCK/` (results contract, schema 1). A null means "not measured",
+never zero. Names that end in `_ns` are nanoseconds. This page is what `harness schema --columns` prints.
+
+With DuckDB, over all runs of a study at once:
+
+```sql
+SELECT split_part(filename, '/', -3) AS arm, split_part(filename, '/', -2) AS block, median(wall_ns) / 1e6 AS step_ms
+FROM read_parquet('STUDY/runs/*/*/steps.parquet', filename = true) WHERE NOT warmup GROUP BY ALL ORDER BY ALL
+```
+"""
+
+
+def reference() -> str:
+    """The page: markdown, a table for each table."""
+    parts = [_OPENING]
+    for file, what, columns, texts in TABLES:
+        head = [f"## {file}", "", what, "", "| column | type | what it is |", "| --- | --- | --- |"]
+        parts.append("\n".join([*head, *(f"| `{name}` | {kind} | {texts[name]} |" for name, kind in columns), ""]))
+    return "\n".join(parts)
+
+
+assert set(_PHASE) == set(PHASES)

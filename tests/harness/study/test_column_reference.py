@@ -1,0 +1,23 @@
+"""The reference of the columns is complete, and the page in docs/ is what the command prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.study.column_reference import TABLES
+from tests.commands import ROOT, harness
+
+
+@pytest.mark.parametrize(("columns", "texts"), [pytest.param(*table[2:], id=table[0]) for table in TABLES])
+def test_every_column_has_a_line_and_no_line_is_of_none(
+    columns: tuple[tuple[str, str], ...], texts: dict[str, str]
+) -> None:
+    assert sorted(texts) == sorted(name for name, _ in columns)
+    assert all(texts.values())
+
+
+def test_the_page_is_what_the_command_prints() -> None:
+    done = harness("schema", "--columns")
+    assert done.returncode == 0
+    page = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
+    assert done.stdout == page, "write it anew: harness schema --columns > docs/columns.md"
