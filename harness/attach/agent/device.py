@@ -34,10 +34,12 @@ class _Recording:
 
 
 state = _Recording()
+_inherited: list[_Recording] = []  # a forked child must not destroy the events of its parent's device
 
 
 def forget() -> None:
     global state
+    _inherited.append(state)
     state = _Recording()
 
 
