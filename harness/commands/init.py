@@ -74,14 +74,14 @@ def _check(path: Path, text: str) -> None:
     from trainer.files import write_text
     from trainer.leftovers import temporary_path
 
-    beside = temporary_path(path)
-    write_text(beside, text)
+    draft = temporary_path(path)
+    write_text(draft, text)
     try:
-        load_scenario(beside)
+        load_scenario(draft)
     except InputError as error:
-        raise InputError(f"init: {str(error).replace(str(beside), str(path))}") from error
+        raise InputError(f"init: {str(error).replace(str(draft), str(path))}") from error
     finally:
-        beside.unlink()
+        draft.unlink()
     write_text(path, text)
 
 

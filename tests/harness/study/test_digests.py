@@ -139,7 +139,8 @@ def test_any_flipped_bit_of_a_record_is_seen_or_changes_nothing(folder: StudyFol
         with suppress(InputError):
             assert folder.read_study() == study
         (found,) = folder.runs()
-        assert found.record == run or found.record.status == "failed"
+        # Of a file that is no table the digest is no longer that of the file: told with the problems of the probes.
+        assert found.record == run or found.record.status == "failed" or found.probes.problems
     finally:
         path.write_bytes(written)
 
