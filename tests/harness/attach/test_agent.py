@@ -59,6 +59,7 @@ HOOKS = {
         "enter", "leave", "fetching", "received", "begin_step", "flush", "_count", "_backward_begins", "_updated",
         "maker", "made_by", "watched", "evaluated", "leave_if_enough", "_update_begins",
     ),
+    "device": ("trains_on", "collect", "last"),
     "loading": ("_ended", "sizes", "_open", "_close", "_from_worker", "_source", "_loader"),
     "stages": ("enter", "leave", "take", "busy", "enter_within"),
     "record": ("write", "note"),
