@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -142,11 +143,15 @@ def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fet
         assert {run.record.facts.device for run in runs} == {"a made-up device"}
         spans = [row for run in runs if run.spans is not None for row in run.spans.to_pylist()]
         lasts = [row["end_ns"] - row["start_ns"] for row in spans if (row["role"], row["name"]) == ("device", "norm")]
-        assert sorted(lasts)[len(lasts) // 2] / 1e6 == pytest.approx(3, abs=0.3)
+        assert median(lasts) / 1e6 == pytest.approx(3, abs=0.3)
         assert "nothing is promised of a change" in " ".join(done.stdout.split())
         assert "as fast" not in done.stdout
-        idle_ms = sum(mean_ms(study, f"starved_{stage}_ns") for stage in ("read", "tokenize", "pack", "transfer"))
-        fetch_ms = mean_ms(study, "fetch_ns")
-        assert idle_ms == pytest.approx(max(0.0, fetch_ms - 6), abs=0.15 * fetch_ms)
+        measured = [row for row in rows(study) if not row["warmup"]]
+        idle = [
+            sum(row[f"starved_{stage}_ns"] for stage in ("read", "tokenize", "pack", "transfer")) for row in measured
+        ]
+        fetch = [row["fetch_ns"] for row in measured]
+        # Of the typical step: one in which the program had to wait for a core is idle for longer.
+        assert median(idle) / 1e6 == pytest.approx(max(0.0, median(fetch) / 1e6 - 6), abs=1)
         if data_ms == 15:
             assert "while the host waits for data (read" in " ".join(done.stdout.split())
