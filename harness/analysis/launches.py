@@ -59,8 +59,12 @@ class DeviceWork:
         return union(starts, np.clip(self.launch_ends[bound], starts, self.ends[bound]))
 
 
-def device_work(spans: RunSpans) -> DeviceWork:
-    """The work of a run's device. A piece whose launching blocked on the device did not wait for launches."""
+def device_work(spans: RunSpans, attached: bool = False) -> DeviceWork:
+    """The work of a run's device. A piece whose launching blocked on the device did not wait for launches.
+
+    ``attached``: of a program that nobody here wrote. It may do anything before its first launch of a piece, so one
+    that the device came to while it was being launched is open, however it ended.
+    """
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -71,13 +75,18 @@ def device_work(spans: RunSpans) -> DeviceWork:
         ends=kernels.ends,
         launch_starts=launches.starts,
         launch_ends=launches.ends,
-        launch_bound=waited_for_launches(kernels.starts, kernels.ends, launches.ends) & ~blocked,
+        launch_bound=(
+            np.minimum(launches.ends, kernels.ends) - kernels.starts > TAIL_NS
+            if attached
+            else waited_for_launches(kernels.starts, kernels.ends, launches.ends) & ~blocked
+        ),
     )
 
 
 def device_work_of(run: RunData) -> DeviceWork:
     """See :func:`device_work`; of all that ``run`` recorded."""
-    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run)))
+    attached = run.record.facts.attached is not None
+    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached))
 
 
 def waited_for_launches(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from trainer.telemetry import BatchTrace, Kernel
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK = 6, 7, 9
+ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
 
@@ -75,6 +76,7 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
     recorder = StepRecorder()
     works = _works(one)
     work = next(works, None)
+    running: list[Kernel] = []  # what the device may be at when the next block begins, launched in this one
     for begun, body, ended, evaluated in _steps(one.path):
         totals = found[-1] if found else None
         whole = totals is not None and totals.measured >= length
@@ -88,6 +90,8 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
             tables = RunTables(recorder, folder, pid, one.process.tid, rank)
             totals = StepTotals(warming_up=one.loader_warmup if found else 0)
             found.append(totals)
+            for late in running:
+                recorder.device(late)
         assert totals is not None
         recorder.add([_counted(begun, evaluated, totals)])
         tables.collect()  # between steps: the batches of the one that begins come after this
@@ -100,7 +104,9 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
         )
         while work is not None and (ended is None or work.launch_start_ns < ended[1]):
             recorder.device(work)
+            running.append(work)
             work = next(works, None)
+        running = [late for late in running if ended is not None and late.end_ns > ended[1]]
         if ended is not None:
             if not totals.last_unmeasured:
                 _add(totals, begun, body, ended)
@@ -114,12 +120,11 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
 def _works(one: Attached) -> Iterator[Kernel]:
     """What the device did, on the host's clock, in the order of its launches: some steps after them in the file."""
     clocks = one.noted("device_clock")
-    if not clocks:
+    if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, at the end of a program that was killed, say
         return
-    (host_ns, device_ns), *later = clocks
-    scale = 1.0  # both clocks drift apart by tens of parts in a million; a program that was killed has one look at them
-    if later and later[-1][1] > device_ns:
-        scale = (later[-1][0] - host_ns) / (later[-1][1] - device_ns)
+    (host_ns, device_ns), (last_host_ns, last_device_ns) = clocks
+    # Both clocks drift apart by tens of parts in a million.
+    scale = (last_host_ns - host_ns) / max(1, last_device_ns - device_ns)
     for portion in events(one.path):
         for event in portion:
             if event[0] == WORK:
@@ -163,7 +168,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.measured += 1
     totals.wall_ns += wall_ns
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
-    totals.fetches[sum(event[0] == RECEIVED for event in body)] += 1
+    totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not begun[2] or not ended[2]:
         return
     (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(one[2][0]) for one in (begun, ended))
@@ -200,7 +205,14 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
 def _with_maker(event: Event, made_by: MadeBy) -> Event:
     """A batch's arrival with the stages of its making; tokens that the batch does not show are not known."""
     kind, trace, tokens, _, samples = event
+    if _ended(event):
+        return kind, BatchTrace(trace[1], trace[2], MAIN, -1, tuple(tuple(piece) for piece in trace[4])), 0, None, 0
     return kind, None if trace is None else _trace(trace, made_by), tokens or None, None, samples or None
+
+
+def _ended(received: Event) -> bool:
+    trace = received[1]
+    return trace is not None and trace[3] == ENDED
 
 
 def _trace(trace: Sequence[Any], made_by: MadeBy) -> BatchTrace | None:

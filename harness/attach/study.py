@@ -165,6 +165,7 @@ def _study(
     for arm, one in zip(arms, trained, strict=True):
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
         notes += [f"{arm}: our recording failed and was switched off: {text}" for text in one.noted("fault")]
+        notes += [f"{arm}: what its device did is not recorded: {text}" for text in one.noted("device_fault")]
     return StudyRecord(
         scenario=SCENARIO,
         question=f"Where does the time of {shlex.join(program)} go?",

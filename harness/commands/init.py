@@ -46,11 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Ask for what was not given (on a terminal), write the scenario, check it, say what to do next."""
     path = Path(arguments.file)
+    if path.is_dir():
+        raise InputError(f"init: {path} is a folder; give a file")
     if path.exists() and not arguments.force:
         raise InputError(f"init: {path} exists; --force overwrites it")
     if not path.parent.is_dir():
         raise InputError(f"init: {path}: no such folder {path.parent}")
     answers = {one.name: _answer(one, arguments) for one in QUESTIONS}
+    for name, answer in answers.items():
+        if not answer.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in answer):
+            raise InputError(f"init: --{name} {answer!r}: not text that a file can hold")
     text = scenario_text(answers)
     _check(path, text)
     say(f"wrote {path}")
@@ -126,7 +131,7 @@ slice_steps: 10 # arms alternate so often, that a neighbour's load hits all of t
 
 def number(text: str) -> str:
     """``text`` as YAML has a number; what is none is quoted, so that the check names it."""
-    return text if text.isascii() and text.isdigit() else quoted(text)
+    return str(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else quoted(text)
 
 
 def quoted(text: str) -> str:

@@ -16,6 +16,7 @@ from harness.report.words import interval, listing, ms, percent, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
+UNLIKE = 0.05  # mean and median of the steps differ by more: both are said
 NOTHING = 0.005  # of the step: less is no wait worth a word
 
 
@@ -38,7 +39,10 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if totals.step_ms is None:
         return []
     name = names.short(arm.name)
-    lines = [Headline(name, f"{ms(totals.step_ms.median)} a step", f"{_data(arm)}{_gain(arm)}")]
+    step = f"{ms(totals.step_ms.median)} a step"
+    if abs(_mean_ms(arm) / totals.step_ms.median - 1) > UNLIKE:
+        step = f"{ms(_mean_ms(arm))} a step on average, typically {ms(totals.step_ms.median)}"
+    lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}")]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
@@ -69,10 +73,15 @@ def group_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
     return [Headline(f"{len(ranks)} ranks", finding, f"{support} {note}".strip())]
 
 
+def _mean_ms(arm: ArmReport) -> float:
+    """Of a step, as the parts of it are means: a few long steps set it apart from the median."""
+    return sum(arm.totals.phase_ms.values()) or (arm.totals.step_ms.median if arm.totals.step_ms is not None else 0.0)
+
+
 def _data(arm: ArmReport) -> str:
     """What it waits for, and what of the data work is hidden."""
     totals = arm.totals
-    step_ms = totals.step_ms.median if totals.step_ms is not None else 0.0
+    step_ms = _mean_ms(arm)
     fetch_ms = totals.phase_ms.get("fetch")
     if fetch_ms is None:
         return "How long it waits for data was not measured."
@@ -114,7 +123,10 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
     open_ms = totals.device_launch_bound_ms or 0.0
     if open_ms >= NOTHING * step_ms:
         text += f" For {ms(open_ms)} it worked or waited for launches: its events do not tell which."
-    return f"{text} Where the host waits for the device was not recorded, so nothing is promised of a change."
+    return (
+        f"{text} Work on other streams or launched within a fetch is not seen, nor where the host waits for the "
+        "device: nothing is promised of a change."
+    )
 
 
 def _gain(arm: ArmReport) -> str:

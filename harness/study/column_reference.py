@@ -11,9 +11,10 @@ _STAGE = {
     "exposed": "what the step would not have lasted without {name}: its share in what a replay without data work "
     "saves. The stages sum to fetch_ns on a synchronous device",
     "hidden": "time of {name} that cost the step nothing",
-    "work": "all time of {name} for the batches of this step, wherever it ran",
+    "work": "all time of {name} for the batches of this step, wherever it ran; of transfer only within waits",
     "during_wait": "of that, what ran while the step waited for that very batch. The stages sum to fetch_ns",
-    "parallel": "of that, what ran while the step waited for another batch",
+    "parallel": "of that, what ran while the step waited for another batch (beside an asynchronous device: that was "
+    "idle)",
 }
 _PHASE = {
     "fetch": "waiting for the next batch, or making it",
@@ -27,7 +28,7 @@ _PHASE = {
 }
 _STEPS = {
     "step": "number of the step, from 0",
-    "turn": "repetition that the step belongs to: arms alternate repetition by repetition",
+    "turn": "repetition that the step belongs to: with interleave: slices arms alternate repetition by repetition",
     "warmup": "whether the step is left out of every figure",
     "start_ns": "when it began, CLOCK_MONOTONIC",
     "wall_ns": "how long it lasted; the phases sum to it exactly",
@@ -35,7 +36,8 @@ _STEPS = {
     "device_starved_ns": "how long the device had nothing to do; the causes sum to it",
     "device_launch_bound_ns": "within launch-bound phases: it worked or waited for launches, which is not known",
     "device_slack_ns": "work still queued on the device when the host began its first fetch",
-    "contended_ns": "the main thread was ready to run and had no core (run-queue delay)",
+    "contended_ns": "ready to run without a core (run-queue delay): the main thread or, where the CPU computes, the "
+    "most delayed thread that computes",
     "tokens": "positions, padding included",
     "trained_tokens": "positions with a label",
     "samples": "rows of the batch",

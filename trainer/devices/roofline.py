@@ -76,12 +76,12 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 
 def batch_bytes(config: TrainerConfig) -> int:
-    """Count the bytes copied to the device per micro-batch: ids, labels and, for padded rows, the mask."""
-    return (3 if config.data.path.endswith("-padded") else 2) * tensor_bytes(config)
+    """Count the bytes copied to the device per micro-batch: ids and labels (the mask of padded rows stays)."""
+    return 2 * tensor_bytes(config)
 
 
 def tensor_bytes(config: TrainerConfig) -> int:
-    """Count the bytes of one tensor of a micro-batch (ids, labels or mask). Each is copied by itself."""
+    """Count the bytes of one tensor of a micro-batch (ids or labels). Each is copied by itself."""
     return TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
 
 

@@ -25,6 +25,7 @@ MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
 IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
+ENDED = -2  # in place of a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
 
 Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batches (-1: not known), pieces
@@ -258,6 +259,10 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
             begun = (PAUSE, state.closed_ns, ())
     state.events += device.collect() if begun is not None and begun[0] == STEP else device.last()
     events, state.events = state.events, []
+    if begun is not None and begun[0] == PAUSE:  # what came after the last update was in no step
+        late = next((place for place, event in enumerate(events) if event[0] == ENTER and event[2] > begun[1]), None)
+        if late is not None:
+            events[late:] = [event for event in events[late:] if event[0] == device.WORK]
     if begun is not None:
         events.append(begun)
     if events:

@@ -2,7 +2,8 @@
 
 The events cut the stream into pieces, one for each phase and for what lies between two phases. They are read once they
 are reached: nothing waits for the device but one look at both clocks in the program's first step. The other look, at
-its end, has a time limit. What fails here ends this recording alone.
+its end, has a time limit. What fails here ends this recording alone, and so does a program that changes its stream:
+without the second look nothing of the device counts, for what is missing would be taken for idle time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _LAST_LOOK_S = 5.0
 
 class _Recording:
     def __init__(self) -> None:
-        self.noted = False  # what the program trains on
+        self.noted = False  # a device that is no CPU trains
+        self.device: Any = None
         self.stream: Any = None  # None: no CUDA device, or nothing is recorded any more
         self.pending: deque[tuple[str | None, int, int, Any]] = deque()  # name, launched from, until, event at its end
         self.reached: Any = None  # the last event that is known to be reached
@@ -45,18 +47,17 @@ def forget() -> None:
 
 def trains_on(device: Any) -> None:
     """Note the device that a backward pass is about to run on; of a CUDA device, begin to record."""
-    if state.noted:
+    if state.noted or device.type == "cpu":
         return
     state.noted = True
     if device.type != "cuda":
-        if device.type != "cpu":
-            record.note("device", device.type)
+        record.note("device", device.type)
         return
     record.note("device", torch.cuda.get_device_name(device))
     try:
         if torch.cuda.is_current_stream_capturing():
             return
-        state.stream = torch.cuda.current_stream(device)
+        state.device, state.stream = device, torch.cuda.current_stream(device)
         state.stream.synchronize()
         state.reached, now = _look()
         state.since_ns = now
@@ -72,6 +73,8 @@ def mark(ended: str | None) -> None:
     try:
         if torch.cuda.is_current_stream_capturing():
             return
+        if torch.cuda.current_stream(state.device) != state.stream:
+            raise RuntimeError("the program went over to another stream")
         event = state.free.pop() if state.free else _event()
         now = monotonic_ns()
         event.record(state.stream)
@@ -84,7 +87,11 @@ def mark(ended: str | None) -> None:
 def collect() -> list[tuple[Any, ...]]:
     """The work that has been done since the last call, in its order."""
     found: list[tuple[Any, ...]] = []
+    if state.stream is None:
+        return found
     try:
+        if torch.cuda.is_current_stream_capturing():  # asking for an event would end the capture
+            return found
         while state.pending and state.pending[0][3].query():
             name, launched_ns, until_ns, event = state.pending.popleft()
             start_ns = state.clock_ns
@@ -104,6 +111,8 @@ def last() -> list[tuple[Any, ...]]:
         return []
     until = time.monotonic() + _LAST_LOOK_S
     try:
+        if torch.cuda.is_current_stream_capturing():
+            return []
         while state.pending and not state.pending[-1][3].query():
             if time.monotonic() > until:
                 return collect()

@@ -85,6 +85,9 @@ def _ended(iterator: Any, begun: bool, batch: Any) -> None:
         trace = ("main", *stages.origin(), -1, stages.take()) if own else boundaries.NO_TRACE
     if batch is not None:
         boundaries.received(trace, *sizes(batch), _loader(iterator))
+    else:  # an epoch ended: a wait for data all the same, and no batch
+        pieces = trace[4] if trace[0] == "main" else ()
+        boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, _loader(iterator))
 
 
 def _source(iterator: Any) -> int:

@@ -21,7 +21,7 @@ import pytest
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import Attached, read
-from harness.attach.steps import EVALUATION, TOKENIZED, WORK, write_tables
+from harness.attach.steps import ENDED, EVALUATION, TOKENIZED, WORK, write_tables
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
 from tests.commands import harness
@@ -250,7 +250,7 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
             found[ast.unparse(one.targets[0])] = one.value.value
     shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED"}
     assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
-    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK}
+    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK, "ENDED": ENDED}
     assert {name: found[name] for name in own} == own
     assert found["MAYBE"] not in {*own.values(), *(getattr(rows, name) for name in shared)}
 

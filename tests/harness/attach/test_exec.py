@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness.study.contract import PHASES
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 
@@ -155,3 +156,21 @@ def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fet
         assert median(idle) / 1e6 == pytest.approx(max(0.0, median(fetch) / 1e6 - 6), abs=1)
         if data_ms == 15:
             assert "while the host waits for data (read" in " ".join(done.stdout.split())
+
+
+def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_last_update_is_in_no_step(
+    tmp_path: Path,
+) -> None:
+    done = attached(tmp_path, program("epochs"))
+    assert done.returncode == 0, done.stderr
+    stages = ("read", "tokenize", "pack", "transfer")
+    found = rows(study_in(tmp_path))
+    assert len(found) == 45
+    for row in found:
+        assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"]
+        assert min(row[f"{phase}_ns"] for phase in PHASES) >= 0
+        for kind in ("exposed", "during_wait"):
+            assert sum(row[f"{kind}_{stage}_ns"] for stage in stages) == row["fetch_ns"]
+    ends = [row for row in found if row["step"] in (10, 20, 30, 40)]
+    assert all(row["during_wait_read_ns"] >= 30e6 for row in ends)
+    assert all(row["samples"] == 1 for row in found)

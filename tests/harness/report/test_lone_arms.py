@@ -102,3 +102,14 @@ def test_beside_a_recorded_device_it_says_how_long_that_was_idle_for_data_and_pr
     unknown = replace(hidden, device_launch_bound_ms=6.0)
     line, *_ = lone_lines(replace(arm, totals=unknown), ArmNames([arm.name]))
     assert "For 6.00 ms it worked or waited for launches" in line.text
+
+
+def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said() -> None:
+    """Parts of a step are means: of a typical step of 6 ms, 20 could be waited for."""
+    report = analyse(*build([Arm("script", tokenize=4.0, facts=SEEN)], []))
+    (arm,) = report.arms
+    assert arm.totals.step_ms is not None
+    short = replace(arm.totals, step_ms=replace(arm.totals.step_ms, median=6.0))
+    line, *_ = lone_lines(replace(arm, totals=short), ArmNames([arm.name]))
+    mean_ms = sum(arm.totals.phase_ms.values())
+    assert line.text.startswith(f"script: {mean_ms:.1f} ms a step on average, typically 6.00 ms.")
