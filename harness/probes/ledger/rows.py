@@ -61,7 +61,7 @@ class StepRow(NamedTuple):
     contended_ns: int | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rows:
     """Holds finished steps, phases in the order they ended, and batches in the order they were received.
 
