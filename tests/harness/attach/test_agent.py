@@ -246,8 +246,8 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
             names = [ast.unparse(name) for name in one.targets[0].elts]
             found |= dict(zip(names, eval(ast.unparse(one.value)), strict=True))
-        elif isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
-            found[ast.unparse(one.targets[0])] = one.value.value
+        elif isinstance(one, ast.Assign) and isinstance(one.value, (ast.Constant, ast.UnaryOp)):
+            found[ast.unparse(one.targets[0])] = ast.literal_eval(one.value)
     shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED"}
     assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
     own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK, "ENDED": ENDED}
