@@ -140,6 +140,8 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
         where = where.f_back
     where = where or frame
+    if where.f_code.co_filename.startswith(_OURS):
+        return
     name = getattr(function, "__qualname__", "a call")
     seen.blocked_ns[f"{os.path.basename(where.f_code.co_filename)}:{where.f_lineno} ({name})"] += blocked_ns
 
