@@ -44,7 +44,7 @@ def _torch_compute(config: TrainerConfig, shape: Shape) -> TorchCompute:
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     torch.manual_seed(config.seed)
-    # Drawn where they are used: a CPU takes minutes for the weights of 8 billion parameters, and 32 GB of memory.
+    # Drawn where they are used: 8 billion parameters would take 32 GB of the host's memory, and one of its cores.
     with device:
         model = build_model(shape)
     return TorchCompute(config, model, device)
