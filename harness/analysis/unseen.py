@@ -21,7 +21,6 @@ class Unseen:
     waiting: float = 0.0
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
-
     tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
 
     @property

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.commands.output import say
+from trainer.config import PRESETS
 from trainer.errors import InputError
-
-MODELS = ("gpt2-tiny", "gpt2-small", "llama-tiny", "llama-1b", "llama-8b")
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ QUESTIONS = (
     Question("parquet", "your text: Parquet file or glob; empty for Python's own documentation", ""),
     Question("column", "its column with the text", "text"),
     Question("tokenizer", "your tokenizer: a folder for AutoTokenizer; empty to train one on the text", ""),
-    Question("model", f"model: {', '.join(MODELS)}", "gpt2-tiny"),
+    Question("model", f"model: {', '.join(PRESETS)}", "gpt2-tiny"),
     Question("device", "device: auto, cpu or cuda", "auto"),
     Question("sequence-length", "sequence length", "128"),
     Question("batch-size", "batch size", "4"),
@@ -55,7 +54,7 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
     answers = {one.name: _answer(one, arguments) for one in QUESTIONS}
     for name, answer in answers.items():
         if not answer.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in answer):
-            raise InputError(f"init: --{name} {answer!r}: not text that a file can hold")
+            raise InputError(f"init: {path}: --{name} {answer!r}: not text that a file can hold")
     text = scenario_text(answers)
     _check(path, text)
     say(f"wrote {path}")
@@ -83,11 +82,11 @@ def _check(path: Path, text: str) -> None:
     write_text(draft, text)
     try:
         load_scenario(draft)
+        draft.replace(path)
     except InputError as error:
         raise InputError(f"init: {str(error).replace(str(draft), str(path))}") from error
     finally:
-        draft.unlink()
-    write_text(path, text)
+        draft.unlink(missing_ok=True)
 
 
 def scenario_text(answers: dict[str, str]) -> str:

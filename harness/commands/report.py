@@ -8,8 +8,6 @@ from pathlib import Path
 from harness.commands.arguments import add_study
 from harness.commands.output import append_step_summary, say
 
-OPENING = ("Verdict\n", "What to try next\n")  # sections of summary.md's first screen
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The study, and what is printed of its report."""
@@ -43,13 +41,13 @@ def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = 
     ``as_json``: print summary.json, and nothing else, instead. ``measured``: the study is new, and what it found is
     added to the summary of a GitHub workflow's step, where this is one.
     """
-    from harness.report import terminal
+    from harness.report import markdown, terminal
     from harness.report.build import build_report
     from harness.study.store import StudyFolder
 
     screen, study = build_report(folder), StudyFolder(folder)
     if measured:
-        append_step_summary(_opening(study.summary_md.read_text(encoding="utf-8")))
+        append_step_summary(markdown.opening(study.read_study().scenario, screen))
     if as_json:
         print(study.summary_json.read_text(encoding="utf-8"), end="")
         return
@@ -57,11 +55,3 @@ def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = 
         say(line)
     say(f"page: {study.summary_html}")
     say(f"summary: {study.summary_md}")
-
-
-def _opening(page: str) -> str:
-    """The first screen of summary.md, without its pictures: they lie in the study's folder."""
-    parts = page.split("\n## ")
-    own = [parts[0], *(part for part in parts[1:] if part.startswith(OPENING))]
-    lines = "\n## ".join(own).split("\n")
-    return "\n".join(line for line in lines if not line.startswith("![")) + "\n"

@@ -85,6 +85,11 @@ def page(
     return Page(safe(report.study.scenario), _opening(screen, pictures), list(_sections(parts)))
 
 
+def opening(title: str, screen: FirstScreen) -> str:
+    """The first screen alone, for places that have no pictures."""
+    return Page(safe(title), _opening(screen, ()), ()).markdown
+
+
 def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
     top = [f"**Question:** {safe(screen.question)}"] if screen.question else []
     if screen.emulated:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from harness.study.contract import CAUSES, PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STAGES, STEP_COLUMNS
+from harness.study.contract import CAUSES, SAMPLE_COLUMNS, SPAN_COLUMNS, STAGES, STEP_COLUMNS
 
 _STAGE = {
     "exposed": "what the step would not have lasted without {name}: its share in what a replay without data work "
@@ -91,6 +91,3 @@ def reference() -> str:
         head = [f"## {file}", "", what, "", "| column | type | what it is |", "| --- | --- | --- |"]
         parts.append("\n".join([*head, *(f"| `{name}` | {kind} | {texts[name]} |" for name, kind in columns), ""]))
     return "\n".join(parts)
-
-
-assert set(_PHASE) == set(PHASES)

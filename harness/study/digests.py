@@ -51,6 +51,7 @@ def check_sealed(path: Path, content: JsonObject) -> None:
 
 def _content_digest(content: JsonObject) -> str:
     own = {key: value for key, value in content.items() if key not in _NOT_IN_CONTENT}
+    # As it will be read: keys are text then, and sort as text.
     plain = json.loads(json.dumps(own, default=str))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

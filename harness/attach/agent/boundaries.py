@@ -93,8 +93,7 @@ def watched() -> bool:
 
 
 def enter(name: str) -> None:
-    if device.state.stream is not None:
-        device.mark(_launched())
+    _mark()
     state.open.append(name)
     cpu_ns = thread_time_ns()
     state.events.append((ENTER, name, monotonic_ns(), cpu_ns))
@@ -104,8 +103,7 @@ def leave(name: str) -> None:
     cpu_ns = thread_time_ns()
     now = monotonic_ns()
     if name in state.open:
-        if device.state.stream is not None:
-            device.mark(_launched())
+        _mark()
         state.last = name
         while state.open:
             ended = state.open.pop()
@@ -114,12 +112,14 @@ def leave(name: str) -> None:
                 break
 
 
-def _launched() -> str | None:
-    """What the host launched since the last boundary of phases; None while it fetched."""
+def _mark() -> None:
+    """Tell the recording of a device what the host launched since the last boundary of phases."""
+    if device.state.stream is None:
+        return
     if not state.open:
-        between: str = device.BETWEEN.get(state.last or "", "other")
-        return between
-    return None if state.open[-1] == "fetch" else state.open[-1]
+        device.mark(device.BETWEEN.get(state.last or "", "other"))
+    else:
+        device.mark(None if state.open[-1] == "fetch" else state.open[-1])
 
 
 # ---- batches

@@ -115,7 +115,7 @@ def last() -> list[tuple[Any, ...]]:
             return []
         while state.pending and not state.pending[-1][3].query():
             if time.monotonic() > until:
-                return collect()
+                raise _late()
             time.sleep(0.0005)
         found = collect()
         event, now = _look()
@@ -141,12 +141,16 @@ def _look() -> tuple[Any, int]:
         event.record(state.stream)
         while not event.query():
             if monotonic_ns() - before > _LAST_LOOK_S * 1e9:
-                raise TimeoutError(f"the device did not answer for {_LAST_LOOK_S:g} s")
+                raise _late()
         after = monotonic_ns()
         if best is None or after - before < best[0]:
             best = after - before, event, (before + after) // 2
     assert best is not None
     return best[1], best[2]
+
+
+def _late() -> TimeoutError:
+    return TimeoutError(f"the device was not done within {_LAST_LOOK_S:g} s")
 
 
 def _give_up(error: Exception) -> None:
