@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from trainer.config import PRESETS, ModelConfig
+from trainer.compute.torch_compute import TorchCompute
+from trainer.config import PRESETS, ModelConfig, TrainerConfig
+from trainer.data.batch import Batch
 from trainer.devices.flops import flops_per_token, parameters
 from trainer.errors import InputError
 from trainer.model import build_model, resolve_shape
@@ -73,3 +78,42 @@ def test_wrong_shapes_are_refused_in_one_line(config: dict[str, object], line: s
     with pytest.raises(InputError, match=r"^[^\n]*$") as caught:
         resolve_shape(ModelConfig.model_validate(config), tokenizer_vocab_size=1000, sequence_length=64)
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+def test_no_loss_or_gradient_depends_on_the_mask_of_padding_that_follows_the_text(preset: str) -> None:
+    """So the trainer gives its models none. The padding is random here: what stands in it must not matter either."""
+    shape = resolve_shape(ModelConfig(preset=preset, layers=2), tokenizer_vocab_size=300, sequence_length=16)
+    torch.manual_seed(0)
+    model = build_model(shape)
+    ids = torch.randint(0, 300, (3, 16))
+    mask = torch.tensor([[1] * kept + [0] * (16 - kept) for kept in (16, 9, 2)])
+    labels = torch.where(mask == 1, ids, -100)
+    found = []
+    for shown in (mask, None):
+        model.zero_grad()
+        loss = model(input_ids=ids, attention_mask=shown, labels=labels).loss
+        loss.backward()
+        gradients = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+        found.append((loss.detach(), gradients))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_the_trainer_gives_its_model_no_mask() -> None:
+    config = TrainerConfig.model_validate({"compute": {"device": "cpu"}})
+    compute = TorchCompute(config, model := NoMask(), torch.device("cpu"))
+    ids = torch.zeros((1, 4), dtype=torch.int64)
+    compute.forward(Batch(ids, ids, torch.ones_like(ids), tokens=4, trained_tokens=3, samples=1))
+    assert model.given == {"input_ids", "labels"}
+
+
+class NoMask(torch.nn.Linear):
+    """A model that only says what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.given: set[str] = set()
+
+    def forward(self, **given: torch.Tensor) -> SimpleNamespace:
+        self.given = set(given)
+        return SimpleNamespace(loss=self.weight.sum())

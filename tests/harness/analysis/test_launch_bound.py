@@ -62,6 +62,15 @@ def test_a_bracket_that_ends_with_its_launches(
     assert work.known_from.tolist() == [round(known_from * MS)]
 
 
+def test_of_a_program_that_nobody_here_wrote_only_what_came_after_the_launches_is_surely_work() -> None:
+    """It may compute on the host for 20 ms before its one launch, of a kernel of 4 ms: no bracket tells."""
+    late = drawn(("h2d", 0, 20.1, 0, 24), ("forward", 21, 22, 24, 30))
+    assert device_work(late).launch_bound.tolist() == [False, False]
+    work = device_work(late, attached=True)
+    assert work.launch_bound.tolist() == [True, False]  # the second was launched while the device was at the first
+    assert (work.known_from / MS).tolist() == [20.1, 24]
+
+
 def test_work_whose_launching_blocks_on_the_device_did_not_wait_for_launches() -> None:
     assert device_work(drawn(("h2d", 0, 5, 0, 5), blocked=(1, 5))).launch_bound.tolist() == [False]
     for blocked in ((2, 2), (5, 9)):  # a call that is only known to block, not for how long; one behind the launching

@@ -172,10 +172,42 @@ def test_no_event_enters_a_graph_that_is_being_captured(
 ) -> None:
     module, stream, _ = device
     module.trains_on(CUDA)
+    module.mark("fetch")
     stream.capturing = True
     module.mark("forward")
+    stream.synchronize()
+    assert module.collect() == module.last() == []  # nor is one asked for: that would end the capture
     stream.capturing = False
-    assert not module.state.pending
+    assert [name for name, *_ in module.state.pending] == ["fetch"]
+    assert [event[1] for event in module.collect()] == ["fetch"]
+
+
+def test_a_program_that_first_trains_on_the_cpu_is_recorded_from_its_device_on(device: Recorder) -> None:
+    module, _, notes = device
+    module.trains_on(SimpleNamespace(type="cpu"))
+    module.trains_on(CUDA)
+    assert notes[0] == ("device", "NVIDIA Test")
+    assert module.state.stream is not None
+
+
+def test_a_program_that_goes_over_to_another_stream_is_recorded_no_more(device: Recorder) -> None:
+    """What it does there would be missing, and missing work looks like idle time."""
+    module, stream, notes = device
+    module.trains_on(CUDA)
+    module.torch.cuda.current_stream = lambda _device: Stream(now_ns=stream.now_ns + 1)
+    module.mark("forward")
+    assert notes[-1] == ("device_fault", "RuntimeError: the program went over to another stream")
+    assert module.collect() == []
+
+
+def test_what_a_process_inherits_of_its_parents_device_is_neither_used_nor_destroyed(device: Recorder) -> None:
+    module, _, _ = device
+    module.trains_on(CUDA)
+    module.mark("forward")
+    before = module.state
+    module.forget()
+    assert module.state.stream is None
+    assert before in module._inherited
 
 
 def test_a_fault_ends_this_recording_alone(device: Recorder) -> None:
@@ -195,9 +227,31 @@ def test_a_fault_ends_this_recording_alone(device: Recorder) -> None:
 def test_a_device_that_never_answers_does_not_keep_the_program(
     device: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, stream, _ = device
+    module, stream, notes = device
     module.trains_on(CUDA)
     stream.launch(1, 10**9)
     module.mark("forward")
     monkeypatch.setattr(module.time, "monotonic", lambda: stream.monotonic_ns() / 1e9)
     assert module.last() == []
+    assert notes[-1] == ("device_fault", "TimeoutError: the device was not done within 5 s")
+
+
+@pytest.mark.parametrize("change", ["killed", "faulty"])
+def test_of_half_a_recording_nothing_counts(device: Recorder, tmp_path: Path, change: str) -> None:
+    """What is missing would be taken for idle time: a killed program takes no second look at the clocks."""
+    module, stream, notes = device
+    module.trains_on(CUDA)
+    events: list[tuple[Any, ...]] = []
+    for step in range(12):
+        events.append((rows.STEP, round(stream.now_ns), (), step, 0, False))
+        stream.launch(2, 2)
+        module.mark("forward")
+        events += module.collect()
+    if change == "faulty":
+        events += module.last()
+        notes.append(("device_fault", "made up"))
+    facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 0, HOST, 0)
+    one = Attached(write_frames(tmp_path / "1.frames", facts, events, notes), facts, notes, [], 12)
+    folder = StudyFolder(tmp_path / "study")
+    write_tables(one, {}, lambda block: folder.run("script", block), 0)
+    assert not pq.read_table(folder.run("script", 0) / "spans.parquet").num_rows

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.study.contract import PHASES
+from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 
@@ -148,9 +148,7 @@ def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fet
         assert "nothing is promised of a change" in " ".join(done.stdout.split())
         assert "as fast" not in done.stdout
         measured = [row for row in rows(study) if not row["warmup"]]
-        idle = [
-            sum(row[f"starved_{stage}_ns"] for stage in ("read", "tokenize", "pack", "transfer")) for row in measured
-        ]
+        idle = [sum(row[f"starved_{stage}_ns"] for stage in STAGES) for row in measured]
         fetch = [row["fetch_ns"] for row in measured]
         # Of the typical step: one in which the program had to wait for a core is idle for longer.
         assert median(idle) / 1e6 == pytest.approx(max(0.0, median(fetch) / 1e6 - 6), abs=1)
@@ -163,14 +161,13 @@ def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_las
 ) -> None:
     done = attached(tmp_path, program("epochs"))
     assert done.returncode == 0, done.stderr
-    stages = ("read", "tokenize", "pack", "transfer")
     found = rows(study_in(tmp_path))
     assert len(found) == 45
     for row in found:
         assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"]
         assert min(row[f"{phase}_ns"] for phase in PHASES) >= 0
         for kind in ("exposed", "during_wait"):
-            assert sum(row[f"{kind}_{stage}_ns"] for stage in stages) == row["fetch_ns"]
+            assert sum(row[f"{kind}_{stage}_ns"] for stage in STAGES) == row["fetch_ns"]
     ends = [row for row in found if row["step"] in (10, 20, 30, 40)]
     assert all(row["during_wait_read_ns"] >= 30e6 for row in ends)
     assert all(row["samples"] == 1 for row in found)

@@ -49,6 +49,8 @@ def test_what_is_given_is_in_it_as_it_was_given(tmp_path: Path) -> None:
         (["--batch-size", "many"], "batch_size"),
         (["--name", "../evil"], "name"),
         (["--device", "tpu"], "device"),
+        (["--parquet", "\udc80x"], "--parquet"),
+        (["--column", "a\nb"], "--column"),
     ],
 )
 def test_a_wrong_answer_is_one_line_and_nothing_is_written(tmp_path: Path, words: list[str], line: str) -> None:
@@ -68,6 +70,11 @@ def test_a_file_that_exists_is_kept_unless_forced(tmp_path: Path) -> None:
     assert harness("init", str(path), "--force").returncode == 0
     assert load_scenario(path).name == "mine"
     assert harness("init", str(tmp_path / "no" / "mine.yaml")).returncode == 2
+    folder = harness("init", str(tmp_path), "--force")
+    assert (folder.returncode, "is a folder; give a file" in folder.stderr) == (2, True)
+    zeros = harness("init", str(path), "--force", "--sequence-length", "0256")  # which YAML would read as octal
+    assert zeros.returncode == 0
+    assert section(load_scenario(path).base, "data")["sequence_length"] == 256
 
 
 def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

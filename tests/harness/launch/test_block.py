@@ -87,6 +87,20 @@ class Stub:
         return lambda *_: None
 
 
+@pytest.mark.parametrize("interleave", ["slices", "runs"])
+def test_the_runs_of_a_block_share_its_fork_server(monkeypatch: pytest.MonkeyPatch, interleave: str) -> None:
+    started: list[Any] = []
+
+    def start(_modules: list[str], _code: Code | None) -> Any:
+        started.append(SimpleNamespace(ended=False, close=lambda: None))
+        return started[-1]
+
+    monkeypatch.setattr(block, "ForkServer", start)
+    planned = {"a": Repetitions(1, 1, 1), "b": Repetitions(1, 1, 1)}
+    block.run_block([Stub(arm, []) for arm in planned], planned, interleave, MagicMock(), 1)  # type: ignore[misc]
+    assert len(started) == 1
+
+
 def test_arms_alternate_there_and_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a drift of the machine's speed hits them alike; one that needs fewer repetitions is done earlier."""
     monkeypatch.setattr(block, "ForkServer", lambda *_: SimpleNamespace(ended=False, close=lambda: None))
