@@ -26,7 +26,7 @@ QUESTIONS = (
     Question("parquet", "your text: Parquet file or glob; empty for Python's own documentation", ""),
     Question("column", "its column with the text", "text"),
     Question("tokenizer", "your tokenizer: a folder for AutoTokenizer; empty to train one on the text", ""),
-    Question("model", "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all of them)", "gpt2-tiny"),
+    Question("model", "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all)", "gpt2-tiny"),
     Question("device", "device: auto, cpu or cuda", "auto"),
     Question("sequence-length", "sequence length", "128"),
     Question("batch-size", "batch size", "4"),
