@@ -24,11 +24,11 @@ TEXT = "def tokenize(text): return [token for token in text.split() if token not
 
 
 def known_read():
-    spin_ms(3)
+    spin_ms(8)  # most samples fall into it even where they come some milliseconds late
 
 
 def known_pack():
-    spin_ms(3)
+    spin_ms(8)
 
 
 def known_forward():
