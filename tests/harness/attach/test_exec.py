@@ -150,8 +150,10 @@ def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fet
         measured = [row for row in rows(study) if not row["warmup"]]
         idle = [sum(row[f"starved_{stage}_ns"] for stage in STAGES) for row in measured]
         fetch = [row["fetch_ns"] for row in measured]
-        # Of the typical step: one in which the program had to wait for a core is idle for longer.
-        assert median(idle) / 1e6 == pytest.approx(max(0.0, median(fetch) / 1e6 - 6), abs=1)
+        # Of the typical step: one in which the program had to wait for a core is idle for longer. Where even that is
+        # (a fetch of four times its work, beside others), it also waited for one outside of its fetch.
+        fetch_ms = median(fetch) / 1e6
+        assert median(idle) / 1e6 == pytest.approx(max(0.0, fetch_ms - 6), abs=max(1.0, 0.1 * (fetch_ms - data_ms)))
         if data_ms == 15:
             assert "while the host waits for data (read" in " ".join(done.stdout.split())
 
