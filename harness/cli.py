@@ -1,6 +1,6 @@
 """The command line: one table of commands. Each command's module owns its arguments and is imported when chosen.
 
-Only argparse is imported here: ``harness --help`` waits for no command, and no command's ``--help`` for pydantic or
+Nothing heavy is imported here: ``harness --help`` waits for no command, and no command's ``--help`` for pydantic or
 torch. Exit codes: 0 done; 1 a run failed, data differ, or the disk is full; 2 the input is wrong (one line says what);
 3 a regression was found; 4 it could not be decided; 130 interrupted (Ctrl-C, SIGTERM, SIGHUP); 141 nobody reads on.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,6 +19,7 @@ from harness.launch import ending
 from trainer.errors import MACHINE_FAULTS, InputError, visible
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
+MOST_MISTAKES = 20  # of one file that are listed after the first
 
 
 class Command(NamedTuple):
@@ -66,6 +68,7 @@ COMMANDS = {
     "doctor": Command(
         "harness.commands.doctor:doctor", "check whether this machine is fit for studies, with a fix for each problem"
     ),
+    "completion": Command("harness.commands.completion:completion", "print what completes these words in a shell"),
     "data": Command("harness.commands.data:data", "write pretokenized files, and verify that all data paths agree"),
 }
 
@@ -79,10 +82,14 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)  # the innermost that parsed stays: its options are listed in an error
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.fill()
+        return super().parse_known_args(args, namespace)
+
+    def fill(self) -> None:
+        """Take the command's arguments now."""
         if self._command is not None:
             command, self._command = self._command, None
             command.module().add_arguments(self)
-        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
@@ -92,8 +99,14 @@ def _parser() -> _Parser:
     parser = _Parser(prog="harness", description="Where each training step's time goes, and what a change buys.")
     parser.add_argument("--version", action="version", version=f"harness {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.help, command=command)
+    each = [commands.add_parser(name, help=command.help, command=command) for name, command in COMMANDS.items()]
+    parser.set_defaults(everything=partial(_with_all_arguments, parser, each))
+    return parser
+
+
+def _with_all_arguments(parser: _Parser, commands: Sequence[_Parser]) -> _Parser:
+    for command in commands:
+        command.fill()
     return parser
 
 
@@ -151,7 +164,8 @@ def _run(parts: list[str]) -> int:
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
-        print(f"harness: {visible(str(error))}", file=sys.stderr)
+        for line in (str(error), *error.others[:MOST_MISTAKES]):
+            print(f"harness: {visible(line)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("harness: interrupted", file=sys.stderr)

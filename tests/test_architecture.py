@@ -49,6 +49,8 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            raise AssertionError(f"{path}:{node.lineno}: a relative import, whose arrow nobody sees: write it in full")
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else node.module for name in names}
@@ -153,6 +155,35 @@ def test_nothing_a_user_s_run_waits_for_is_imported_by_the_entrance() -> None:
     names = {alias.name for node in top_level if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in top_level if isinstance(node, ast.ImportFrom)}
     assert not {name.split(".")[0] for name in names} & {"torch", "numpy", "pydantic", "pyarrow", "yaml"}
+
+
+# Dataclasses that change after they were made, each with its reason. All others are frozen.
+COLLECTING = "collects what comes in, within its module"
+BUILT = "rows are added while the timeline is built, which one room does from beginning to end"
+MUTABLE = {
+    "harness.attach.alternation._Rank": COLLECTING,
+    "harness.attach.alternation.AlternatingCommand": "a process that is started, suspended and ended",
+    "harness.attach.hooks.RecordedBlock": "what a with block gives before it knows its study",
+    "harness.attach.steps.StepTotals": COLLECTING,
+    "harness.probes.ledger.rows._Open": COLLECTING,
+    "harness.scenario.yaml.Document": "a file and its marks, which --set and extends are merged into",
+    "harness.timeline.model.Counter": BUILT,
+    "harness.timeline.model.Process": BUILT,
+    "harness.timeline.model.Thread": BUILT,
+    "harness.timeline.model.Trace": BUILT,
+    "trainer.data.batch.Batch": "its tensors are pinned in place, as DataLoader's pin thread asks for",
+}
+
+
+def test_records_are_frozen() -> None:
+    found = set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            for one in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+                text = ast.unparse(one)
+                if text.startswith("dataclass") and "frozen=True" not in text:
+                    found.add(f"{name}.{node.name}")
+    assert found == set(MUTABLE)
 
 
 def test_a_class_name_means_one_thing() -> None:

@@ -29,6 +29,18 @@ REPLACED = {
     "outlook": "what-if prediction",
     **dict.fromkeys(("beside", "evidence"), "validation arms, results"),
 }
+# The same of names as a whole, whose parts say other things elsewhere (local names, the word of a device's stream).
+REPLACED_NAMES = {
+    "Attached": "probe set, attached program",
+    "Found": "result",
+    "Evidence": "probe results",
+    "Composition": "data pipeline",
+    "DocumentOrder": "sharded sampler",
+    "left_over": "remainder",
+    "go_on": "resume",
+    "stand_still": "synchronize",
+    "catch_up": "drain to one step",
+}
 # Names that stay, each with its reason.
 SCHEMA = "a name of the results contract (schema 1), or the field that carries it"
 AUDIT = "a key of `harness audit --json`"
@@ -88,6 +100,8 @@ def replaced_words(source: str, path: str) -> list[str]:
     found = []
     for name, line in identifiers(source):
         allowed = name in ALLOWED and path in ONLY_IN.get(name, {path})
+        if (whole := name.lstrip("_")) in REPLACED_NAMES:
+            found.append(f"{path}:{line}: {name}: say {REPLACED_NAMES[whole]}")
         if words := [] if allowed else [part for part in parts(name) if part in REPLACED]:
             found.append(f"{path}:{line}: {name}: say {REPLACED[words[0]]}, not {words[0]}")
     return found
@@ -125,6 +139,8 @@ def test_every_allowed_name_is_still_needed() -> None:
         "f(licensed=True)",
         "said = []",
         "one.words",
+        "class Found: ...",
+        "self._go_on()",
     ],
 )
 def test_the_check_finds_each_kind_of_identifier(source: str) -> None:

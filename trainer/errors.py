@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import unicodedata
+from collections.abc import Sequence
 
 # Nothing that the user wrote is wrong: the disk is full or failing, or a limit of this machine is reached.
 MACHINE_FAULTS = frozenset(
@@ -14,8 +15,13 @@ MACHINE_FAULTS = frozenset(
 class InputError(ValueError):
     """Wrong input. Its message is one line: the file or dotted key, what is wrong and what is allowed.
 
-    The command line prints that line without a traceback and exits with status 2.
+    The command line prints that line without a traceback and exits with status 2. ``others``: what
+    else is wrong, a line each.
     """
+
+    def __init__(self, line: str, others: Sequence[str] = ()) -> None:
+        super().__init__(line)
+        self.others = tuple(others)
 
 
 class LostBatchError(TimeoutError):

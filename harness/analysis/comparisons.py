@@ -13,9 +13,10 @@ from typing import Literal
 
 from harness.analysis.bounds import Bound
 from harness.analysis.ledger import RepetitionTotals, RunLedger, mean_over
-from harness.analysis.losses import Losses, compare_losses
+from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
 from harness.analysis.statistics import CONFIDENCE, Estimate, from_blocks, paired_ratio
+from harness.analysis.unseen import MOST_WAITING, waiting_share
 from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
 
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
@@ -62,7 +63,7 @@ AbsentKind = Literal[
     "more than the data path differs",
     "replay refused",
 ]
-MissingKind = Literal["no finished run", "no shared block", "no throughput"]
+MissingKind = Literal["no finished run", "no shared block", "no throughput", "nothing trained"]
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,9 @@ def compare(
         return Missing("no finished run", tuple(dict.fromkeys(without)))
     if not set(base) & set(other):
         return Missing("no shared block")
+    idle = [name for name, blocks in ((baseline, base), (candidate, other)) if _per_step(blocks, "trained_tokens") == 0]
+    if idle:
+        return Missing("nothing trained", tuple(dict.fromkeys(idle)))
     by_measure = ((name, rate, speed(base, other, rate)) for name, rate in MEASURES)
     best = next(((name, rate, found) for name, rate, found in by_measure if found is not None), None)
     if best is None:
@@ -187,11 +191,19 @@ def compare(
     noise_floor = allowance if isinstance(floor, Absent) else floor
     positions = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
     trained = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
-    other_tokens = any(one is not None and abs(one - 1) > SAME for one in (positions, trained))
-    control = controls.get("a-a", baseline)
-    losses = compare_losses((baseline, candidate), base, other, control, other_tokens=other_tokens)
+    ratios = [one for one in (positions, trained) if one is not None and abs(one - 1) > SAME]
+    losses = compare_losses(
+        (baseline, candidate),
+        base,
+        other,
+        controls.get("a-a", baseline),
+        other_tokens=bool(ratios),
+        explained=max(map(explained_by, ratios), default=0.0),
+    )
     together = speed(base, other, rate, confidence_of_each(comparisons))
-    judged = judge(together or ratio, noise_floor, losses)
+    waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
+    no_core = any(share is not None and share > MOST_WAITING for share in waiting)
+    judged = judge(together or ratio, noise_floor, losses, no_core=no_core)
     return Measured(
         measure=measure,
         ratio=ratio,

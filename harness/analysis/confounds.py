@@ -15,7 +15,7 @@ from harness.analysis.comparisons import Blocks
 from harness.analysis.losses import Losses
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten
-from harness.study.records import RunRecord
+from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import JsonObject
 
 ConfoundKind = Literal[
@@ -52,8 +52,11 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus",),
     "vocab_size": ("model", "data.tokenizer"),
-    "workers": ("data.workers",),
+    "workers": ("data.workers", COMMAND),
+    "attached": (COMMAND,),
 }
+# Facts that are measured, and differ from run to run.
+MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share"}
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     for ours, theirs in _pairs(baseline, candidate):
         first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
         for key in sorted(set(first) | set(second)):
-            if first.get(key) == second.get(key) or _covered(key, declared):
+            if first.get(key) == second.get(key) or _covered(key, declared) or _covered(COMMAND, declared):
                 continue
             if CODE in declared and not (key in first and key in second):
                 continue  # one of two states of the code does not know it yet
@@ -163,7 +166,7 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     for ours, theirs in _pairs(baseline, candidate):
         declared = _declared(ours, theirs)
         first, second = ours.facts.to_json(), theirs.facts.to_json()
-        for key in sorted(set(first) & set(second)):
+        for key in sorted((set(first) & set(second)) - MEASURED):
             one, other = first[key], second[key]
             explained = any(
                 name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())

@@ -34,13 +34,14 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
     if not own:
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
+    ideal = speed(ledgers, controls.get("ideal-data", arm), steps_per_s)
     hidden = unseen(own)
     if hidden is not None and hidden.reason is not None:
-        return ArmExplained(syncs)  # what nobody saw may be the wait for data
+        return ArmExplained(syncs, ideal_measured=ideal)  # what nobody saw may be the wait for data
     try:
         replays = Replays(own)
     except InputError:
-        return ArmExplained(syncs)  # tables of another trainer, without the spans that a replay needs
+        return ArmExplained(syncs, ideal_measured=ideal)  # of another trainer, without the spans that a replay needs
     without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
     return ArmExplained(
         syncs,
@@ -48,7 +49,7 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         resampled_error=without.validation.resampled_median,
         within_tolerance=without.validation.within_tolerance,
         ideal_predicted=without.speedup,
-        ideal_measured=speed(ledgers, controls.get("ideal-data", arm), steps_per_s),
+        ideal_measured=ideal,
         removals=replays.removals(),
         critical_path_ms=replays.critical_path_ms(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -30,6 +31,7 @@ class Losses:
     diverged: tuple[str, ...] = ()
     differ: bool = False
     other_tokens: bool = False
+    explained: float = FAR  # relative difference that the other tokens may explain
 
     @property
     def unlike(self) -> bool:
@@ -40,11 +42,26 @@ class Losses:
     def _near(self) -> bool:
         if self.baseline is None or self.candidate is None:
             return True
-        return abs(self.candidate - self.baseline) <= FAR * min(abs(self.baseline), abs(self.candidate))
+        return abs(self.candidate - self.baseline) <= self.explained * min(abs(self.baseline), abs(self.candidate))
+
+
+def explained_by(tokens_ratio: float) -> float:
+    """How far apart, relatively, losses at the same step may be where a step has ``tokens_ratio`` times the tokens.
+
+    Losses fall as a power of the tokens with an exponent below 1 (Kaplan et al. 2020; Hoffmann et al. 2022), so by no
+    more than the logarithm of their ratio.
+    """
+    return min(FAR, ALIKE + abs(math.log(tokens_ratio))) if tokens_ratio > 0 else FAR
 
 
 def compare_losses(
-    names: tuple[str, str], baseline: Blocks, candidate: Blocks, control: Blocks, *, other_tokens: bool = False
+    names: tuple[str, str],
+    baseline: Blocks,
+    candidate: Blocks,
+    control: Blocks,
+    *,
+    other_tokens: bool = False,
+    explained: float = FAR,
 ) -> Losses:
     """``control``: the runs of the baseline's A/A control; empty without one."""
     diverged = tuple(
@@ -55,7 +72,7 @@ def compare_losses(
     ours, theirs = (loss_of(list(runs.values())) for runs in (baseline, candidate))
     if ours is None or theirs is None:
         return Losses(ours, theirs, diverged)
-    return Losses(ours, theirs, diverged, _differ(baseline, candidate, control), other_tokens)
+    return Losses(ours, theirs, diverged, _differ(baseline, candidate, control), other_tokens, explained)
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:

@@ -9,11 +9,18 @@ from typing import Literal
 from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import MIN_BLOCKS
 from harness.study.contract import PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
 StudyProblemKind = Literal[
-    "nothing finished", "partial", "status", "ended", "no measured step", "few blocks", "few steps"
+    "nothing finished",
+    "partial",
+    "status",
+    "ended",
+    "no measured step",
+    "few blocks",
+    "few steps",
+    "diverged",
 ]
 
 
@@ -32,10 +39,10 @@ class StudyProblem:
     """Something that is missing from a study."""
 
     kind: StudyProblemKind
-    count: int = 0  # "partial": finished runs; "few blocks": blocks
-    planned: int = 0  # "partial": runs
+    count: int = 0  # "partial": finished runs; "few blocks": blocks; "diverged": runs that did
+    planned: int = 0  # "partial": runs; "diverged": of so many
     status: str = ""  # "status": the study's
-    arm: str = ""  # "no measured step": whose
+    arm: str = ""  # "no measured step", "diverged": whose
     failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
     blocks: tuple[int, ...] = ()
 
@@ -86,10 +93,25 @@ def study_problems(
             found.append(StudyProblem("ended", failure=ending, blocks=tuple(where)))
         else:
             found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
+    found += _diverged(study, arms, ledgers)
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
-        found.append(StudyProblem("few steps" if attached else "few blocks", blocks))
+        one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it
+        found.append(StudyProblem("few steps" if one_run else "few blocks", blocks))
     return tuple(found)
+
+
+def _diverged(
+    study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
+) -> list[StudyProblem]:
+    """Of arms that no comparison speaks of, and of controls whose arm trained well."""
+    times = {name: sum(run.diverged for run in group.values()) for name, group in ledgers.items()}
+    compared = {name for pair in study.comparisons for name in (pair.baseline, pair.candidate)}
+    return [
+        StudyProblem("diverged", times[arm.name], len(ledgers[arm.name]), arm=arm.name)
+        for arm in arms
+        if times.get(arm.name) and arm.name not in compared and not (arm.of and times.get(arm.of))
+    ]
 
 
 def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:

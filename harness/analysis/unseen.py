@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 
 MOST_UNSEEN = 0.10  # of the time: blocked where nothing looks. What is not seen may be the wait for data.
 MOST_WAITING = 0.10  # of the time: ready without a core. Times then say more of the neighbours than of the program.
@@ -33,6 +34,12 @@ class Unseen:
         if self.device:
             return "device"
         return "ranks" if self.ranks > 1 else None
+
+
+def waiting_share(facts: Sequence[RunFacts]) -> float | None:
+    """Mean share of the time in which the main thread of attached runs had no core; None of other runs."""
+    known = [one.waiting_share for one in facts if one.waiting_share is not None]
+    return sum(known) / len(known) if known else None
 
 
 def unseen(runs: Sequence[RunData]) -> Unseen | None:

@@ -15,8 +15,8 @@ from harness.analysis.statistics import CONFIDENCE, Estimate
 
 Verdict = Literal["gain", "loss", "none", "undecided"]
 # fewer blocks than an interval takes; no A/A control and no allowance; nothing seen where much would go unnoticed; a
-# loss that is NaN or rose; losses that differ
-UndecidedKind = Literal["too few blocks", "no noise floor", "too coarse", "diverged", "other loss"]
+# loss that is NaN or rose; losses that differ; a program that was ready to run but had no core
+UndecidedKind = Literal["too few blocks", "no noise floor", "too coarse", "diverged", "other loss", "no core"]
 COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
 
 
@@ -34,17 +34,20 @@ def confidence_of_each(comparisons: int) -> float:
     return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
 
 
-def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = None) -> Judged:
+def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = None, *, no_core: bool = False) -> Judged:
     """``ratio``: with the interval that holds for all comparisons of the study together.
 
     Gain or loss: only where that interval excludes 1 and the median clears the floor. A gain also needs finite losses
     that are alike: what does not train may well be fast. None: only where more than :data:`COARSE` would have shown.
+    ``no_core``: other processes took so many cores that the times say more of them.
     """
     if ratio.ci_low is None or ratio.ci_high is None or ratio.distance is None:
         return Judged("undecided", None, "too few blocks")
     if noise_floor is None:
         return Judged("undecided", None, "no noise floor")
     resolution = max(ratio.distance, noise_floor)
+    if no_core:
+        return Judged("undecided", resolution, "no core")
     if abs(ratio.median - 1) <= noise_floor or ratio.ci_low <= 1 <= ratio.ci_high:
         return Judged("none", resolution) if resolution <= COARSE else Judged("undecided", resolution, "too coarse")
     if ratio.median < 1:

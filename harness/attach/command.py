@@ -8,8 +8,10 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from trainer.errors import InputError
 
@@ -17,24 +19,47 @@ SHIM = Path(__file__).parent / "shim"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run_command(program: Sequence[str], raw: Path, *, warmup: int, steps: int | None) -> int:
+@dataclass(frozen=True)
+class AgentSettings:
+    """What the agent is told: the names and values of its settings.json."""
+
+    warmup: int  # steps at the beginning that are not measured
+    steps: int | None = None  # ends the program after that many measured steps; None: never
+    gate: str | None = None  # socket of the launcher: the program takes turns (agent/gate.py)
+    control: str | None = None  # serves batches otherwise (agent/controls.py)
+    fetch: str | None = None  # function that returns a batch: "name" of the program itself, or "module:name"
+    step_ends: str | None = None  # class of the optimizer whose update ends a step
+
+    def write(self, raw: Path) -> None:
+        (raw / "settings.json").write_text(json.dumps(asdict(self)))
+
+
+def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> int:
     """Run ``program`` to its end; its exit code as a shell gives it (128 + N for signal N).
 
-    What the agent records goes into ``raw``. ``warmup``: steps at the beginning that are not measured; ``steps``: ends
-    the program after that many measured steps, None: never. InputError where the program cannot be started.
+    What the agent records goes into ``raw``. InputError where the program cannot be started.
     """
-    (raw / "settings.json").write_text(json.dumps({"warmup": warmup, "steps": steps}))
+    settings.write(raw)
+    process = start(program, env=environment_of(raw))
+    with _forwarding(process):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def environment_of(raw: Path) -> dict[str, str]:
+    """This process's environment, with the agent within reach; it records into ``raw``."""
     path = os.pathsep.join([str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "HARNESS_ATTACH": str(raw)}
+    return {**os.environ, "PYTHONPATH": path, "HARNESS_ATTACH": str(raw)}
+
+
+def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start ``program`` with the options of :class:`subprocess.Popen`; InputError where it cannot be started."""
     try:
-        process = subprocess.Popen(list(program), env=environment)
+        return subprocess.Popen(list(program), **options)
     except FileNotFoundError as error:
         raise InputError(f"exec: {program[0]}: no such program; what follows -- is run as it is") from error
     except OSError as error:
         raise InputError(f"exec: {program[0]}: cannot be started ({error.strerror})") from error
-    with _forwarding(process):
-        code = process.wait()
-    return code if code >= 0 else 128 - code
 
 
 @contextmanager

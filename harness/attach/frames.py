@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,14 +44,14 @@ class ProcessFacts:
     realtime_minus_monotonic_ns: int
 
 
-@dataclass
-class Attached:
+@dataclass(frozen=True)
+class AttachedProcess:
     """What one process wrote, without its events, which :func:`events` reads one step at a time."""
 
     path: Path
     process: ProcessFacts
-    notes: list[tuple[str, Any]] = field(default_factory=list)
-    made: list[Made] = field(default_factory=list)  # batches, where it is a loader worker
+    notes: tuple[tuple[str, Any], ...] = ()
+    made: tuple[Made, ...] = ()  # batches, where it is a loader worker
     steps: int = 0  # that it began
 
     @property
@@ -88,7 +88,7 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
             yield word, content
 
 
-def read(folder: Path) -> list[Attached]:
+def read(folder: Path) -> list[AttachedProcess]:
     """Every process that wrote something, in the order of their first word."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
@@ -96,16 +96,19 @@ def read(folder: Path) -> list[Attached]:
         word, content = next(written, ("", None))
         if word != "process" or content is None:  # killed before its first frame was whole
             continue
-        one = Attached(path, ProcessFacts(**content))
+        notes: list[tuple[str, Any]] = []
+        made: list[Made] = []
+        steps = 0
+        facts = ProcessFacts(**content)
         for word, content in written:
             if word == "note":
-                one.notes.append(tuple(content))
+                notes.append(tuple(content))
             elif word == "batch":
                 worker, _number, pieces = content
-                one.made.append(Made(worker, tuple(tuple(piece) for piece in pieces)))
+                made.append(Made(worker, tuple(tuple(piece) for piece in pieces)))
             elif word == "events":
-                one.steps += sum(event[0] == STEP for event in content)
-        found.append(one)
+                steps += sum(event[0] == STEP for event in content)
+        found.append(AttachedProcess(path, facts, tuple(notes), tuple(made), steps))
     return sorted(found, key=lambda one: one.process.now_ns)
 
 

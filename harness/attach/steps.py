@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.attach.frames import Attached, Made, events
+from harness.attach.frames import AttachedProcess, Made, events
 from harness.launch.tables import RunTables
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
 from harness.probes.ledger.steps import StepRecorder
@@ -64,13 +64,16 @@ def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS) - loader_warmup)
 
 
-def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path], rank: int) -> list[StepTotals]:
+def write_tables(
+    one: AttachedProcess, made_by: MadeBy, folder_of: Callable[[int], Path], rank: int, *, alternating: bool = False
+) -> list[StepTotals]:
     """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
 
     ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
+    ``alternating``: it alternated with other programs, repetition by repetition; all of it is one block.
     """
     pid = one.process.pid
-    length = plan_blocks(one.steps, one.process.warmup, one.loader_warmup)
+    length = one.steps + 1 if alternating else plan_blocks(one.steps, one.process.warmup, one.loader_warmup)
     found: list[StepTotals] = []
     tables: RunTables | None = None
     recorder = StepRecorder()
@@ -93,7 +96,7 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
             for late in running:
                 recorder.device(late)
         assert totals is not None
-        recorder.add([_counted(begun, evaluated, totals)])
+        recorder.add([_counted(begun, evaluated, totals, alternating)])
         tables.collect()  # between steps: the batches of the one that begins come after this
         recorder.add(
             [
@@ -117,7 +120,7 @@ def write_tables(one: Attached, made_by: MadeBy, folder_of: Callable[[int], Path
     return found
 
 
-def _works(one: Attached) -> Iterator[Kernel]:
+def _works(one: AttachedProcess) -> Iterator[Kernel]:
     """What the device did, on the host's clock, in the order of its launches: some steps after them in the file."""
     clocks = one.noted("device_clock")
     if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, at the end of a program that was killed, say
@@ -133,7 +136,7 @@ def _works(one: Attached) -> Iterator[Kernel]:
                 yield Kernel(name, launch_start, launch_end, *at)
 
 
-def _left(one: Attached, found: Sequence[StepTotals]) -> int:
+def _left(one: AttachedProcess, found: Sequence[StepTotals]) -> int:
     return one.steps - sum(totals.begun for totals in found)
 
 
@@ -153,14 +156,16 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, bool]
         yield begun, [], None, False
 
 
-def _counted(begun: Event, evaluated: bool, totals: StepTotals) -> Event:
+def _counted(begun: Event, evaluated: bool, totals: StepTotals, alternating: bool) -> Event:
     """The beginning of a step with its repetition, unmeasured where it says so or an evaluation ran within it."""
-    kind, now, reading, number, _, warmup = begun
+    kind, now, reading, number, repetition, warmup = begun
     unmeasured = bool(warmup or evaluated or totals.begun < totals.warming_up)
     totals.begun += 1
     totals.evaluating += evaluated
     totals.last_unmeasured = unmeasured
-    return kind, now, reading, number, totals.measured // REPETITION_STEPS, unmeasured
+    if not alternating:
+        repetition = totals.measured // REPETITION_STEPS
+    return kind, now, reading, number, repetition, unmeasured
 
 
 def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) -> None:

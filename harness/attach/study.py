@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.attach.frames import Attached, read
+from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import StepTotals, write_tables
 from harness.launch.study import now
 from harness.machine.environment import record_environment
@@ -22,7 +22,7 @@ RAW = "raw"  # where the agent writes, within the study's folder
 
 
 @dataclass(frozen=True)
-class Found:
+class ExecResult:
     """What a command left: the processes that trained, and what they say of themselves. Empty: none was attached."""
 
     trained: tuple[str, ...]  # names of their arms
@@ -32,7 +32,7 @@ class Found:
 
 def make_study(
     folder: StudyFolder, raw: Path, program: Sequence[str], command: Sequence[str], code: int, begun_utc: str
-) -> Found:
+) -> ExecResult:
     """Write the records and tables of everything that was recorded in ``raw`` into ``folder``."""
     processes = read(raw)
     workers = [one for one in processes if one.made]
@@ -44,7 +44,7 @@ def make_study(
         rank = one.process.rank or 0
         blocks = write_tables(one, made_by, lambda block, arm=arm: folder.run(arm, block), rank)  # type: ignore[misc]
         for block, totals in enumerate(blocks):
-            record = _record(arm, block, one, totals, environment, code, begun_utc)
+            record = record_of(arm, block, one, totals, environment, code, begun_utc)
             records.append(record)
             folder.write_samples(arm, block, {})
             folder.write_whole_run(record)
@@ -60,10 +60,21 @@ def make_study(
         for one in trained
         for text in one.noted("device_fault")
     ]
-    return Found(tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults))
+    faults += [
+        f"process {one.process.pid}: --fetch {name}: no such function there when its first step began"
+        for one in trained
+        for name in one.noted("unknown_fetch")
+    ]
+    faults += [
+        f"process {one.process.pid}: --step-ends: no such optimizer made an update; "
+        f"those that did: {', '.join(dict.fromkeys(str(name) for _, name in one.noted('optimizer')))}"
+        for one in trained
+        if one.noted("optimizer") and not one.noted("closes")
+    ]
+    return ExecResult(tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults))
 
 
-def _names(trained: Sequence[Attached]) -> list[str]:
+def _names(trained: Sequence[AttachedProcess]) -> list[str]:
     """``rank-0`` and so on where the processes are ranks of one program, else ``script``, ``script-2``."""
     ranks = [one.process.rank for one in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
@@ -71,9 +82,16 @@ def _names(trained: Sequence[Attached]) -> list[str]:
     return ["script" if place == 0 else f"script-{place + 1}" for place in range(len(trained))]
 
 
-def _record(
-    arm: str, block: int, one: Attached, totals: StepTotals, environment: JsonObject, code: int, begun_utc: str
+def record_of(
+    arm: str,
+    block: int,
+    one: AttachedProcess,
+    totals: StepTotals,
+    environment: JsonObject,
+    code: int | None,
+    begun_utc: str,
 ) -> RunRecord:
+    """What is known of the process ``one``, whose steps amount to ``totals``."""
     workers, prefetch = one.loader
     config: JsonObject = {
         "data": {"workers": workers, "prefetch": prefetch},
@@ -117,7 +135,7 @@ def _too_short(totals: StepTotals) -> str:
     return f"it ended after {totals.begun} steps, all of them warm-up (--warmup) or with an evaluation within"
 
 
-def _attached(one: Attached) -> str:
+def _attached(one: AttachedProcess) -> str:
     """What of the program is timed."""
     loaders = one.noted("loader")
     parts = []
@@ -135,7 +153,7 @@ def _attached(one: Attached) -> str:
     return "; ".join(parts)
 
 
-def _step_ends(one: Attached) -> str:
+def _step_ends(one: AttachedProcess) -> str:
     closing = _last(one, "closes")
     if closing is None:
         return "the first fetch after a backward pass (no optimizer was seen)"
@@ -143,7 +161,7 @@ def _step_ends(one: Attached) -> str:
     return f"the update of {closing}" + (", the last of several in each step" if alike else "")
 
 
-def _last(one: Attached, what: str) -> Any:
+def _last(one: AttachedProcess, what: str) -> Any:
     found = one.noted(what)
     return found[-1] if found else None
 
@@ -155,7 +173,7 @@ def _study(
     begun_utc: str,
     environment: JsonObject,
     records: Sequence[RunRecord],
-    trained: Sequence[Attached],
+    trained: Sequence[AttachedProcess],
 ) -> StudyRecord:
     arms = list(dict.fromkeys(record.arm for record in records))
     blocks = max((record.block + 1 for record in records), default=0)

@@ -1,4 +1,4 @@
-"""Checks a published results table against itself (design, section 2.5): rows, readings, ceilings, inferences.
+"""Checks a published results table against itself: rows, readings, ceilings, inferences.
 
 Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py), every firm claim from the
 scatter of the rows and from what would fit as well (judge.py).

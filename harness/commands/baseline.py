@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from harness.commands.arguments import add_arm, add_comparing, add_study, limits_of
@@ -11,6 +12,7 @@ from harness.commands.exit_codes import read_exit_code
 from harness.commands.output import say
 from trainer.errors import InputError
 
+FEW_BLOCKS = 5  # a baseline of fewer has wide intervals
 ACTIONS = {
     "save": "keep a study's figures as the newest session of this environment's baseline",
     "check": "compare a study with the baseline of its environment",
@@ -58,7 +60,16 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
                 f"{arguments.study}: {name} has {len(found[name].blocks)} finished blocks; "
                 f"a baseline takes {MIN_BLOCKS}"
             )
+        if found[name].diverged_runs:
+            raise InputError(
+                f"{arguments.study}: {name}: the loss of {found[name].diverged_runs} runs diverged: no baseline; "
+                "keep one of a training that learns"
+            )
     for name in names:
+        blocks = len(found[name].blocks)
+        if blocks < FEW_BLOCKS:
+            text = f"{name}: {blocks} blocks, where {FEW_BLOCKS} or more are advised: checks may decide nothing"
+            print(f"warning: {text}", file=sys.stderr)
         say(str(baselines.save(folder, found[name], anew=arguments.anew)))
     return 0
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +15,14 @@ from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
+    from harness.attach.command import AgentSettings
+    from harness.scenario.commands import CommandPlan
     from harness.study.store import StudyFolder
 
 MOST_STEPS = 10_000_000
+BLOCKS, MOST_BLOCKS = 5, 1000
+STEPS = 60
+FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
 NOTE = """No line of the program changes: torch's DataLoader, backward pass and optimizers are timed from outside, and
 its losses stay what they are. The exit code is the program's own; 1 where it ended well but nothing could be attached.
 Not seen: a Python that ignores PYTHONPATH (env -i, python -I or -E); loaders that are not torch's, except a function
@@ -25,11 +32,48 @@ that returns the batch."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command, and how much of it is measured."""
     parser.epilog = NOTE
-    parser.usage = "harness exec [--steps N] [--warmup N] [--out DIR] -- COMMAND [ARGUMENT ...]"
+    parser.usage = (
+        "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] [--out DIR] "
+        "-- COMMAND [ARGUMENT ...]"
+    )
     parser.add_argument("program", nargs="*", metavar="-- COMMAND", help="what to run: python train.py, torchrun ...")
-    parser.add_argument("--steps", type=int, metavar="N", help="end the program after N measured steps")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"end the program after N measured steps (with --against or --controls: of each block; default {STEPS})",
+    )
     parser.add_argument(
         "--warmup", type=int, default=5, metavar="N", help="steps that are not measured (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="'COMMAND'",
+        help="is COMMAND after -- faster than this one? both run as they are, in turns, in fresh processes each block",
+    )
+    parser.add_argument(
+        "--controls",
+        metavar="LIST",
+        help="run the command again as its own controls: ideal-data (no step waits for data), data-only (batches), "
+        "a-a (as it is: what no change looks like), or all",
+    )
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help=f"blocks, with --against or --controls (default: {BLOCKS})"
+    )
+    parser.add_argument(
+        "--interleave",
+        choices=("slices", "runs"),
+        help="with these: all commands stay alive and take turns, or one runs after the other (default: slices)",
+    )
+    parser.add_argument(
+        "--fetch",
+        metavar="[MODULE:]NAME",
+        help="the function that returns a batch, where none of torch's loaders does and it is not found by itself",
+    )
+    parser.add_argument(
+        "--step-ends",
+        metavar="OPTIMIZER",
+        help="class of the optimizer whose update ends a step, where several take part",
     )
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
     parser.add_argument(
@@ -46,10 +90,17 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         raise InputError("exec: --recorded runs nothing: leave the command away")
     if arguments.recorded is None and not program:
         raise InputError("exec: what is to run? harness exec -- python train.py")
+    if arguments.fetch is not None and not FUNCTION.fullmatch(arguments.fetch):
+        raise InputError(f"exec: --fetch {arguments.fetch!r}: allowed: get_batch, or module:get_batch")
     for option, least in (("steps", 1), ("warmup", LEAST_WARMUP)):
         value = getattr(arguments, option)
         if value is not None and not least <= value <= MOST_STEPS:
             raise InputError(f"exec: --{option} {value}: allowed: {least} to {MOST_STEPS:,}")
+    if arguments.against is not None or arguments.controls is not None:
+        return _compare(arguments, program, command)
+    for option in ("repeats", "interleave"):
+        if getattr(arguments, option) is not None:
+            raise InputError(f"exec: --{option} goes with --against or --controls")
     from harness.attach.command import run_command
     from harness.attach.study import RAW, SCENARIO
     from harness.launch.preparation import check_writable
@@ -66,13 +117,82 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     raw = (folder.path / RAW).absolute()
     raw.mkdir()
     try:
-        code = run_command(program, raw, warmup=arguments.warmup, steps=arguments.steps)
+        code = run_command(program, raw, _settings(arguments, arguments.steps))
     except InputError:
         remove(folder.path)
         raise
     status = _report(folder, raw, program, command, code, begun_utc)
     remove(raw)
     return status
+
+
+def _compare(arguments: argparse.Namespace, program: list[str], command: list[str]) -> int:
+    """Run the command and what it is compared with as the arms of a study; 1 where a run failed."""
+    from harness.attach.comparison import CONTROLS, plan_against
+    from harness.attach.study import SCENARIO
+
+    if arguments.recorded is not None:
+        raise InputError("exec: --recorded runs nothing: it does not go with --against or --controls")
+    blocks = BLOCKS if arguments.repeats is None else arguments.repeats
+    if not 1 <= blocks <= MOST_BLOCKS:
+        raise InputError(f"exec: --repeats {blocks}: allowed: 1 to {MOST_BLOCKS:,}")
+    against = None if arguments.against is None else _split(arguments.against)
+    controls = [] if arguments.controls is None else arguments.controls.split(",")
+    if controls == ["all"]:
+        controls = list(CONTROLS)
+    for kind in controls:
+        if kind not in CONTROLS:
+            raise InputError(f"exec: --controls {kind!r}: allowed: {', '.join(CONTROLS)}, or all")
+    plan = plan_against(
+        program,
+        against,
+        controls,
+        repeats=blocks,
+        steps=arguments.steps or STEPS,
+        interleave=arguments.interleave or "slices",
+        warmup=arguments.warmup,
+        fetch=arguments.fetch,
+        step_ends=arguments.step_ends,
+    )
+    return run_commands(plan, Path(arguments.out), SCENARIO, command)
+
+
+def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], source: str = "") -> int:
+    """Run ``plan`` into a new study under ``out`` and print its first screen; 1 where a run failed."""
+    from harness.attach.comparison import run_comparison
+    from harness.commands import exit_codes
+    from harness.commands.report import print_first_screen
+    from harness.launch.preparation import check_writable
+    from harness.launch.study import create_folder
+    from trainer.leftovers import remove
+
+    check_writable(out)
+    folder = create_folder(out, name)
+    try:
+        status = run_comparison(folder, plan, command, source)
+    except InputError:
+        remove(folder.path)
+        raise
+    print_first_screen(folder.path, measured=True)
+    say(f"study: {folder.path}")
+    return exit_codes.OF_STUDY[status]
+
+
+def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentSettings:
+    from harness.attach.command import AgentSettings
+
+    return AgentSettings(arguments.warmup, steps, fetch=arguments.fetch, step_ends=arguments.step_ends)
+
+
+def _split(text: str) -> list[str]:
+    """A command line as a shell would split it."""
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"exec: --against {text!r}: {str(error).lower()}") from error
+    if not parts:
+        raise InputError("exec: --against '': give a command")
+    return parts
 
 
 def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[str], code: int, begun_utc: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.commands.arguments import (
     DEFAULT_OUT,
@@ -16,6 +17,10 @@ from harness.commands.arguments import (
 from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
 from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.regression.gate import Limits
+    from harness.regression.run import RegressionResult
 
 GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
 NOTE = (
@@ -67,10 +72,12 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
             raise InputError(f"--{option} {path}: its folder does not exist")
         if path and Path(path).is_dir():
             raise InputError(f"--{option} {path}: a folder; give a file")
-    scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
-    asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
-    asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
-    found = run_comparisons(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
+    found = _of_commands(arguments, command, limits, budget_s)
+    if found is None:
+        scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
+        asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
+        asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
+        found = run_comparisons(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
     comparisons = found.comparisons
     notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)
@@ -92,3 +99,23 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
         if verdict != "slower":
             return 1
     return of_verdict(verdict, undecided)
+
+
+def _of_commands(
+    arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
+) -> RegressionResult | None:
+    """The check of a scenario whose arms are commands: of the user's own repository; None where it is another."""
+    from harness.scenario.commands import load_command_scenario, plan_commands, read_if_commands
+
+    document = read_if_commands(arguments.scenario, arguments.set, None, arguments.interleave)
+    if document is None:
+        return None
+    for option in ("arm", "control"):
+        if getattr(arguments, option):
+            raise InputError(f"regress: --{option} does not go with a scenario of commands")
+    from harness.regression.commands import run_command_states
+
+    plan = plan_commands(load_command_scenario(document))
+    return run_command_states(
+        plan, arguments.base, arguments.head, Path(arguments.out), command, arguments.scenario, limits, budget_s
+    )

@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return _finish(resume_study(Path(arguments.resume), command, arguments.force), arguments.json)
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
+    if (status := _run_commands(arguments, command)) is not None:
+        return status
     plan = load_plan(arguments, arguments.repeats, arguments.interleave)
     if arguments.plan:
         from harness.scenario.plan import describe
@@ -54,6 +56,30 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
 
     outcome = run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force)
     return _finish(outcome, arguments.json)
+
+
+def _run_commands(arguments: argparse.Namespace, command: list[str]) -> int | None:
+    """Run a scenario whose arms are commands; None where it is another."""
+    from harness.scenario.commands import (
+        describe_commands,
+        load_command_scenario,
+        plan_commands,
+        read_if_commands,
+    )
+
+    document = read_if_commands(arguments.scenario, arguments.set, arguments.repeats, arguments.interleave)
+    if document is None:
+        return None
+    for option in ("arm", "json", "force"):
+        if getattr(arguments, option):
+            raise InputError(f"run: --{option} does not go with a scenario of commands")
+    plan = plan_commands(load_command_scenario(document))
+    if arguments.plan:
+        say(describe_commands(plan))
+        return 0
+    from harness.commands.exec import run_commands
+
+    return run_commands(plan, Path(arguments.out), plan.scenario.name, command, arguments.scenario)
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:

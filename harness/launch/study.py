@@ -26,7 +26,7 @@ from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, cannot_write
@@ -117,6 +117,8 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     """Run what a study still lacks: interrupted, failed or never started runs. ``force``: see :func:`run_study`."""
     folder = StudyFolder(path)
     record = folder.read_study()
+    if any(COMMAND in arm.declared for arm in record.arms):
+        raise InputError(f"{path}: a study of commands is not resumed; run it again")
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     configs = recorded_configs(folder.study_json, record)

@@ -6,6 +6,7 @@ A file that is missing or forbidden gives None, as everywhere in this room.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,23 @@ def read_process(pid: int, root: Path = ROOT) -> ProcessState | None:
     """Return one process; None where there is none of that number."""
     found = _read(root / "proc" / str(pid))
     return None if found is None else found[1]
+
+
+def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
+    """The living processes that ``pids`` started, and those that these started, parents first."""
+    children: dict[int, list[int]] = {}
+    for folder in (root / "proc").iterdir():
+        if folder.name.isdecimal():
+            fields = (read_text(folder / "stat") or "").rpartition(")")[2].split()
+            if len(fields) > 1:
+                children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found: list[int] = []
+    waiting = list(pids)
+    while waiting:
+        below = sorted(children.pop(waiting.pop(0), ()))
+        found += below
+        waiting += below
+    return found
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:

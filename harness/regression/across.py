@@ -34,6 +34,7 @@ from trainer.json_types import Json
 # Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
 # are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
 WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
+LOSS_ALIKE = 0.05  # relative: other kernels and another order of sums move a loss by less
 FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 
@@ -111,6 +112,10 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     loads = baseline.other_cpu_cores, candidate.other_cpu_cores
     if max((load or 0.0 for load in loads), default=0.0) > LOAD:
         found.append(Difference("load by other processes", *loads, False, "cores"))
+    if baseline.diverged_runs or candidate.diverged_runs:
+        found.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
+    elif not _alike_losses(baseline.loss, candidate.loss):
+        found.append(Difference("loss", baseline.loss, candidate.loss, True))
     if baseline.failed_runs or candidate.failed_runs:
         found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
     check("interleave", baseline.interleave, candidate.interleave, False)
@@ -119,6 +124,11 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
         for key in sorted(set(baseline.probes) | set(candidate.probes)):
             check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
     return sorted(found, key=lambda one: not one.forbids)
+
+
+def _alike_losses(ours: float | None, theirs: float | None) -> bool:
+    """Whether both learned the same; older baselines do not say."""
+    return ours is None or theirs is None or abs(theirs - ours) <= LOSS_ALIKE * min(abs(ours), abs(theirs))
 
 
 def _alike(ours_bytes: Json, theirs_bytes: Json) -> bool:

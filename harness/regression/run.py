@@ -36,6 +36,32 @@ class RegressionResult:
     cut: str | None = None
 
 
+class UntilDecided:
+    """Asked after each block of a check whether there are enough: all is decided, or the budget is spent.
+
+    ``spent_s``: of the budget, when the last block ended.
+    """
+
+    def __init__(self, limits: Limits, budget_s: float) -> None:
+        self._limits, self._budget_s = limits, budget_s
+        self._begun_s = time.monotonic()
+        self.spent_s = 0.0
+
+    def __call__(self, folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
+        spent_s = time.monotonic() - self._begun_s
+        # The first block's time has the preparation of the data in it, which the second one shows.
+        block_s, self.spent_s = spent_s - self.spent_s, spent_s
+        if spent_s + (block_s if blocks > 1 else 0.0) > self._budget_s:
+            return True
+        if blocks == HOPELESS_AFTER:  # a side that never finished will not: no budget helps
+            found = comparisons(record, list(folder.runs()), self._limits)
+            return all(comparison.missing is not None for comparison in found)
+        if not is_look(blocks):
+            return False
+        found = comparisons(record, list(folder.runs()), self._limits)
+        return all(one.settled for one in found if one.missing is None)
+
+
 def run_comparisons(
     asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
     arms: Mapping[str, ArmRecord] | None = None,
@@ -45,28 +71,11 @@ def run_comparisons(
     A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``. A block that
     runs when the budget is spent, because it is slow or hangs, is ended there and left out.
     """
-    begun_s = time.monotonic()
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
     folders = sorted({arm.code.folder for arm in arms.values() if arm.code is not None})
     states = {folder: fingerprint(Path(folder)) for folder in folders}
-    last = (0, 0.0)  # blocks, seconds
-
-    def enough(folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
-        nonlocal last
-        spent_s = time.monotonic() - begun_s
-        # The first block's time has the preparation of the data in it, which the second one shows.
-        block_s, last = spent_s - last[1], (blocks, spent_s)
-        if spent_s + (block_s if blocks > 1 else 0.0) > budget_s:
-            return True
-        if blocks == HOPELESS_AFTER:  # a side that never finished will not: no budget helps
-            found = comparisons(record, list(folder.runs()), limits)
-            return all(comparison.missing is not None for comparison in found)
-        if not is_look(blocks):
-            return False
-        found = comparisons(record, list(folder.runs()), limits)
-        return all(one.settled for one in found if one.missing is None)
-
+    enough = UntilDecided(limits, budget_s)
     outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms, end_ns))
     folder = StudyFolder(outcome.folder)
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
@@ -74,7 +83,7 @@ def run_comparisons(
     if changed:
         missing = WhyUndecided("code changed", tuple(changed))
         decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
-    return RegressionResult(outcome.folder, outcome.status, decided, last[1], outcome.cut)
+    return RegressionResult(outcome.folder, outcome.status, decided, enough.spent_s, outcome.cut)
 
 
 def with_codes(

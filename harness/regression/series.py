@@ -9,6 +9,7 @@ from statistics import median
 from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import useful_fraction
 from harness.analysis.ledger import mean_over, measure
+from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health
 from harness.regression.rounds import STEP, rounds, typical_log
 from harness.regression.thresholds import MS_DIGITS
@@ -60,6 +61,8 @@ class BlockSeries:
     interleave: str = "runs"
     arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
     probes: JsonObject = field(default_factory=dict)  # dotted keys
+    loss: float | None = None  # median over blocks, of the last measured steps
+    diverged_runs: int = 0
     started: str = "together"  # or one by one, where startup is what is judged
 
     @property
@@ -129,5 +132,7 @@ def _series(
         interleave=first.interleave,
         arms=len(study.arms) or None,
         probes=flatten(section(study.scenario_text, "probes")),
+        loss=loss_of(list(ledgers.values())),
+        diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
         started="one by one" if any(one.contest is not None for one in study.arms) else "together",
     )

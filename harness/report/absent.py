@@ -52,6 +52,8 @@ def missing_text(missing: Missing) -> str:
             text = "no block in which both finished"
         case "no throughput":
             text = "no throughput in the tables"
+        case "nothing trained":
+            text = f"{' and '.join(missing.arms)} trained on no token: no position has a label"
     return text + "".join(f"; {failed.arm}: {_ending(failed)}" for failed in missing.failures)
 
 
@@ -101,6 +103,11 @@ def _problem(one: StudyProblem) -> str:
             return (
                 f"Its steps are cut into only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval; "
                 "let it run for more steps"
+            )
+        case "diverged":
+            return (
+                f"{one.arm}: its loss diverged in {count(one.count, 'run')} of {one.planned} (NaN, infinite or far "
+                "above its start): what does not train says little by its speed"
             )
         case "few blocks":
             return (

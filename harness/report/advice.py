@@ -53,6 +53,8 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
                 "No worker was recorded: the intervals of workers allow for any hand-over of a batch, from none at all "
                 f"to {MOST_HANDOVER} times the usual one."
             )
+        if any(advice.noise_floor is None for _, advice in options[:MOST]):
+            notes.append("No noise floor is known (controls: [a-a]): a small saving may be no more than noise.")
         if len(options) > MOST:
             notes.append(f"{len(options) - MOST} more below.")
     notes += _reasons(found, {advice.arm for _, advice in options}, names)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from harness.scenario.overrides import flatten
-from harness.study.records import StudyRecord
+from harness.study.records import COMMAND, StudyRecord
 
 _MISSING = object()
 _SOURCES = {("text", "tokens"): "pretokenizing", ("tokens", "text"): "tokenizing on the fly"}
@@ -23,6 +24,10 @@ def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
     if len(changed) != 1:
         return None
     ((key, (before, after)),) = changed.items()
+    if key == COMMAND:
+        return _command(str(before), str(after))
+    if key.startswith(f"{COMMAND}.") and None not in (before, after) and _MISSING not in (before, after):
+        return f"{key.partition('.')[2]} {after} instead of {before}"
     if key == "data.path":
         return _data_path(str(before), str(after))
     if key == "data.workers" and _MISSING not in (before, after):
@@ -35,6 +40,25 @@ def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
 def _config(study: StudyRecord, name: str) -> Mapping[str, Any]:
     arm = next((arm for arm in study.arms if arm.name == name), None)
     return {} if arm is None else {**flatten(arm.config), **flatten(arm.declared)}
+
+
+def _command(before: str, after: str) -> str:
+    """The words in which two commands differ, with the option that they belong to."""
+    first, second = before.split(), after.split()
+    start = _alike(first, second)
+    end = _alike(first[start:][::-1], second[start:][::-1])
+    if start and first[start - 1].startswith("-") and len(first) == len(second):
+        start -= 1
+    removed, added = (" ".join(parts[start : len(parts) - end]) for parts in (first, second))
+    if not added:
+        return f"without {removed}"
+    return f"{added} instead of {removed}" if removed else f"with {added}"
+
+
+def _alike(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many words they begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _data_path(before: str, after: str) -> str | None:

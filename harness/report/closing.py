@@ -10,6 +10,7 @@ from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import RESAMPLES, Estimate
 from harness.report.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.report.words import probes_named
+from harness.study.records import COMMAND, StudyRecord
 
 
 def probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
@@ -43,6 +44,8 @@ def _share(share: Estimate) -> str:
     return f"{signed(share.median)} [{signed(share.ci_low)}, {signed(share.ci_high)}]"
 
 
+ANOTHER_ORDER = "each block sees the documents\n  in another order"
+OWN_ORDER = "a program that\n  seeds itself sees the same data in each block"
 HOW_TO_READ = f"""## How to read this
 
 - **exposed**: what a stage cost the step, by replay of the run without it: the part of the waits that it caused, not
@@ -57,11 +60,17 @@ HOW_TO_READ = f"""## How to read this
   the interval after "95 % interval" is that of one comparison alone.
 - **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
   flatter it.
-- Intervals: medians over blocks, paired within a block (total over its repetitions; each block sees the documents
-  in another order), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
+- Intervals: medians over blocks, paired within a block (total over its repetitions; \
+{ANOTHER_ORDER}), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
   neighbouring blocks are alike. Fewer than 3 blocks give none.
 - `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and device idle by cause, counters,
   operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
+
+
+def how_to_read(study: StudyRecord) -> str:
+    """The same for every study, but for what a block of commands is."""
+    commands = any(COMMAND in arm.declared for arm in study.arms)
+    return HOW_TO_READ.replace(ANOTHER_ORDER, OWN_ORDER) if commands else HOW_TO_READ
 
 
 def reproduction(report: StudyReport) -> str:

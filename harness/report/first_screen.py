@@ -6,10 +6,11 @@ Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.comparisons import SAME, Measured, Waits
+from harness.analysis.confounds import ConfoundKind
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.verdicts import Verdict
@@ -30,6 +31,7 @@ from harness.report.sentences import (
 from harness.report.tables import NOT_MEASURED
 from harness.report.words import count, listing, number, percent, ratio
 
+LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 HEADER = ("comparison", "in isolation", "could gain", "predicted", "measured", "verdict")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
@@ -84,15 +86,32 @@ def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames,
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
     if isinstance(c, NotCompared):
         return Headline(subject, f"not measured ({missing_text(c.missing)})", "")
-    devices = emulated_devices(c)
-    if devices:
-        subject += f" on an {devices}"
+    subject += _device(report, c, names)
     support = [_data(c, baseline)] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
         support.append("Something else differed as well, see above.")
     if disagreements(c):
         support.append("Witnesses disagree, see below.")
-    return Headline(subject, finding(c.measured), " ".join(support))
+    return Headline(subject, names.within(finding(c.measured)), " ".join(_learned(c.measured, names) + support))
+
+
+def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
+    """Where both run, if a device on paper is among them."""
+    devices = emulated_devices(c)
+    if devices is None:
+        return ""
+    arms = [report.arm(name) for name in (c.candidate, c.baseline)]
+    real = [names.short(arm.name) for arm in arms if arm is not None and arm.speed.emulation is None]
+    return f" on an {devices}, {real[0]} on a real device" if len(real) == 1 else f" on an {devices}"
+
+
+def _learned(m: Measured, names: ArmNames) -> list[str]:
+    """What bars belief in a speed, where the verdict is not itself about that."""
+    if m.undecided in ("diverged", "other loss"):
+        return []
+    if m.losses.diverged:
+        return [f"The loss of {listing([names.short(arm) for arm in m.losses.diverged])} diverged."]
+    return ["The losses differ, see above."] if m.losses.unlike else []
 
 
 def finding(m: Measured) -> str:
@@ -198,26 +217,33 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:
-    """What no arm declared, a line each; many of them are counted by kind."""
+    """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
     lines = difference_lines(comparisons)
     if len(lines) <= MOST_DIFFERENCES:
         return [f"Undeclared difference: {names.within(line)}" for line in lines]
+    learned = difference_lines(comparisons, only=LEARNED)
     found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
-    kinds = Counter(one.kind for one in found)
+    kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
     return [
-        f"Undeclared difference ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: listed below"
-        for kind, times in kinds.items()
+        *(f"Undeclared difference: {names.within(line)}" for line in learned),
+        *(
+            f"Undeclared difference ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: listed below"
+            for kind, times in kinds.items()
+        ),
     ]
 
 
 _KINDS = {"host load": "host load by other processes", "fact": "facts of the run", "throttled": "throttling"}
 
 
-def difference_lines(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """Every undeclared difference with the comparisons that have it."""
+def difference_lines(
+    comparisons: Sequence[Comparison | NotCompared], only: Collection[ConfoundKind] | None = None
+) -> list[str]:
+    """Every undeclared difference, or those of some kinds, with the comparisons that have it."""
     found: dict[str, list[str]] = {}
     for c in comparisons:
-        for line in confound_lines(c.confounds) if isinstance(c, Comparison) else ():
+        differing = c.confounds if isinstance(c, Comparison) else ()
+        for line in confound_lines([one for one in differing if only is None or one.kind in only]):
             found.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
     return [f"{what} ({'; '.join(pairs)})" for what, pairs in found.items()]
 

@@ -130,12 +130,18 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 
 def _gain(arm: ArmReport) -> str:
-    """What is left without any data work, by replay."""
+    """What is left without any data work: measured by the control, and by replay."""
     found = arm.explained
-    if found.ideal_predicted is None or not found.within_tolerance:
-        return ""
-    faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
-    return f" Without the data work of its fetches it would be {faster}, by replay."
+    parts = []
+    if (measured := found.ideal_measured) is not None:
+        parts.append(
+            f" With the same few batches over and over (ideal-data) it is {ratio(measured.median)} as fast"
+            f"{f' ({interval(measured)})' if measured.ci_low is not None else ''}, measured."
+        )
+    if found.ideal_predicted is not None and found.within_tolerance:
+        faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
+        parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
+    return "".join(parts)
 
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:

@@ -79,7 +79,7 @@ def page(
         profile.section(found.profiles, pictures),
         stacks.section(found.stacks, files.names),
         closing.probes(report.probe_costs, problems),
-        closing.HOW_TO_READ,
+        closing.how_to_read(report.study),
         closing.reproduction(report),
     ]
     return Page(safe(report.study.scenario), _opening(screen, pictures), list(_sections(parts)))

@@ -9,6 +9,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Comparison, NotCompared, PredictedRatio
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.analysis.unseen import MOST_WAITING
 from harness.analysis.verdicts import COARSE
 from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
@@ -97,6 +98,11 @@ def undecided_because(m: Measured) -> str | None:
             return (
                 f"the losses differ ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
                 "and what trains otherwise is no gain"
+            )
+        case "no core":
+            return (
+                f"a main thread was ready but had no core for over {percent(MOST_WAITING)} of the time, so the times "
+                "say more of other processes; repeat on a quieter machine"
             )
 
 

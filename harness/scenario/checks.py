@@ -135,10 +135,11 @@ def _compare(scenario: Scenario) -> Iterator[Problem]:
             guess = did_you_mean(name, [*before, *exact]) or ";"
             yield Problem(("compare", index, side), f"no arm {name!r}{guess} arms: {', '.join(before)}")
         if not unknown:
-            yield from _pair(index, pair, before)
+            yield from pair_problems(index, pair, before)
 
 
-def _pair(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:
+def pair_problems(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:
+    """What is wrong with two names that exist; ``before``: names of arms before the matrix."""
     if pair.baseline == pair.candidate:
         yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
     if (pair.baseline in before) != (pair.candidate in before):

@@ -115,13 +115,17 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
-    """Return one InputError for all ``problems``: the first by source and line, and how many more there are."""
+    """Return one InputError for all ``problems``: the first by source and line; the others in their order."""
     nowhere = Mark(0, 0, "scenario")
     found = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
     placed = sorted(found, key=lambda p: (p[0], dotted(p[1].path)))
-    if not placed:
+    lines = list(dict.fromkeys(_line(mark, problem) for mark, problem in placed))
+    if not lines:
         return None
-    mark, problem = placed[0]
-    more = f" (and {len(placed) - 1} more)" if len(placed) > 1 else ""
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return InputError(lines[0] + more, lines[1:])
+
+
+def _line(mark: Mark, problem: Problem) -> str:
     where = f"{dotted(problem.path)}: " if problem.path else ""
-    return InputError(one_line(f"{mark}: {where}{problem.message}{more}"))
+    return one_line(f"{mark}: {where}{problem.message}")

@@ -20,6 +20,8 @@ from trainer.json_types import Json, JsonObject
 
 # A JsonObject here has keys that another room defines, maybe in another state of the code: a trainer's configuration
 # (trainer.config) and an environment (machine.environment) are written, compared key by key and shown as they are.
+# Declared by arms that are programs as they are (harness.scenario.commands), with their values or the whole command.
+COMMAND = "command"
 RunStatus = Literal["done", "failed", "interrupted"]
 RecordedConfig = Annotated[JsonObject, AfterValidator(possible)]
 BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]

@@ -130,7 +130,7 @@ class Bound(NamedTuple):
     receiver: CounterPoint
 
 
-@dataclass
+@dataclass(frozen=True)
 class TimelineRow:
     """A thread with its ids and its slices as they are shown: nested, in order, parents before children."""
 
@@ -140,7 +140,7 @@ class TimelineRow:
     slices: list[Nested]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Resolved:
     """A trace with all ids assigned, and without anything that an importer would refuse."""
 

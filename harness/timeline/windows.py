@@ -44,7 +44,7 @@ class ShownSpan(TypedDict):
 Range = tuple[int, int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Window:
     """Some steps of a run. ``ranges`` are [since, until) of CLOCK_MONOTONIC, in order and disjoint."""
 

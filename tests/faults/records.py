@@ -219,12 +219,18 @@ def campaign(folder: Path, cases: Sequence[Case]) -> list[Failure]:
     return failures
 
 
+WHAT = ("records", "tables")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["records", "tables"], default=["records", "tables"])
+    parser.add_argument("what", nargs="*", metavar="records|tables", help="default: both")
     parser.add_argument("--cases", type=int, metavar="N", help="so many cases, drawn at random (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
+    chosen.what = chosen.what or list(WHAT)  # argparse of Python 3.11 holds a default list against the choices
+    if set(chosen.what) - set(WHAT):
+        parser.error(f"allowed: {', '.join(WHAT)}")
     failed = False
     with tempfile.TemporaryDirectory() as scratch:
         folder = small_study(Path(scratch))

@@ -248,9 +248,10 @@ def judged(
     noise_floor: float | None,
     losses: Losses | None = None,
     together: Estimate | None = None,
+    no_core: bool = False,
 ) -> StudyReport:
     """``report`` with each comparison's measured ratio replaced, and judged anew."""
-    found = judge(together or ratio, noise_floor, losses)
+    found = judge(together or ratio, noise_floor, losses, no_core=no_core)
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {
         "ratio": ratio,

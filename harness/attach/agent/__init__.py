@@ -16,11 +16,12 @@ _patched = False
 def begin(folder: str) -> bool:
     """Patch torch and what else is worth watching, once, and record into ``folder``; whether it does."""
     global _patched
-    from _harness_agent import boundaries, guard, loading, record, tokenizing, watching
+    from _harness_agent import boundaries, controls, guard, loading, record, tokenizing, watching
 
     if not record.begin(folder):
         return False
     boundaries.forget()
+    controls.forget()
     watching.forget()
     guard.on, guard.fault = True, None
     if not _patched:

@@ -16,7 +16,7 @@ from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
-from _harness_agent import device, guard, record, run_queue, stages
+from _harness_agent import device, gate, guard, record, run_queue, stages
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
 EVALUATION = 6  # a batch was fetched that nobody trains on
@@ -42,6 +42,7 @@ class _State:
         self.trained_on: set[int] = set()  # sources of batches after which a backward pass came
         self.sources: set[int] = set()  # of the batches that came since a backward pass, and may be trained on
         self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
+        self.in_flight = 0  # batches at most, of the loader with most
         self.maker: Trace | None = None  # who made the batch that arrives
         self.closing: int | None = None  # the optimizer that closes steps
         self.closed = True  # nothing has begun yet
@@ -65,6 +66,7 @@ def forget() -> None:
     global state
     state = _State()
     device.forget()
+    gate.forget()
 
 
 def patch() -> None:
@@ -167,10 +169,11 @@ def maker() -> Trace | None:
     return trace
 
 
-def received(trace: Trace | None, tokens: int, samples: int, loader: Any) -> None:
-    """A batch of training arrived. ``loader``: what is known of whoever serves it."""
+def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, int]) -> None:
+    """A batch of training arrived. ``loader``: workers of whoever serves it, and batches in flight for each."""
     if loader not in state.noted:
         state.noted.add(loader)
+        state.in_flight = max(state.in_flight, loader[0] * loader[1])
         record.note("loader", loader)
     state.events.append((RECEIVED, trace, tokens, 0, samples))
 
@@ -182,20 +185,45 @@ def begin_step() -> None:
     """Open the next step, if the last one is closed and no phase of it is open."""
     if not state.closed or state.open or state.by_hand:
         return
-    steps = record.settings.get("steps")
+    steps = record.number("steps")
     if steps is not None and state.steps >= _warmup() + steps:
         state.enough = True
-    _begin(monotonic_ns(), run_queue.read())
-    for action in on_step:
-        action(state.steps - 1)
+    _open_step()
 
 
 def step_by_hand() -> None:
     """The program says that a step begins; it also ends the one before."""
     state.by_hand = True
+    state.closed_ns = monotonic_ns()
+    _open_step()
+
+
+def close_step() -> None:
+    """The step is over, whatever it did."""
+    state.closed, state.closed_ns = True, monotonic_ns()
+
+
+def _open_step() -> None:
+    """Begin a step, after others had their turn where this program takes turns."""
+    if gate.wanted() and not gate.before_step(state.steps, _unmeasured(), _pause):
+        state.enough = True
+        return
     _begin(monotonic_ns(), run_queue.read())
     for action in on_step:
         action(state.steps - 1)
+
+
+def _unmeasured() -> int:
+    """Steps at the beginning of a turn that live on batches made before it; one more warms the caches."""
+    return 1 + state.in_flight
+
+
+def _pause() -> None:
+    """End the last step, where one is open, and leave the device nothing to do."""
+    if state.steps:
+        flush((PAUSE, monotonic_ns(), run_queue.read()))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
 
 def enter_by_hand(name: str) -> None:
@@ -214,12 +242,13 @@ def leave_by_hand(name: str) -> None:
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     state.closed = state.backward_since = False
-    flush((STEP, now, reading, state.steps, 0, state.steps < _warmup()))
+    warmup = gate.state.warmup if gate.wanted() else state.steps < _warmup()
+    flush((STEP, now, reading, state.steps, gate.state.repetition or 0, warmup))
     state.steps += 1
 
 
 def _warmup() -> int:
-    return record.settings.get("warmup") or 0
+    return record.number("warmup") or 0
 
 
 def _may_begin() -> None:
@@ -248,8 +277,9 @@ def _decide(*, optimizer: bool) -> None:
 def flush(begun: tuple[Any, ...] | None = None) -> None:
     """Write the events of the step that ends, with the beginning of the next; without one the program ends.
 
-    What follows the last update (saving, say) is then no part of a step.
+    What follows the last update (saving, say) is then no part of a step. With a PAUSE it goes on later.
     """
+    ends = begun is None
     if begun is None:
         if state.maybe:
             _decide(optimizer=False)
@@ -257,7 +287,7 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
             begun = (PAUSE, monotonic_ns(), run_queue.read())
         elif state.steps and (state.closed or not state.optimizers):
             begun = (PAUSE, state.closed_ns, ())
-    state.events += device.collect() if begun is not None and begun[0] == STEP else device.last()
+    state.events += device.last() if ends else device.collect()
     events, state.events = state.events, []
     if begun is not None and begun[0] == PAUSE:  # what came after the last update was in no step
         late = next((place for place, event in enumerate(events) if event[0] == ENTER and event[2] > begun[1]), None)
@@ -351,7 +381,8 @@ def _count(optimizer: int, name: str) -> None:
     counts[optimizer] = counts.get(optimizer, 0) + 1
     busiest = max(counts.values())
     closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
-    if optimizer == closing:
+    asked = record.settings.get("step_ends")
+    if optimizer == closing if asked is None else name == asked:
         state.closed, state.closed_ns = True, monotonic_ns()
         if state.closing != optimizer:
             state.closing = optimizer

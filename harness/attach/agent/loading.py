@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from _harness_agent import boundaries, guard, record, stages
+from _harness_agent import boundaries, controls, guard, record, stages
 from torch.utils.data import get_worker_info
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
@@ -45,14 +45,18 @@ def _next(before: Any) -> Any:
     def __next__(self: Any) -> Any:
         if not guard.on or threading.current_thread() is not threading.main_thread():
             return before(self)
-        begun = bool(guard.carefully(_begin, self))
-        try:
-            batch = before(self)
-        except BaseException:
-            guard.carefully(_ended, self, begun, None)
-            raise
-        guard.carefully(_ended, self, begun, batch)
-        return batch
+        while True:
+            begun = bool(guard.carefully(_begin, self))
+            try:
+                batch = guard.carefully(controls.kept, _source(self)) if begun else None
+                if batch is None:
+                    batch = before(self)
+            except BaseException:
+                guard.carefully(_ended, self, begun, None)
+                raise
+            guard.carefully(_ended, self, begun, batch)
+            if not begun or not guard.carefully(controls.thrown_away, _source(self), batch):
+                return batch
 
     return __next__
 

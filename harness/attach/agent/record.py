@@ -21,7 +21,7 @@ _folder = ""  # empty: nothing is recorded
 _registered = False
 _file = -1
 _owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
-settings: dict[str, int | None] = {}
+settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
@@ -47,10 +47,11 @@ def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner
     _file, _owner = -1, 0
-    from _harness_agent import boundaries, stages
+    from _harness_agent import boundaries, controls, stages
 
     stages.forget()
     boundaries.forget()
+    controls.forget()
 
 
 def write(word: str, content: Any) -> None:
@@ -83,21 +84,33 @@ def end() -> None:
     _file, _folder, _owner = -1, "", 0
 
 
-def _process() -> dict[str, Any]:
-    """Who this is."""
+def number(name: str) -> int | None:
+    """A setting that is a number; None where it is not set."""
+    found = settings.get(name)
+    return found if isinstance(found, int) else None
+
+
+def ranks() -> tuple[int | None, int | None]:
+    """This process's rank in its distributed program and how many there are, as its launcher says (torchrun, Slurm)."""
     rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if os.environ.get(name, "").isdecimal()), None)
     world = next((os.environ[name] for name in ("WORLD_SIZE", "SLURM_NTASKS") if name in os.environ), None)
+    return int(rank) if rank is not None else None, int(world) if world is not None and world.isdecimal() else None
+
+
+def _process() -> dict[str, Any]:
+    """Who this is."""
+    rank, world = ranks()
     torch = sys.modules.get("torch")
     return {
         "pid": os.getpid(),
         "tid": os.getpid(),  # on Linux the main thread's; Python's native_id is the parent's after a fork
-        "rank": int(rank) if rank is not None else None,
-        "world": int(world) if world is not None and world.isdecimal() else None,
+        "rank": rank,
+        "world": world,
         "python": sys.version.split()[0],
         "torch": str(getattr(torch, "__version__", "")),
         "threads": _threads(torch),
         "cores": len(os.sched_getaffinity(0)),
-        "warmup": settings.get("warmup") or 0,
+        "warmup": number("warmup") or 0,
         "now_ns": time.monotonic_ns(),
         "realtime_minus_monotonic_ns": time.time_ns() - time.monotonic_ns(),
     }

@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, guard, record, run_queue, stages
+from _harness_agent import boundaries, controls, guard, record, run_queue, stages
 
 FIRST, STEPS = 2, 2  # which steps are watched: before them much is built once
 AGAIN = 50  # compute threads may start late
@@ -65,6 +65,8 @@ def patch() -> None:
 
 def _on_step(number: int) -> None:
     global _seen, _until
+    if number == 0 and record.settings.get("fetch"):
+        _time_named(str(record.settings["fetch"]))
     if number >= FIRST and not _until:
         _until = number + STEPS
         run_queue.find_threads()
@@ -165,7 +167,7 @@ def _conclude(seen: _Seen) -> None:
         _time_calls(kind, frozenset(id(module) for module in roots if type(module) is kind))
     if roots:
         record.note("forward", ", ".join(dict.fromkeys(type(module).__name__ for module in roots)))
-    if seen.makers and not boundaries.state.trained_on:
+    if seen.makers and not boundaries.state.trained_on and not record.settings.get("fetch"):
         ((code, _),) = seen.makers.most_common(1)
         _time_function(code, *seen.named[code])
     for place, blocked_ns in seen.blocked_ns.most_common(3):
@@ -220,20 +222,38 @@ def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> Non
     record.note("fetch", place)
 
 
+def _time_named(name: str) -> None:
+    """Time the function that the user names, ``[module:][Class.]function``, as the fetch of a batch."""
+    module, _, path = name.rpartition(":")
+    owner: Any = sys.modules.get(module or "__main__")
+    *classes, function = path.split(".")
+    for part in classes:
+        owner = getattr(owner, part, None)
+    before = getattr(owner, function, None)
+    if not callable(before):
+        record.note("unknown_fetch", name)
+        return
+    setattr(owner, function, _fetching(before))
+    record.note("fetch", name)
+
+
 def _fetching(before: Any) -> Any:
     source = id(before)
 
     @functools.wraps(before)
     def fetch(*given: Any, **named: Any) -> Any:
-        if not guard.carefully(_fetch_begins, source):
-            return before(*given, **named)
-        try:
-            batch = before(*given, **named)
-        finally:
-            guard.carefully(stages.leave)
-            guard.carefully(boundaries.leave, "fetch")
-        guard.carefully(_fetched, batch)
-        return batch
+        while guard.carefully(_fetch_begins, source):
+            try:
+                batch = guard.carefully(controls.kept, source)
+                if batch is None:
+                    batch = before(*given, **named)
+            finally:
+                guard.carefully(stages.leave)
+                guard.carefully(boundaries.leave, "fetch")
+            guard.carefully(_fetched, batch)
+            if not guard.carefully(controls.thrown_away, source, batch):
+                return batch
+        return before(*given, **named)
 
     return fetch
 

@@ -53,6 +53,16 @@ def test_a_hand_over_outside_the_wait_is_no_work_outside():
     assert split_wait((46, 50), [handed_over])["transfer"] == 4
 
 
+def test_a_hand_over_while_another_batch_is_waited_for_is_neither_hidden_nor_parallel():
+    """Of transfer only what is within its own wait is known to be that: the rest is a queue that nobody works for."""
+    waits = BatchWaits(np.array([0, 1]), np.array([0, 20]), np.array([10, 30]), np.array([True, True]))
+    spans = StageSpans(np.array([1, 1]), np.array([STAGES.index("transfer")] * 2), np.array([2, 12]), np.array([8, 15]))
+    times = stage_times(waits, spans, Stretches(np.array([0, 20]), np.array([10, 30])), 2)
+    transfer = STAGES.index("transfer")
+    assert times.parallel[:, transfer].tolist() == times.outside[:, transfer].tolist() == [0, 0]
+    assert times.work[:, transfer].tolist() == [10, 10]
+
+
 def test_a_wait_cannot_end_before_it_starts():
     row, none = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     waits = BatchWaits(row, row + 10, row + 9, row == 0)

@@ -20,7 +20,7 @@ import pytest
 
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
-from harness.attach.frames import Attached, read
+from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import ENDED, EVALUATION, TOKENIZED, WORK, write_tables
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
@@ -59,7 +59,9 @@ HOOKS = {
         "enter", "leave", "fetching", "received", "begin_step", "flush", "_count", "_backward_begins", "_updated",
         "maker", "made_by", "watched", "evaluated", "leave_if_enough", "_update_begins",
     ),
+    "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
+    "gate": ("wanted",),
     "loading": ("_ended", "sizes", "_open", "_close", "_from_worker", "_source", "_loader"),
     "stages": ("enter", "leave", "take", "busy", "enter_within"),
     "record": ("write", "note"),
@@ -106,7 +108,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, Attached]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
     ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
@@ -119,7 +121,11 @@ def losses(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(("program", "steps"), LOOPS.items())
 def test_every_step_is_counted_and_no_loss_changes(
-    tmp_path: Path, plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, Attached]], program: str, steps: int
+    tmp_path: Path,
+    plain: dict[str, Ran],
+    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+    program: str,
+    steps: int,
 ) -> None:
     ran, processes = seen
     assert (ran[program].code, plain[program].code) == (0, 0), ran[program].lines
@@ -147,7 +153,7 @@ def test_every_step_is_counted_and_no_loss_changes(
 
 @pytest.mark.parametrize("program", COMPILED)
 def test_no_graph_is_broken_and_nothing_compiled_again(
-    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, Attached]], program: str
+    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str
 ) -> None:
     ran, processes = seen
     assert plain[program].code == 0, plain[program].lines
@@ -163,7 +169,7 @@ def test_no_graph_is_broken_and_nothing_compiled_again(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_ours_changes_nothing(
-    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, Attached]], fault: str
+    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], fault: str
 ) -> None:
     """Training ends as it would have, to the last digit."""
     ran, _ = seen
@@ -172,14 +178,14 @@ def test_a_fault_of_ours_changes_nothing(
     assert [line for line in ran[fault].lines if "injected" in line] == []
 
 
-def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, Attached]]) -> None:
+def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]) -> None:
     ran, processes = seen
     (note,) = processes[ran[f"boundaries.received!{FAULTY}"].pid].noted("fault")
     assert note.endswith("OSError: injected\n")
 
 
 def test_what_was_recorded_becomes_a_study_later(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
 ) -> None:
     """Where the harness was killed, the study's folder keeps what the agent wrote."""
     ran, processes = seen
@@ -201,7 +207,7 @@ def test_what_was_recorded_becomes_a_study_later(
 
 @pytest.mark.parametrize(("program", "code", "least"), [(program, *ends) for program, ends in BAD_ENDS.items()])
 def test_a_program_that_ends_badly_loses_one_step_at_most(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]], program: str, code: int, least: int
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str, code: int, least: int
 ) -> None:
     ran, processes = seen
     assert ran[program].code == code
@@ -212,7 +218,7 @@ def test_a_program_that_ends_badly_loses_one_step_at_most(
 
 
 def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
 ) -> None:
     ran, processes = seen
     one = processes[ran["by_hand 30 4"].pid]
@@ -226,7 +232,7 @@ def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
 
 
 def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
 ) -> None:
     ran, processes = seen
     shares = []
@@ -256,7 +262,7 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
 
 
 def test_a_wait_that_no_seam_shows_is_found_and_placed(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, Attached]]
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
 ) -> None:
     """Batches come from a thread through a queue."""
     ran, processes = seen

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.attach.command import SHIM
-from harness.attach.frames import Attached, ProcessFacts
+from harness.attach.frames import AttachedProcess, ProcessFacts
 from harness.attach.steps import write_tables
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
@@ -112,7 +112,7 @@ def test_work_is_on_the_hosts_clock_and_in_the_block_of_its_launch(device: Recor
     found = [event for event in events if event[0] == module.WORK and event[1] != "other"]
     assert [event[1] for event in found] == [name for name, _, _ in truth]
     facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 2, HOST, 0)
-    one = Attached(write_frames(tmp_path / "1.frames", facts, events, notes), facts, notes, [], 40)
+    one = AttachedProcess(write_frames(tmp_path / "1.frames", facts, events, notes), facts, tuple(notes), (), 40)
     folder = StudyFolder(tmp_path / "study")
     totals = write_tables(one, {}, lambda block: folder.run("script", block), 0)
     assert len(totals) == 3
@@ -251,7 +251,7 @@ def test_of_half_a_recording_nothing_counts(device: Recorder, tmp_path: Path, ch
         events += module.last()
         notes.append(("device_fault", "made up"))
     facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 0, HOST, 0)
-    one = Attached(write_frames(tmp_path / "1.frames", facts, events, notes), facts, notes, [], 12)
+    one = AttachedProcess(write_frames(tmp_path / "1.frames", facts, events, notes), facts, tuple(notes), (), 12)
     folder = StudyFolder(tmp_path / "study")
     write_tables(one, {}, lambda block: folder.run("script", block), 0)
     assert not pq.read_table(folder.run("script", 0) / "spans.parquet").num_rows

@@ -173,3 +173,25 @@ def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_las
     ends = [row for row in found if row["step"] in (10, 20, 30, 40)]
     assert all(row["during_wait_read_ns"] >= 30e6 for row in ends)
     assert all(row["samples"] == 1 for row in found)
+
+
+def test_the_fetch_and_the_end_of_a_step_can_be_named(tmp_path: Path) -> None:
+    """Both are what is found without being named, or not: an optimizer of another class ends a step of a GAN."""
+    done = attached(tmp_path / "hand", program("by_hand", 30, 2), "--fetch", "get_batch")
+    assert "Timed: fetch: get_batch; forward: Model; " in " ".join(done.stdout.split()), done.stderr
+    assert mean_ms(study_in(tmp_path / "hand"), "fetch_ns") >= 2
+    done = attached(tmp_path / "gan", program("shapes", "gan"), "--step-ends", "Adam")
+    assert "A step ends with the update of Adam." in " ".join(done.stdout.split()), done.stderr
+    assert len(rows(study_in(tmp_path / "gan"))) == 24
+
+
+def test_names_that_the_program_does_not_have_are_said(tmp_path: Path) -> None:
+    done = attached(tmp_path, program("by_hand", 12, 0), "--fetch", "no_such", "--step-ends", "Muon")
+    assert done.returncode == 0
+    assert "--fetch no_such: no such function there when its first step began" in done.stderr
+    assert "--step-ends: no such optimizer made an update; those that did: SGD" in done.stderr
+    done = attached(tmp_path, program("by_hand", 12, 0), "--fetch", "a b")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "harness: exec: --fetch 'a b': allowed: get_batch, or module:get_batch\n",
+    )

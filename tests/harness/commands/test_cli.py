@@ -86,7 +86,7 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
         assert callable(command.function())
         assert callable(command.module().add_arguments)
     folder = ROOT / "harness" / "commands"
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "arguments", "exit_codes", "output"}
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "api", "arguments", "exit_codes", "output"}
     assert files == set(COMMANDS)
 
 
@@ -99,7 +99,7 @@ def test_a_plan_imports_neither_torch_nor_arrow() -> None:
 
 def test_help_names_every_command() -> None:
     text = harness("--help").stdout
-    assert all(re.search(rf"^    {name} ", text, re.MULTILINE) for name in COMMANDS)
+    assert all(re.search(rf"^    {name}( |$)", text, re.MULTILINE) for name in COMMANDS)
     assert harness("--version").stdout == f"harness {__version__}\n"
 
 
@@ -285,3 +285,30 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() == 141
+
+
+def test_every_mistake_of_a_scenario_is_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("name: x\nquestion: q\nrepeats: 0\nbase:\n  data.bach_size: 2\narms:\n  a: {seeed: 1}\n")
+    done = harness("run", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    first, *others = done.stderr.splitlines()
+    assert first.endswith("repeats: must be greater than or equal to 1; got 0 (and 2 more)")
+    assert [line.split(": ")[:3] for line in others] == [
+        ["harness", f"{file}:5", "base.data.bach_size"], ["harness", f"{file}:7", "arms.a.seeed"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_script_completes_commands_and_their_options(shell: str) -> None:
+    pytest.importorskip("shtab")
+    done = harness("completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert "undecided-exit" in done.stdout or shell == "tcsh"  # its options stand without dashes, some by a pattern
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.slow
+def test_bash_reads_its_script() -> None:
+    pytest.importorskip("shtab")
+    subprocess.run(["bash", "-n"], input=harness("completion", "bash").stdout, text=True, check=True)

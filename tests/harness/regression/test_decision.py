@@ -77,7 +77,10 @@ def test_one_bad_block_never_turns_a_decision_round(
     hurt = [*values]
     hurt[place % len(values)] += much
     after = decide(hurt, within)
-    if before.outcome != "slower":
+    if before.outcome == "undecided":
+        # An interval that ended right at the limit may end within it: a bootstrap's own scatter. Never the other way.
+        assert after.outcome in ("undecided", "same")
+    elif before.outcome != "slower":
         assert after.outcome in (before.outcome, "undecided")
 
 

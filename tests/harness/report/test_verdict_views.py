@@ -44,6 +44,7 @@ KINDS: Mapping[str, StudyReport] = {
     "too coarse: below the floor": judged(STUDY, Estimate(1.2, 1.1, 1.3, 5), 0.25),
     "diverged": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, None, ("tokens",))),
     "other loss": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, 2.0, (), differ=True)),
+    "no core": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, no_core=True),
 }
 
 

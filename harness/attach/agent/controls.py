@@ -1,0 +1,55 @@
+"""Serves batches otherwise where the settings ask for a ``control``, once the program takes its turns.
+
+``ideal-data``: the first batches over and over, so that no step waits for data. ``data-only``: the program gets
+no batch any more; they are made and thrown away, one a step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from _harness_agent import boundaries, gate, record
+
+KEPT = 8  # batches of each source
+
+_kept: dict[int, list[Any]] = {}
+_served: dict[int, int] = {}
+
+
+def forget() -> None:
+    """In a forked child: nothing has been served."""
+    _kept.clear()
+    _served.clear()
+
+
+def kept(source: int) -> Any:
+    """A batch of ``source`` that was served before, as it was then; None where it has to be made."""
+    batches = _kept.get(source, ())
+    if record.settings.get("control") != "ideal-data" or len(batches) < KEPT:
+        return None
+    number = _served[source] = _served.get(source, -1) + 1
+    return _again(batches[number % KEPT])
+
+
+def thrown_away(source: int, batch: Any) -> bool:
+    """Whether this new batch is made for nobody, which ends the step; keeps it for later where that is asked for."""
+    control = record.settings.get("control")
+    if control == "ideal-data" and len(_kept.setdefault(source, [])) < KEPT:
+        _kept[source].append(_again(batch))
+    if control != "data-only" or not gate.open_now() or gate.state.over:
+        return False
+    boundaries.close_step()
+    return True
+
+
+def _again(batch: Any) -> Any:
+    """The same tensors in containers of their own: a program may take things out of its batch."""
+    if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
+        return tuple(_again(one) for one in batch)
+    if isinstance(batch, list):
+        return [_again(one) for one in batch]
+    if isinstance(batch, Mapping):
+        return copy.copy(batch)
+    return batch

@@ -1,0 +1,202 @@
+"""Runs one of several commands that take turns: starts it, lets it take steps, and suspends all of it in between.
+
+The agent in the command's processes waits at the beginning of a step (``agent/gate.py``), once per rank where there are
+several. Between its turns every process of the command is stopped (SIGSTOP), so that it uses no core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from harness.attach.command import AgentSettings, environment_of, start
+from harness.launch.waiting import WaitLimits
+from harness.machine.lifetime import die_with_parent
+from harness.machine.processes import descendants
+
+LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
+ENDING_S = 30.0  # that a command may take to end by itself, and again to end by SIGTERM
+_KILLED_S = 10.0
+
+
+class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
+    """A command ended, or said nothing for too long, before it was asked to end."""
+
+
+@dataclass
+class _Rank:
+    """One process of the command that trains: its end of the gate."""
+
+    connection: socket.socket
+    pid: int
+    heard: bytes = b""
+    done: bool = False  # it has ended the repetition that it was given
+
+
+@dataclass
+class AlternatingCommand:
+    """A command under the agent, in a session of its own."""
+
+    program: Sequence[str]
+    raw: Path  # what the agent records
+    log: Path  # what the command prints
+    gate: Path  # socket; its path has at most 107 bytes
+    limits: WaitLimits
+    folder: str | None = None  # in which it runs
+    doing: str = "starting"
+    _process: subprocess.Popen[bytes] | None = None
+    _ranks: list[_Rank] = field(default_factory=list)
+
+    def start(self, settings: AgentSettings) -> None:
+        """Start the command and wait until all its ranks are at the gate; CommandFailed where they do not come."""
+        replace(settings, gate=str(self.gate)).write(self.raw)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
+            listening.bind(str(self.gate))
+            listening.listen()
+            self._process = start(
+                self.program,
+                env=environment_of(self.raw),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+            self._gather(listening)
+
+    def take(self, repetition: int, steps: int) -> None:
+        """Take a repetition of ``steps`` measured steps; CommandFailed where it ended instead."""
+        self.doing = f"in repetition {repetition + 1}"
+        self._order({"repetition": repetition, "steps": steps})
+        silent_s = time.monotonic()
+        while not all(rank.done for rank in self._ranks):
+            if self._listen():
+                silent_s = time.monotonic()
+            self._check(time.monotonic() - silent_s, self.limits.silence_s)
+
+    def suspend(self) -> None:
+        """Stop every process of the command; those that one of them starts meanwhile as well."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def end(self) -> int | None:
+        """Let the command leave its loop; its exit code, or None where it had to be killed."""
+        self.doing = "ending"
+        with suppress(CommandFailed):
+            self._order({"end": True})
+        assert self._process is not None
+        for number in (None, signal.SIGTERM):
+            if number is not None:
+                self._signal_all(number)
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(ENDING_S)
+                self.kill()  # what it left behind
+                return code
+        self.kill()
+        return None
+
+    def kill(self) -> None:
+        """End every process of the command at once."""
+        self._signal_all(signal.SIGKILL)
+        for rank in self._ranks:
+            rank.connection.close()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILLED_S)
+
+    def _gather(self, listening: socket.socket) -> None:
+        """Wait for the ranks of the command; the first one says how many there are."""
+        expected = 1
+        since_s = time.monotonic()
+        while len(self._ranks) < expected:
+            if select.select([listening], [], [], LOOK_S)[0]:
+                connection, _ = listening.accept()
+                connection.settimeout(LOOK_S)
+                hello = json.loads(connection.makefile("rb", buffering=0).readline() or "{}")
+                if "pid" in hello:
+                    self._ranks.append(_Rank(connection, int(hello["pid"])))
+                    expected = int(hello.get("world") or 1)
+            self._check(time.monotonic() - since_s, self.limits.start_s)
+
+    def _order(self, message: dict[str, int | bool]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        for rank in self._ranks:
+            rank.done = False
+            try:
+                rank.connection.sendall(line)
+            except OSError:
+                self._check_ended(at_once=True)
+
+    def _listen(self) -> bool:
+        """Take in what the ranks say; whether any said something."""
+        waiting = {rank.connection: rank for rank in self._ranks if not rank.done}
+        ready = select.select(list(waiting), [], [], LOOK_S)[0]
+        for connection in ready:
+            rank = waiting[connection]
+            try:
+                heard = connection.recv(4096)
+            except OSError:
+                heard = b""
+            if not heard:
+                self._check_ended(at_once=True)
+            *lines, rank.heard = (rank.heard + heard).split(b"\n")
+            for message in map(json.loads, lines):
+                rank.done |= message.get("event") == "done"
+                if message.get("event") == "fault":
+                    reason = f"our recording failed and was switched off while {self.doing}: {message.get('error')}"
+                    raise CommandFailed(reason)
+        return bool(ready)
+
+    def _check(self, silent_s: float, limit_s: float) -> None:
+        self._check_ended()
+        if silent_s > limit_s:
+            whom = f"process {self._ranks[0].pid}" if self._ranks else "any process that trains"
+            raise CommandFailed(f"no word from {whom} for {limit_s:g} s while {self.doing}{self._last_line()}")
+
+    def _check_ended(self, at_once: bool = False) -> None:
+        """Raise where the command has ended; ``at_once``: a process that trained has, so the command is of no use."""
+        assert self._process is not None
+        if at_once:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(LOOK_S)
+        code = self._process.poll()
+        if code is not None or at_once:
+            how = "its training process ended" if code is None else f"it ended with exit code {code}"
+            why = (
+                " before its repetitions were over: let it train longer, or measure fewer steps (--steps)"
+                if not code
+                else ""
+            )
+            raise CommandFailed(f"{how} while {self.doing}{why}{self._last_line()}")
+
+    def _last_line(self) -> str:
+        with suppress(OSError):
+            lines = self.log.read_text(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            if last:
+                return f"; it last said: {last[:300]}"
+        return ""
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """Signal the command's processes, parents first, until no new one is found."""
+        process = self._process
+        pids = [process.pid] if process is not None and process.returncode is None else []
+        done: set[int] = set()
+        while new := [pid for pid in (*pids, *descendants(pids)) if pid not in done]:
+            for pid in new:
+                done.add(pid)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)

@@ -1,0 +1,247 @@
+"""Runs commands as the arms of a study: fresh processes in each block, which take turns (or run one by one).
+
+What ``harness run`` does with its own trainer, ``harness exec --against`` and ``--controls`` do with programs that
+nobody here wrote. An arm is a command; a control of it is the same command with other batches, or as it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from harness.attach.alternation import AlternatingCommand, CommandFailed
+from harness.attach.command import AgentSettings
+from harness.attach.frames import AttachedProcess, read
+from harness.attach.steps import REPETITION_STEPS, write_tables
+from harness.attach.study import SCENARIO, record_of
+from harness.launch.ending import terminable
+from harness.launch.progress import Progress
+from harness.launch.study import now
+from harness.launch.waiting import WaitLimits
+from harness.machine.environment import record_environment
+from harness.scenario.commands import (
+    CommandArm,
+    CommandControl,
+    CommandPlan,
+    CommandScenario,
+    Interleave,
+    plan_commands,
+)
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
+from harness.study.store import StudyFolder
+from trainer.json_types import JsonObject
+
+CONTROLS: tuple[CommandControl, ...] = get_args(CommandControl)
+BASELINE, SCRIPT = "baseline", "script"  # names of arms: what --against gives, and what follows --
+Ended = Literal["done", "failed", "interrupted"]
+
+
+def plan_against(
+    program: Sequence[str], against: Sequence[str] | None, controls: Sequence[CommandControl], **settings: Any
+) -> CommandPlan:
+    """The arms of ``harness exec``: the command, the one that it is compared with (with an A/A control), and controls.
+
+    ``settings``: values of :class:`CommandScenario`.
+    """
+    arms: dict[str, dict[str, str | int | float | None] | None] = {SCRIPT: {COMMAND: shlex.join(program)}}
+    question = f"Where does the time of {shlex.join(program)} go?"
+    if against is not None:
+        arms = {BASELINE: {COMMAND: shlex.join(against)}, **arms}
+        question = f"Is {shlex.join(program)} faster than {shlex.join(against)}?"
+        controls = list(dict.fromkeys([*controls, "a-a"]))
+    ordered = [kind for kind in CONTROLS if kind in controls]
+    scenario = CommandScenario(name=SCENARIO, question=question, command="-", arms=arms, controls=ordered, **settings)
+    plan = plan_commands(scenario)
+    # The words as they were given: braces in them stand for nothing.
+    programs = {BASELINE: tuple(against or ()), SCRIPT: tuple(program)}
+    plain = [replace(arm, program=programs[arm.of or arm.name], values=()) for arm in plan.arms]
+    return replace(plan, arms=tuple(plain))
+
+
+def run_comparison(
+    folder: StudyFolder,
+    plan: CommandPlan,
+    command: Sequence[str],
+    source: str = "",
+    enough: Callable[[StudyFolder, StudyRecord, int], bool] | None = None,
+) -> Ended:
+    """Run every block of ``plan`` into ``folder``; how it ended: done, failed (some run did) or interrupted.
+
+    ``enough``: asked after each block, with the number of finished ones, whether there are. What is finished is kept.
+    InputError where a command cannot be started.
+    """
+    scenario = plan.scenario
+    study = StudyRecord(
+        scenario=scenario.name,
+        question=scenario.question,
+        status="running",
+        created_utc=now(),
+        command=list(command),
+        scenario_file=source,
+        scenario_text=scenario.model_dump(mode="json"),
+        interleave=scenario.interleave,
+        interleave_reason="commands take turns" if scenario.interleave == "slices" else "as asked",
+        blocks=len(plan.blocks),
+        order=[list(block) for block in plan.blocks],
+        arms=[_record(arm) for arm in plan.arms],
+        comparisons=list(plan.comparisons),
+        environment=record_environment(),
+    )
+    folder.write_study(study)
+    status: Ended = "failed"
+    arms = {arm.name: arm for arm in plan.arms}
+    runs = len(plan.blocks) * len(arms)
+    finished: list[bool] = []
+    try:
+        total = runs if enough is None else None
+        with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
+            for block, names in enumerate(plan.blocks):
+                members = [arms[name] for name in names]
+                finished.append(_run_block(folder, members, scenario, block, study.environment, progress))
+                if enough is not None and enough(folder, study, block + 1):
+                    break
+        status = "done" if all(finished) else "failed"
+    except KeyboardInterrupt:
+        status = "interrupted"
+    finally:
+        if enough is not None:  # nobody knew how many it would take
+            study = replace(study, order=study.order[: len(finished)], blocks=len(finished))
+        folder.write_study(replace(study, status=status, ended_utc=now()))
+    return status
+
+
+def _record(arm: CommandArm) -> ArmRecord:
+    return ArmRecord(arm.name, arm.control, arm.of, declared=arm.declared, config={}, contest=arm.comparison)
+
+
+def _repetitions(scenario: CommandScenario) -> int:
+    return -(-scenario.steps // REPETITION_STEPS)
+
+
+class _CommandRun:
+    """One command of one block, from its start to its tables."""
+
+    def __init__(self, folder: StudyFolder, arm: CommandArm, block: int, gate: Path, limits: WaitLimits) -> None:
+        self.arm, self.block = arm, block
+        self.folder = folder
+        self.begun_utc = now()
+        self.error: str | None = None
+        self.exit_code: int | None = None
+        path = folder.run(arm.name, block)
+        path.mkdir(parents=True, exist_ok=True)
+        self.raw = path / "raw"
+        self.raw.mkdir()
+        self.command = AlternatingCommand(arm.program, self.raw.absolute(), path / "log.txt", gate, limits, arm.folder)
+
+    def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
+        """Write the tables and the record of the run; whether it finished."""
+        if self.arm.code is not None:
+            environment = {**environment, "git_commit": self.arm.code}
+        processes = read(self.raw)
+        trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
+        record: RunRecord
+        if trained:
+            record = self._written(trained[0], processes, environment)
+            self.folder.write_samples(self.arm.name, self.block, {})
+        else:
+            error = self.error or "no training step was seen"
+            record = RunRecord(self.arm.name, self.block, "failed", error=error, environment=environment)
+        if self.error is not None:
+            record = replace(record, status="failed", error=self.error)
+        self.folder.write_whole_run(
+            replace(
+                record,
+                control=self.arm.control,
+                of=self.arm.of,
+                session=session,
+                position=position,
+                interleave=interleave,
+                declared=self.arm.declared,
+                ended_utc=now(),
+                exit_code=self.exit_code,
+            )
+        )
+        shutil.rmtree(self.raw, ignore_errors=True)
+        return record.status == "done" and self.error is None
+
+    def _written(
+        self, one: AttachedProcess, processes: Sequence[AttachedProcess], environment: JsonObject
+    ) -> RunRecord:
+        made_by = {process.process.pid: process.made for process in processes if process.made}
+        place = self.folder.run(self.arm.name, self.block)
+        (totals,) = write_tables(one, made_by, lambda _block: place, one.process.rank or 0, alternating=True)
+        record = record_of(self.arm.name, self.block, one, totals, environment, self.exit_code, self.begun_utc)
+        return replace(record, config={**record.config, COMMAND: shlex.join(self.arm.program)})
+
+
+def _run_block(
+    folder: StudyFolder,
+    arms: Sequence[CommandArm],
+    scenario: CommandScenario,
+    block: int,
+    environment: JsonObject,
+    progress: Progress,
+) -> bool:
+    """Run each of ``arms`` once; whether all finished."""
+    together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
+    session = f"{block}-{secrets.token_hex(3)}"
+    limits = WaitLimits(scenario.limits.start_s, scenario.limits.silence_s)
+    finished = True
+    for group in together:
+        with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
+            runs = [
+                _CommandRun(folder, arm, block, Path(gates, str(number)), limits) for number, arm in enumerate(group)
+            ]
+            for run in runs:
+                ending.callback(run.command.kill)
+            _alternate(runs, scenario, progress)
+            for run in runs:
+                finished &= run.write(session, arms.index(run.arm), scenario.interleave, environment)
+    return finished
+
+
+def _alternate(runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress) -> None:
+    """Start ``runs`` one after the other, let them take their turns, and end them."""
+    alive: list[_CommandRun] = []
+    count = _repetitions(scenario)
+    settings = AgentSettings(scenario.warmup, fetch=scenario.fetch, step_ends=scenario.step_ends)
+
+    def failed(run: _CommandRun, error: CommandFailed) -> None:
+        run.error = str(error)
+        run.command.kill()
+        progress.failed(run.arm.name, run.block, run.error)
+
+    for run in runs:
+        progress.starting(run.arm.name, run.block)
+        run.begun_utc = now()
+        try:
+            run.command.start(replace(settings, control=run.arm.control))
+        except CommandFailed as error:
+            failed(run, error)
+            continue
+        run.command.suspend()
+        alive.append(run)
+    for repetition in range(count):
+        # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
+        for run in list(alive if repetition % 2 == 0 else reversed(alive)):
+            progress.repetition(run.arm.name, run.block, repetition, count)
+            run.command.resume()
+            try:
+                run.command.take(repetition, REPETITION_STEPS)
+            except CommandFailed as error:
+                failed(run, error)
+                alive.remove(run)
+                continue
+            run.command.suspend()
+            progress.stepped(REPETITION_STEPS)
+    for run in alive:
+        run.command.resume()
+        run.exit_code = run.command.end()
+        progress.finished(run.arm.name, run.block)

@@ -1,0 +1,32 @@
+"""A callback for the Trainer of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from harness.attach.callbacks import TrainingRecording
+
+
+class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Records a training from its begin to its end, in rank 0: ``Trainer(..., callbacks=[HarnessCallback()])``.
+
+    ``out``: where the study goes; ``warmup``: steps at the beginning that are not measured, at least 4.
+    """
+
+    def __init__(self, out: str | Path = "results", *, warmup: int = 5) -> None:
+        self._recording = TrainingRecording(out, warmup)
+
+    @property
+    def study(self) -> Path | None:
+        """The study's folder, once the training has ended."""
+        return self._recording.study
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._recording.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._recording.end()

@@ -1,0 +1,25 @@
+"""harness completion: prints a script that completes commands, options and files in a shell."""
+
+from __future__ import annotations
+
+import argparse
+
+from trainer.errors import InputError
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The shell."""
+    parser.epilog = "bash: harness completion bash > ~/.local/share/bash-completion/completions/harness"
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def completion(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print the script for the shell that is asked for."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise InputError("completion: needs shtab: pip install 'shtab>=1.7'") from error
+    print(shtab.complete(arguments.everything(), shell=arguments.shell))
+    return 0

@@ -1,0 +1,231 @@
+"""Scenarios whose arms are commands as they are: programs that nobody here wrote, with other words in each arm.
+
+    command: python train.py --workers {workers} --batch {batch}
+    base: {batch: 8}
+    arms: {inline: {workers: 0}, two: {workers: 2}}
+    matrix: {batch: [8, 16]}
+
+A word in braces is replaced by the arm's value; a word whose value is null goes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from harness.scenario.checks import pair_problems
+from harness.scenario.errors import Problem, first_error, problems_of
+from harness.scenario.load import apply_option, apply_set, read_merged
+from harness.scenario.matrix import MatrixPoint, points
+from harness.scenario.model import Compare, LimitsConfig, Name
+from harness.scenario.shipped import SCENARIOS, find
+from harness.scenario.yaml import MAX_ARMS, Document, KeyPath
+from harness.study.records import COMMAND, ComparisonRecord
+from trainer.config import Config
+from trainer.json_types import Json, JsonObject
+
+CommandControl = Literal["a-a", "ideal-data", "data-only"]
+Interleave = Literal["slices", "runs"]
+Value = str | int | float | None
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+class CommandScenario(Config):
+    """One scenario file with a ``command``."""
+
+    name: Name
+    question: str
+    command: str = Field(min_length=1)
+    """The command of every arm, split into words as by a shell; {key} stands for the arm's value of that key."""
+    extends: str | None = None
+    base: dict[str, Value] = Field(default_factory=dict)
+    """Values that all arms share."""
+    arms: Annotated[dict[Name, dict[str, Value] | None], Field(min_length=1)]
+    """Named variants: the values that differ; ``command`` gives an arm a command of its own."""
+    matrix: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default_factory=dict)
+    """Keys and their values: every arm is run with every combination."""
+    controls: list[CommandControl] = Field(default_factory=list)
+    """The command again as its own control; a-a only of baselines."""
+    compare: list[Compare] | None = None
+    """Default: the first arm is the baseline of every other."""
+    noise_floor: float | None = Field(None, gt=0, lt=1)
+    repeats: int = Field(5, ge=1, le=1000)
+    """Number of blocks, each with fresh processes."""
+    steps: int = Field(60, ge=1, le=10_000_000)
+    """Measured steps of each block."""
+    interleave: Interleave = "slices"
+    """slices: the commands of a block stay alive and take turns. runs: one after another."""
+    warmup: int = Field(5, ge=4, le=10_000_000)
+    """Steps before the first turn that are not measured."""
+    fetch: str | None = None
+    """The function that returns a batch, see harness exec --fetch."""
+    step_ends: str | None = None
+    """Class of the optimizer whose update ends a step."""
+    seed: int = 0
+    """Of the order of arms within blocks."""
+    limits: LimitsConfig = LimitsConfig()
+
+
+@dataclass(frozen=True)
+class CommandArm:
+    """A command to run: an arm, or the control of one. ``values``: what it is named by, with their values."""
+
+    name: str
+    program: tuple[str, ...]
+    control: str | None = None
+    of: str | None = None
+    values: tuple[tuple[str, Json], ...] = ()
+    folder: str | None = None  # in which it runs, where that is not this one
+    code: str | None = None  # the state of the user's code in there
+    comparison: str | None = None  # of two states of the code, that it belongs to
+
+    @property
+    def declared(self) -> JsonObject:
+        """What study.json says of it: its values or, where it has none, the command itself."""
+        found: JsonObject = {COMMAND: dict(self.values) or shlex.join(self.program)}
+        return found if self.code is None else {**found, "code": self.code}
+
+
+@dataclass(frozen=True)
+class CommandPlan:
+    """``blocks[b]`` holds the names of all arms in the order in which block b starts them."""
+
+    scenario: CommandScenario
+    arms: tuple[CommandArm, ...]
+    comparisons: tuple[ComparisonRecord, ...]
+    blocks: tuple[tuple[str, ...], ...]
+
+
+def read_if_commands(path: str, sets: Sequence[str], repeats: int | None, interleave: str | None) -> Document | None:
+    """The scenario file at ``path`` with its overrides; None where its arms are no commands."""
+    file: Path = find(path, SCENARIOS)
+    document = read_merged(file)
+    if COMMAND not in document.data:
+        return None
+    for text in sets:
+        apply_set(document, text)
+    for option, value in (("repeats", repeats), ("interleave", interleave)):
+        if value is not None:
+            apply_option(document, option, value)
+    return document
+
+
+def load_command_scenario(document: Document) -> CommandScenario:
+    """Check ``document``; InputError, one line and more for other mistakes, where something is wrong."""
+    data = {key: value for key, value in document.data.items() if value is not None}
+    try:
+        scenario = CommandScenario.model_validate(data, strict=True)
+    except ValidationError as error:
+        found = [problem for _, problem in problems_of(error, CommandScenario)]
+        raise first_error(found, document) or error from error
+    if wrong := first_error(_problems(scenario), document):
+        raise wrong
+    return scenario
+
+
+def plan_commands(scenario: CommandScenario) -> CommandPlan:
+    """Every run of ``scenario``."""
+    combinations = list(points(scenario.matrix))
+    plain = [_arm(scenario, name, point) for point in combinations for name in scenario.arms]
+    comparisons = list(_comparisons(scenario, combinations))
+    baselines = {one.baseline for one in comparisons} or {plain[0].name}
+    arms = []
+    for arm in plain:
+        arms.append(arm)
+        for kind in dict.fromkeys(scenario.controls):
+            if kind != "a-a" or arm.name in baselines:
+                arms.append(CommandArm(f"{arm.name}+{kind}", arm.program, kind, arm.name, arm.values))
+    return CommandPlan(
+        scenario,
+        tuple(arms),
+        tuple(comparisons),
+        tuple(_order(scenario.seed, block, arms) for block in range(scenario.repeats)),
+    )
+
+
+def describe_commands(plan: CommandPlan) -> str:
+    """Every command, and how many runs there are."""
+    lines = [f"{arm.name}: {shlex.join(arm.program)}" for arm in plan.arms]
+    runs = len(plan.arms) * len(plan.blocks)
+    return "\n".join([*lines, f"{runs} runs: {len(plan.blocks)} blocks x {len(plan.arms)}"])
+
+
+def _values(scenario: CommandScenario, name: str, point: MatrixPoint) -> dict[str, Value]:
+    return {**scenario.base, **point.values, **(scenario.arms[name] or {})}  # type: ignore[dict-item]
+
+
+def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm:
+    values = _values(scenario, name, point)
+    template = str(values.pop(COMMAND, None) or scenario.command)
+    parts = []
+    for word in shlex.split(template):
+        keys = _PLACE.findall(word)
+        if any(values.get(key) is None for key in keys):
+            continue
+        parts.append(_PLACE.sub(lambda found: str(values[found[1]]), word))
+    own = {**point.values, **(scenario.arms[name] or {})}
+    return CommandArm(f"{name}{point.suffix}", tuple(parts), values=tuple(sorted(own.items())))
+
+
+def _comparisons(scenario: CommandScenario, combinations: Sequence[MatrixPoint]) -> Iterator[ComparisonRecord]:
+    first, *others = scenario.arms
+    pairs = [(first, other) for other in others]
+    if scenario.compare is not None:
+        pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare]
+    for (baseline, candidate), point in itertools.product(pairs, combinations):
+        exact = baseline not in scenario.arms
+        if exact and point is not combinations[0]:
+            continue
+        suffix = "" if exact else point.suffix
+        yield ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")
+
+
+def _order(seed: int, block: int, arms: Sequence[CommandArm]) -> tuple[str, ...]:
+    names = [arm.name for arm in arms]
+    random.Random(f"{seed}/{block}").shuffle(names)
+    return tuple(names)
+
+
+def _problems(scenario: CommandScenario) -> Iterator[Problem]:
+    combinations = list(points(scenario.matrix))
+    if len(scenario.arms) * len(combinations) > MAX_ARMS:
+        yield Problem(("arms",), f"{len(scenario.arms) * len(combinations)} arms; at most {MAX_ARMS}")
+        return
+    for name, own in scenario.arms.items():
+        values = _values(scenario, name, combinations[0])
+        path: KeyPath = ("arms", name, COMMAND) if own and COMMAND in own else (COMMAND,)
+        template = str(values.pop(COMMAND, None) or scenario.command)
+        try:
+            empty = not shlex.split(template)
+        except ValueError as error:
+            yield Problem(path, str(error).lower())
+            continue
+        if empty:
+            yield Problem(path, "give a command")
+        used = set(_PLACE.findall(template))
+        for key in sorted(used - values.keys()):
+            yield Problem(path, f"{{{key}}}: arm {name} has no such value; values: {', '.join(values) or 'none'}")
+        if path == (COMMAND,):
+            for key in sorted(values.keys() - used):
+                at: KeyPath = ("arms", name, key) if key in (own or {}) else ("base", key)
+                yield Problem(
+                    at if key not in scenario.matrix else ("matrix", key), f"write {{{key}}} into the command"
+                )
+        for key in sorted(scenario.matrix.keys() & (own or {}).keys()):
+            yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
+    names = {f"{name}{point.suffix}" for name in scenario.arms for point in combinations} | set(scenario.arms)
+    for index, pair in enumerate(scenario.compare or ()):
+        unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in names]
+        for side in unknown:
+            arms = ", ".join(scenario.arms)
+            yield Problem(("compare", index, side), f"no arm {getattr(pair, side)!r}; arms: {arms}")
+        if not unknown:
+            yield from pair_problems(index, pair, list(scenario.arms))

@@ -1,0 +1,242 @@
+"""``harness exec --against`` and ``--controls``: commands as they are, in turns, as the arms of a study."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.study import analyse
+from harness.attach.alternation import AlternatingCommand, CommandFailed
+from harness.attach.command import AgentSettings
+from harness.attach.comparison import plan_against
+from harness.launch.waiting import WaitLimits
+from harness.machine.processes import descendants, read_process
+from harness.report.changes import _command
+from harness.study.records import ComparisonRecord
+from harness.study.store import StudyFolder
+from tests.commands import harness
+from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
+
+LONG = 100_000  # steps: more than anybody takes
+slow = pytest.mark.slow
+
+
+def test_the_baseline_has_an_a_a_control_and_both_have_the_controls_that_are_asked_for() -> None:
+    alone_plan = plan_against(["b", "{x}"], None, ["ideal-data"])
+    assert [(arm.name, arm.program) for arm in alone_plan.arms] == [
+        ("script", ("b", "{x}")), ("script+ideal-data", ("b", "{x}"))
+    ]  # fmt: skip
+    assert alone_plan.comparisons == ()
+    plan = plan_against(["b"], ["a", "w 2"], ["data-only"])
+    assert [(arm.name, arm.program, arm.of) for arm in plan.arms] == [
+        ("baseline", ("a", "w 2"), None),
+        ("baseline+a-a", ("a", "w 2"), "baseline"),
+        ("baseline+data-only", ("a", "w 2"), "baseline"),
+        ("script", ("b",), None),
+        ("script+data-only", ("b",), "script"),
+    ]
+    assert plan.comparisons == (ComparisonRecord("baseline", "script"),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("python t.py --workers 0 --x", "python t.py --workers 2 --x", "--workers 2 instead of --workers 0"),
+        ("python t.py", "python t.py --compile", "with --compile"),
+        ("python t.py --compile", "python t.py", "without --compile"),
+        ("python a.py", "python b.py", "b.py instead of a.py"),
+        ("python a.py a.py", "python a.py", "without a.py"),
+    ],
+)
+def test_a_change_is_named_by_the_words_in_which_the_commands_differ(before: str, after: str, words: str) -> None:
+    assert _command(before, after) == words
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--against", ""], "exec: --against '': give a command"),
+        (["--against", "a 'b"], 'exec: --against "a \'b": no closing quotation'),
+        (["--controls", "dose"], "exec: --controls 'dose': allowed: a-a, ideal-data, data-only, or all"),
+        (["--controls", "all", "--repeats", "0"], "exec: --repeats 0: allowed: 1 to 1,000"),
+        (["--repeats", "3"], "exec: --repeats goes with --against or --controls"),
+        (["--controls", "all", "--recorded", "."], "exec: --recorded runs nothing"),
+    ],
+)
+@slow
+def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:
+    words = [] if "--recorded" in options else [sys.executable, "-c", ""]
+    done = attached(tmp_path, words, *options)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"harness: {line}")
+
+
+@slow
+def test_two_commands_in_turns(tmp_path: Path) -> None:
+    """A worker takes the collation off the loop; both do what they do alone; nothing of them is left."""
+    fast = program("plain", "--steps", LONG, "--collate-ms", 8, "--compute-ms", 8, "--workers", 1)
+    slow_one = program("plain", "--steps", LONG, "--collate-ms", 8, "--compute-ms", 8)
+    done = attached(tmp_path, fast, "--against", shlex.join(slow_one), "--repeats", "3", "--steps", "40")
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    record = study.read_study()
+    assert (record.status, record.interleave, len(record.order)) == ("done", "slices", 3)
+    assert [sorted(order) for order in record.order] == [["baseline", "baseline+a-a", "script"]] * 3
+    for run in study.runs():
+        assert run.steps is not None
+        steps = run.steps.to_pylist()
+        measured = [row["turn"] for row in steps if not row["warmup"]]
+        assert measured == [0] * 20 + [1] * 20
+    (one,) = analyse(record, list(study.runs())).compared
+    # Beside others the programs may have no core for over a tenth of the time, and then nothing is decided.
+    assert one.measured.verdict == "gain" or one.measured.undecided == "no core"
+    assert 1.2 < one.measured.ratio.median < 2.5
+    assert "--workers 1 instead of" not in done.stdout  # an option that only one of them has
+    assert "with --workers 1 (script): " in " ".join(done.stdout.split())
+    by_itself = losses(alone(program("plain", "--steps", 30, "--workers", 1)).stdout)
+    log = (study.run("script", 0) / "log.txt").read_text()
+    assert losses(log)[:30] == by_itself
+    assert not list(study.path.rglob("raw"))
+
+
+@slow
+def test_a_command_and_its_controls(tmp_path: Path) -> None:
+    inline = program("plain", "--steps", LONG, "--collate-ms", 10, "--compute-ms", 5)
+    done = attached(tmp_path, inline, "--controls", "all", "--repeats", "1", "--steps", "20", "--interleave", "runs")
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    found = {arm.name: arm for arm in analyse(study.read_study(), list(study.runs())).arms}
+    ideal, alone_ms = found["script+ideal-data"].totals.phase_ms, found["script+data-only"].totals.phase_ms
+    assert found["script"].totals.phase_ms["fetch"] >= 10
+    assert ideal["fetch"] < 2
+    assert ideal["forward"] >= 5
+    assert alone_ms["fetch"] >= 10
+    assert sum(value for name, value in alone_ms.items() if name != "fetch") < 1
+    assert "(ideal-data) it is" in " ".join(done.stdout.split())
+
+
+@slow
+def test_a_command_that_ends_early_fails_alone_and_says_why(tmp_path: Path) -> None:
+    short, long = program("plain", "--steps", 30), program("plain", "--steps", LONG)
+    done = attached(tmp_path, short, "--against", shlex.join(long), "--repeats", "1", "--steps", "60")
+    assert done.returncode == 1
+    assert (
+        "run script/0 failed: it ended with exit code 0 while in repetition 2 before its repetitions were over"
+        in done.stderr
+    )
+    records = {run.record.arm: run.record.status for run in study_in(tmp_path).runs()}
+    assert records == {"baseline": "done", "baseline+a-a": "done", "script": "failed"}
+
+
+@slow
+def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+    done = attached(tmp_path, program("plain"), "--against", "no-such-program-anywhere")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: no such program")
+    assert list((tmp_path / "exec").iterdir()) == []
+
+
+@pytest.fixture
+def taker(tmp_path: Path) -> Iterator[AlternatingCommand]:
+    (tmp_path / "raw").mkdir()
+    words = program("plain", "--steps", LONG, "--workers", 2)
+    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(120, 120))
+    yield one
+    one.kill()
+
+
+@slow
+def test_all_processes_of_a_suspended_command_stand_still_and_go_with_it(taker: AlternatingCommand) -> None:
+    taker.start(AgentSettings(warmup=5))
+    taker.suspend()
+    assert taker._process is not None
+    pids = [taker._process.pid, *descendants([taker._process.pid])]
+    assert len(pids) >= 3  # the loop and its workers
+    assert {found.state for pid in pids if (found := read_process(pid)) is not None} == {"T"}
+    taker.resume()
+    taker.take(0, 20)
+    assert taker.end() == 0
+    assert all((found := read_process(pid)) is None or found.dead for pid in pids)
+
+
+@slow
+def test_a_command_that_is_killed_within_its_turn_is_named(taker: AlternatingCommand) -> None:
+    taker.start(AgentSettings(warmup=5))
+    assert taker._process is not None
+    taker._process.send_signal(signal.SIGKILL)
+    with pytest.raises(CommandFailed, match="it ended with exit code -9 while in repetition 1; it last said: "):
+        taker.take(0, 20)
+
+
+@slow
+def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    words = [sys.executable, "-c", "import time; print('loading', flush=True); time.sleep(1000)"]
+    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(3, 3))
+    with pytest.raises(CommandFailed, match=r"no word from any process that trains for 3 s while starting; .*loading"):
+        one.start(AgentSettings(warmup=5))
+    one.kill()
+    assert one._process is not None
+    assert one._process.returncode == -signal.SIGKILL
+
+
+@slow
+def test_a_suspended_command_does_not_outlive_the_launcher(tmp_path: Path) -> None:
+    """A launcher that is killed while the command stands still, which then could never end by itself."""
+    (tmp_path / "raw").mkdir()
+    words = program("plain", "--steps", LONG)
+    code = f"""
+import os, signal
+from pathlib import Path
+from harness.attach.command import AgentSettings
+from harness.attach.alternation import AlternatingCommand
+from harness.launch.waiting import WaitLimits
+folder = Path({str(tmp_path)!r})
+one = AlternatingCommand({words!r}, folder / "raw", folder / "log", folder / "gate", WaitLimits(120, 120))
+one.start(AgentSettings(warmup=5))
+one.suspend()
+print(one._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    pid = int(done.stdout)
+    for _ in range(3000):
+        if (found := read_process(pid)) is None or found.dead:
+            return
+        subprocess.run(["true"], check=True)
+    raise AssertionError("it still stands there")
+
+
+@slow
+def test_a_scenario_of_commands(tmp_path: Path) -> None:
+    words = shlex.join(program("plain", "--steps", LONG, "--collate-ms", 6, "--compute-ms", 4))
+    (tmp_path / "workers.yaml").write_text(f"""
+name: workers
+question: Do workers help?
+command: {words} --workers {{workers}}
+arms: {{none: {{workers: 0}}, one: {{workers: 1}}}}
+controls: [a-a]
+repeats: 1
+steps: 20
+""")
+    scenario = str(tmp_path / "workers.yaml")
+    assert harness("run", scenario, "--plan").stdout.splitlines()[-1] == "3 runs: 1 blocks x 3"
+    done = harness("run", scenario, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "workers 1 instead of 0 (one): undecided" in " ".join(done.stdout.split())  # one block decides nothing
+    (path,) = (tmp_path / "workers").iterdir()
+    study = StudyFolder(path)
+    (one,) = analyse(study.read_study(), list(study.runs())).compared
+    assert (one.baseline, one.candidate) == ("none", "one")
+    assert one.measured.measure == "steps/s"  # its batches hold no tokens
+    assert not [found for found in one.confounds if found.kind in ("configuration", "fact")]
+    resumed = harness("run", "--resume", str(path))
+    assert (resumed.returncode, resumed.stderr) == (
+        2, f"harness: {path}: a study of commands is not resumed; run it again\n"
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""``harness regress`` of a repository that merely uses the harness: its commands at a revision and as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.regression.commands import State, at_states, find_state
+from harness.scenario.commands import CommandScenario, plan_commands
+from harness.study.records import ComparisonRecord
+from harness.study.store import StudyFolder
+from tests.commands import ROOT
+from trainer.errors import InputError
+
+PLAIN = ROOT / "tests" / "harness" / "attach" / "programs" / "plain.py"
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Somebody's repository: a training script in a folder of its own, and a scenario that runs it."""
+    folder = tmp_path / "theirs"
+    (folder / "code").mkdir(parents=True)
+    shutil.copy(PLAIN, folder / "code" / "train.py")
+    command = f"{sys.executable} train.py --steps 100000 --compute-ms 4"
+    (folder / "code" / "speed.yaml").write_text(
+        f"name: speed\nquestion: Is it slower?\ncommand: {command}\narms: {{loop: }}\nsteps: 20\n"
+    )
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def test_arms_of_two_states() -> None:
+    scenario = CommandScenario(
+        name="n", question="q", command="t", arms={"a": None, "b": None}, controls=["ideal-data"]
+    )
+    plan = at_states(plan_commands(scenario), State(Path("/base"), "1"), State(Path("/head"), "2+changes"))
+    assert [(arm.name, arm.folder, arm.code, arm.control) for arm in plan.arms[:3]] == [
+        ("a@base", "/base", "1", None), ("a@base+a-a", "/base", "1", "a-a"), ("a@head", "/head", "2+changes", None)
+    ]  # fmt: skip
+    assert plan.comparisons == (ComparisonRecord("a@base", "a@head"), ComparisonRecord("b@base", "b@head"))
+    assert {block[0] for block in plan.blocks[:6]} == {arm.name for arm in plan.arms}
+
+
+@pytest.mark.slow
+def test_a_revision_is_unpacked_and_nothing_is_registered(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository / "code")
+    state = find_state("HEAD", tmp_path / "unpacked")
+    assert state.label == git(repository, "rev-parse", "HEAD")[:12]
+    assert state.folder == tmp_path / "unpacked" / "code"  # as deep within as the present folder is
+    assert (state.folder / "train.py").read_bytes() == PLAIN.read_bytes()
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    with pytest.raises(InputError, match=r"^no-such: neither a folder nor a revision of the git repository at "):
+        find_state("no-such", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_a_slower_working_copy_is_found_beside_its_commit(repository: Path) -> None:
+    script = repository / "code" / "train.py"
+    script.write_text(script.read_text().replace("args.compute_ms / 1000", "2 * args.compute_ms / 1000"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "harness",
+            "regress",
+            "speed.yaml",
+            "--base",
+            "HEAD",
+            "--budget",
+            "150s",
+            "--within",
+            "10%",
+        ],
+        cwd=repository / "code",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "loop" in done.stdout.splitlines()[0]
+    assert "slower" in done.stdout.splitlines()[0]
+    assert git(repository, "status", "--porcelain", "--untracked-files=no") == " M code/train.py\n"
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    (path,) = (repository / "code" / "results" / "speed").iterdir()
+    commits = {run.record.arm: run.record.environment["git_commit"] for run in StudyFolder(path).runs()}
+    commit = git(repository, "rev-parse", "HEAD")[:12]
+    assert commits == {"loop@base": commit, "loop@base+a-a": commit, "loop@head": f"{commit}+changes"}

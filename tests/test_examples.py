@@ -1,0 +1,91 @@
+"""Every example runs as it is, and ends with a study."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.study.store import StudyFolder
+from tests.commands import ROOT
+
+EXAMPLES = ROOT / "examples"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def steps_in(out: Path) -> int:
+    """All of them, also those that are not measured."""
+    (path,) = (out / "exec").iterdir()
+    return sum(len(run.steps) for run in StudyFolder(path).runs() if run.steps is not None)
+
+
+def test_each_example_is_in_the_list_and_here() -> None:
+    listed = set(re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text()))
+    assert listed == {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
+    assert all(name in Path(__file__).read_text() for name in listed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain.py", "nanogpt_style.py"])
+def test_a_loop_under_exec(tmp_path: Path, name: str) -> None:
+    done = python(tmp_path, "-m", "harness", "exec", "--steps", "30", "--", sys.executable, str(EXAMPLES / name))
+    assert steps_in(tmp_path / "results") == 35
+    assert "Timed: fetch: " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "needs"), [("hf_trainer.py", "accelerate"), ("lightning_module.py", "lightning")])
+def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    done = python(tmp_path, str(EXAMPLES / name), "--steps", "40")
+    assert steps_in(tmp_path / "results") == 40
+    assert "Timed: fetch: DataLoader without workers; forward: " in done.stdout
+    assert re.search(r"study: results/exec/\S+\n$", done.stdout)
+
+
+@pytest.mark.slow
+def test_the_notebook(tmp_path: Path) -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (tmp_path / "cells.py").write_text("\n\n".join(code))
+    done = python(tmp_path, "cells.py")
+    assert steps_in(tmp_path / "results") == 4096 // 32
+    assert "# exec" in done.stdout or "exec" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_command_of_the_workflow(tmp_path: Path) -> None:
+    """workflow.yml: what it runs, in a repository beside its main branch, with a summary as GitHub asks for it."""
+    (job,) = yaml.safe_load((EXAMPLES / "workflow.yml").read_text())["jobs"].values()
+    (compare,) = [step["run"] for step in job["steps"] if str(step.get("name", "")).startswith("compare")]
+    for name in ("branch", "main"):
+        (tmp_path / name).mkdir()
+        shutil.copy(EXAMPLES / "nanogpt_style.py", tmp_path / name / "train.py")
+    words = compare.replace("harness exec", f"{sys.executable} -m harness exec --repeats 1").replace(
+        "python ../main", f"{sys.executable} ../main"
+    )
+    environment = {**ENVIRONMENT, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    done = subprocess.run(
+        words, shell=True, cwd=tmp_path / "branch", env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "b.py" not in done.stdout
+    assert "train.py instead of" in (tmp_path / "summary.md").read_text()
