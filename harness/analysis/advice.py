@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.comparisons import Blocks, speed, steps_per_s
 from harness.analysis.replay.predict import Replays
-from harness.analysis.replay.prediction import Prediction
+from harness.analysis.replay.prediction import TOLERANCE, Prediction
 from harness.analysis.replay.validation_arms import validation_arms
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
 from harness.analysis.statistics import Estimate
-from harness.analysis.unseen import unseen
+from harness.analysis.unseen import MOST_RESTARTING, Unseen, unseen
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten, lookup, lookup_number
 from harness.study.run_data import RunData
@@ -67,7 +67,7 @@ def advise(
             one.change,
             one.speedup,
             one.cost,
-            worth=believed and _clears(one.speedup, noise_floor),
+            worth=believed and _clears(one.speedup, noise_floor, one.serial) and not _restarted(one, hidden),
             measured=speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None,
             serial=one.serial,
         )
@@ -174,8 +174,20 @@ def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
     return found
 
 
-def _clears(speedup: Estimate, noise_floor: float | None) -> bool:
-    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > (noise_floor or 0.0)
+def _clears(speedup: Estimate, noise_floor: float | None, serial: float | None) -> bool:
+    """``serial``: the speed-up where stages wait in turn for what serves one worker: nobody knows whether it does."""
+    floor = noise_floor or 0.0
+    if serial is not None and serial - 1 <= max(floor, TOLERANCE):
+        return False
+    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > floor
+
+
+def _restarted(one: _Option, hidden: Unseen | None) -> bool:
+    """Whether a loader that begins anew in each epoch says little of what more workers or batches ahead would give.
+
+    Replay has them ask for the next epoch's batches before this one ends, which no DataLoader does.
+    """
+    return one.cost in ("processes", "memory") and hidden is not None and hidden.restarting > MOST_RESTARTING
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:

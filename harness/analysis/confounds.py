@@ -56,7 +56,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "attached": (COMMAND,),
 }
 # Facts that are measured, and differ from run to run.
-MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share"}
+MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share"}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ MOST_UNSEEN = 0.10  # of the time: blocked where nothing looks. What is not seen
 MOST_WAITING = 0.10  # of the time: ready without a core. Times then say more of the neighbours than of the program.
 
 
+MOST_RESTARTING = 0.01  # of the time: waits in which an epoch ends and its loader begins anew
+
+
 @dataclass(frozen=True)
 class Unseen:
     """Shares of the time of measured steps, means over blocks. ``place``: where most of the blocked time passed."""
@@ -22,6 +25,7 @@ class Unseen:
     waiting: float = 0.0
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
+    restarting: float = 0.0  # waits in which an epoch ended and the next one's first batch came
     tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
 
     @property
@@ -51,6 +55,7 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         blocked=sum(one.unseen_share or 0.0 for one in facts) / len(facts),
         place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
+        restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
         tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),
         device=any(one.asynchronous for one in facts),
         ranks=max(one.ranks or 1 for one in facts),

@@ -35,6 +35,7 @@ class StepTotals:
     wall_ns: int = 0
     waiting_ns: int = 0  # the main thread was ready to run and had no core
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
+    restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch of the next one
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     last_unmeasured: bool = False
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
@@ -50,6 +51,10 @@ class StepTotals:
     @property
     def tokenizing_share(self) -> float:
         return self.tokenizing_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def restarting_share(self) -> float:
+        return self.restarting_ns / self.wall_ns if self.wall_ns else 0.0
 
     @property
     def fetches_per_step(self) -> int:
@@ -173,6 +178,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.measured += 1
     totals.wall_ns += wall_ns
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
+    totals.restarting_ns += _restarting(body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not begun[2] or not ended[2]:
         return
@@ -182,6 +188,22 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.waiting_ns += min(waited_ns, wall_ns)
     blocked_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns) - waited_ns
     totals.unseen_blocked_ns += max(0, min(blocked_ns, wall_ns - in_phases_ns))
+
+
+def _restarting(body: Sequence[Event]) -> int:
+    """Of the waits of a step: that in which an epoch ended, and the one after it."""
+    total_ns = begun_ns = wait_ns = 0
+    again = False  # the last wait brought an epoch's end
+    for event in body:
+        if event[0] == ENTER and event[1] == "fetch":
+            begun_ns = event[2]
+        elif event[0] == EXIT and event[1] == "fetch":
+            wait_ns = event[2] - begun_ns
+        elif event[0] == RECEIVED:
+            ended = _ended(event)
+            total_ns += wait_ns if ended or again else 0
+            again = ended
+    return total_ns
 
 
 def _schedstat(line: bytes) -> tuple[int, int]:

@@ -125,6 +125,7 @@ def record_of(
             unseen_place=next((str(place) for place, _ in one.noted("blocked")), None),
             waiting_share=round(totals.waiting_share, 4),
             tokenizing_share=round(totals.tokenizing_share, 4),
+            restarting_share=round(totals.restarting_share, 4),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.report_types import ArmReport
-from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH
 from harness.report.words import interval, listing, ms, percent, ratio
@@ -141,7 +141,18 @@ def _gain(arm: ArmReport) -> str:
     if found.ideal_predicted is not None and found.within_tolerance:
         faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
-    return "".join(parts)
+    return "".join([*parts, _restarts(arm)])
+
+
+def _restarts(arm: ArmReport) -> str:
+    """What replay leaves as it is: the start of a loader's workers, and the batches that they begin with."""
+    if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
+        return ""
+    return (
+        f" {ms(arm.unseen.restarting * _mean_ms(arm))} of a step is waits in which an epoch ends and the loader begins "
+        "anew: replay keeps them, and what more workers would give is not known beside them (persistent_workers=True "
+        "starts none again)."
+    )
 
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:

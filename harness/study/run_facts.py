@@ -53,6 +53,7 @@ class RunFacts:
     unseen_place: str | None = None
     waiting_share: float | None = None
     tokenizing_share: float | None = None
+    restarting_share: float | None = None  # waits in which an epoch ended and the next one's first batch came
     nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
     others: JsonObject = field(default_factory=dict)  # of another version, by name
 

@@ -121,6 +121,7 @@ def test_a_second_worker_behind_the_lock_of_the_first_is_no_gain_and_the_advice_
     assert one.speedup.median > 1.3
     assert faster == pytest.approx(1.0, abs=0.05)  # as a lock has it
     assert one.serial == pytest.approx(faster, abs=0.05)
+    assert not one.worth  # nobody knows whether there is a lock: the lower figure decides
     found = ArmAdvice("a", (replace(one, worth=True),), within_tolerance=True)
     (line,) = next_steps([found], ArmNames(["a"])).ranked
     assert "where what the stages wait for (a disk, a network, a lock) serves one worker at a time" in line
