@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from harness.cli import main as command_line
+from harness.launch.preparation import StudyData
 from harness.report.drawing import Picture
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
@@ -159,7 +160,7 @@ def nothing_runs() -> Iterator[None]:
     with (
         mock.patch("harness.report.plots.drawn", return_value=picture),
         mock.patch("harness.report.sweeps.drawn", return_value=picture),
-        mock.patch("harness.launch.study.prepare_data", return_value=([], {})),
+        mock.patch("harness.launch.study.prepare_data", return_value=StudyData([], {}, defaultdict(dict))),
         mock.patch("harness.launch.study.run_block", return_value=None),
         mock.patch("harness.commands.trace._serve", return_value=None),
         mock.patch("harness.commands.run.print_first_screen", return_value=None),  # `report` has built it already
