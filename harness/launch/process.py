@@ -16,7 +16,7 @@ from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
-from harness.launch.protocol import RECORD_FIELDS_OF_LAUNCHER, DataMessage, RunEvent, RunOrder, StartMessage
+from harness.launch.protocol import RECORD_FIELDS, DataMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
@@ -85,7 +85,7 @@ class RunProcess:
         self._server = server
         if not imported:
             self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
-        record = {key: value for key, value in self.record.to_json().items() if key not in RECORD_FIELDS_OF_LAUNCHER}
+        record = {key: value for key, value in self.record.to_json().items() if key in RECORD_FIELDS}
         start: StartMessage = {
             "record": record,
             "study": str(self._folder.path),

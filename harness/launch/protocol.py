@@ -52,8 +52,11 @@ PATHS = {
     ),
 }
 OWN = PATHS[VERSION]
-# Fields of a run's record that are not sent: an older state's record does not have them, and the run fills in none.
-RECORD_FIELDS_OF_LAUNCHER = ("startup_ns", "peak_memory_bytes", "peak_device_bytes")
+# What is sent of a run's record: a state from before a field came would refuse it, so one that comes later is not sent.
+RECORD_FIELDS = (
+    "arm", "block", "status", "control", "of", "session", "position", "interleave", "pid", "started_utc", "ended_utc",
+    "exit_code", "error", "config", "declared", "facts", "environment", "realtime_minus_monotonic_ns", "schema",
+)  # fmt: skip
 # Of another state only its files are read, never its code: the number stands in the line that begins so.
 _VERSION_LINE = "VERSION = "
 
@@ -89,7 +92,7 @@ class DataMessage(TypedDict):
 class StartMessage(TypedDict):
     """Launcher to run: the first message."""
 
-    record: JsonObject  # of the run, without RECORD_FIELDS_OF_LAUNCHER
+    record: JsonObject  # of the run: RECORD_FIELDS
     study: str  # the study's folder
     probes: JsonObject  # see probes.run_probes
     beat_s: NotRequired[float]  # the run says "alive" at its start, and then this often

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.protocol import OWN, PATHS, VERSION, protocol_of
+from harness.launch.protocol import OWN, PATHS, RECORD_FIELDS, VERSION, protocol_of
+from harness.study.records import RunRecord
 from tests.studies import ROOT
 from trainer.errors import InputError
 
@@ -48,3 +49,17 @@ def test_a_folder_without_a_fork_server_is_no_state(tmp_path: Path, version: int
     folder = state(tmp_path, "harness.launch.other", protocol=None if version is None else f"VERSION = {version}\n")
     with pytest.raises(InputError, match=r"holds no harness/launch/\w+\.py and trainer/: not a state of this project"):
         protocol_of(folder)
+
+
+# Of the record of a run, as the state before the redesign (f56d062) has it: what else is sent it refuses.
+FIELDS_OF_THE_FIRST = {
+    "arm", "block", "status", "control", "of", "session", "position", "interleave", "pid", "started_utc", "ended_utc",
+    "exit_code", "error", "config", "declared", "facts", "environment", "realtime_minus_monotonic_ns", "startup_ns",
+    "peak_memory_bytes", "peak_device_bytes", "schema",
+}  # fmt: skip
+
+
+def test_a_run_is_sent_no_field_that_the_first_version_does_not_know() -> None:
+    record = RunRecord("a", 0, "interrupted", digests={"steps.parquet": ("0",)}).to_json()
+    assert set(RECORD_FIELDS) <= FIELDS_OF_THE_FIRST & set(record)
+    assert "digests" in set(record) - set(RECORD_FIELDS)  # it came later
