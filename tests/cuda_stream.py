@@ -29,18 +29,20 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel
 
 US, MS = 1_000, 1_000_000
 START_NS = 10**12
-EVENT_NS = 2 * US  # host time to record one
+EVENT_NS = 2 * US  # host time to record one, or to ask for one that was reached
 
 
 @dataclass(frozen=True)
 class Declared:
     """A run: ``kernels`` is (how many, host microseconds to launch one, device microseconds of one) by phase.
 
-    ``early``: an event counts as reached when the work before it is done, even if that was before it was recorded.
+    ``last_us``: of a phase's last kernel, where that is another. ``early``: an event counts as reached when the work
+    before it is done, even if that was before it was recorded.
     """
 
     kernels: dict[str, tuple[int, float, float]]
     data_ms: float
+    last_us: dict[str, float] = field(default_factory=dict)
     check_finite: bool = True
     early: bool = False
     drift: float = 0.0  # of the device's clock against the host's
@@ -75,7 +77,9 @@ class _Stream:
 
     def launch(self, name: str) -> None:
         count, host_us, device_us = self.declared.kernels[name]
-        for _ in range(count):
+        for number in range(1, count + 1):
+            if number == count:
+                device_us = self.declared.last_us.get(name, device_us)
             self.now_ns += host_us * US
             self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
             self.busy_ns += device_us * US
@@ -101,7 +105,7 @@ class _Event:
         self.at_ns = stream.free_ns if stream.declared.early else max(stream.free_ns, stream.now_ns)
 
     def synchronize(self) -> None:
-        self.stream.now_ns = max(self.stream.now_ns, self.at_ns)
+        self.stream.now_ns = max(self.stream.now_ns + EVENT_NS, self.at_ns)
 
     def elapsed_time(self, end: _Event) -> float:
         return (end.at_ns - self.at_ns) * (1 + self.stream.declared.drift) / MS

@@ -3,8 +3,11 @@
 data      the largest part of the step is what data work costs it: removing that would save most
 host      ... is device idle time while the host did other work than data, launching before a phase begins included
 launch    ... lies in launch-bound phases, which the device ends with their launches (``launches``)
-device    none of these is noticeable, and the host begins to fetch well before the device's queue runs dry
-balanced  none of these is noticeable, and there is no such room either
+device or launch
+          none of these is noticeable, but the time in other phases that the device was at while the host was still
+          launching them: it worked or waited for launches, and the events do not tell which
+device    nor that, and the host begins to fetch well before the device's queue runs dry
+balanced  nor that, and there is no such room either
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Bound = Literal["data", "host", "launch", "device", "balanced"]
+Bound = Literal["data", "host", "launch", "device or launch", "device", "balanced"]
 NOTICEABLE = 0.05  # share of a step: less idle time, or less room before it, decides nothing
 
 
@@ -24,14 +27,17 @@ class BoundShares:
     host: float  # device idle while the host did not work on data, outside of launch-bound phases
     launch: float  # within launch-bound phases; an upper bound of the idle time in them unless that is known
     room: float  # slack beyond the fetch: what the host could do more, before the device runs dry
+    open: float = 0.0  # within other phases that the device was at while the host was still launching them
 
     @property
     def bound(self) -> Bound:
-        """The name of the largest share, where it is noticeable; see the head of this file."""
+        """The name of the largest known share, where it is noticeable; see the head of this file."""
         shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
         largest = max(shares, key=lambda name: shares[name])
         if shares[largest] > NOTICEABLE:
             return largest
+        if self.open > NOTICEABLE:
+            return "device or launch"
         return "device" if self.room > NOTICEABLE else "balanced"
 
 
@@ -39,5 +45,5 @@ def mean_shares(found: list[BoundShares]) -> BoundShares | None:
     """The mean of each figure; None of none."""
     if not found:
         return None
-    rows = [(one.data, one.host, one.launch, one.room) for one in found]
+    rows = [(one.data, one.host, one.launch, one.room, one.open) for one in found]
     return BoundShares(*(sum(values) / len(found) for values in zip(*rows, strict=True)))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.analysis.bounds import Bound
 from harness.analysis.ledger import RepetitionTotals, RunLedger, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
-from harness.analysis.statistics import CONFIDENCE, Estimate, from_blocks, paired_ratio
+from harness.analysis.statistics import CONFIDENCE, Estimate, from_blocks, holding, paired_ratio
 from harness.analysis.unseen import MOST_WAITING, waiting_share
 from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
 
@@ -99,6 +99,8 @@ class Waits:
     slack_ms: float | None = None  # only with an asynchronous device, as are the next two
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     bound: Bound | None = None
+    # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
+    waited_range_ms: tuple[float, float] | None = None
 
     @property
     def work_ms(self) -> float:
@@ -259,17 +261,42 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 
 def gain_from_waits(blocks: Blocks) -> Estimate | None:
-    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited)."""
-    logs = []
+    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited).
+
+    Where it is not known when the device worked, the interval holds either reading.
+    """
+    likely: list[float] = []
+    least: list[float] = []
+    most: list[float] = []
     for run in blocks.values():
         waited, wall = run.waited_ms, run.mean_step_ms
-        if waited is None or waited >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
+        if waited is None:
             return None
-        logs.append(math.log(wall / (wall - waited)))
-    found = from_blocks(logs)
-    if found is None or found.ci_low is None:
-        return found
-    return Estimate(found.median, max(1.0, found.ci_low), found.ci_high, found.n)
+        for logs, cost in zip((least, likely, most), _least_likely_most(run, waited), strict=True):
+            if cost >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
+                return None
+            logs.append(math.log(wall / (wall - cost)))
+    found = from_blocks(likely)
+    if found is None:
+        return None
+    others = [one for logs in (least, most) if logs != likely and (one := from_blocks(logs)) is not None]
+    found = holding(found, others)
+    return found if found.ci_low is None else replace(found, ci_low=min(found.median, max(1.0, found.ci_low)))
+
+
+def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, float]:
+    low, high = run.waited_range_ms or (waited_ms, waited_ms)
+    return low, waited_ms, high
+
+
+def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
+    """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
+    if all(run.waited_range_ms is None for run in runs):
+        return None
+    known = [(run, _least_likely_most(run, run.waited_ms)) for run in runs if run.waited_ms is not None]
+    steps = sum(len(run.step_ms) for run, _ in known)
+    low, high = (sum(one[place] * len(run.step_ms) for run, one in known) / steps for place in (0, 2))
+    return low, high
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
@@ -338,6 +365,7 @@ def _waits(blocks: Blocks) -> Waits:
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         bound=commonest(run.bound for run in runs),
+        waited_range_ms=waited_range(runs),
     )
 
 

@@ -6,8 +6,9 @@ are computed whenever a study is read, so a corrected rule also applies to old s
     exposed       what each stage cost the step, by replay of the recorded order without it (``replay.exposed``)
     work, during_wait, parallel    where the time of the stages lies (``exposure``)
     hidden        stage time that cost nothing: it ran outside of every wait, and is not exposed
-    device        beside an asynchronous device: idle (starved) by cause, slack, busy (``device``). Of a launch-bound
-                  phase nobody knows how much was work: busy is null, idle what is known of it
+    device        beside an asynchronous device: idle (starved) by cause, slack, busy (``device``). While the host was
+                  still launching a phase that the device was at, nobody knows how much was work (``launches``): busy is
+                  null, idle what is known of it
 
 Data work that runs inline on a synchronous device needs no replay: each stage costs what it takes. Where a replay is
 needed and impossible, or off by more than its tolerance, exposed and hidden are null: not derived, never zero.
@@ -36,7 +37,7 @@ from harness.analysis.exposure import (
     without_overlaps,
 )
 from harness.analysis.intervals import Int, Stretches, difference, union
-from harness.analysis.launches import NEGLIGIBLE, DeviceWork, open_per_step
+from harness.analysis.launches import NEGLIGIBLE, DeviceWork, per_step
 from harness.analysis.replay.exposed import Split, Unsplit, split
 from harness.analysis.replay.recording import Recording
 from harness.analysis.spans import FETCH, RunSpans
@@ -50,21 +51,28 @@ STAGE_COLUMNS = tuple(f"{kind}_{stage}_ns" for kind in ("exposed", "hidden", *PL
 DEVICE_COLUMNS = (
     "device_busy_ns",
     "device_launch_bound_ns",
+    "device_open_ns",
     "device_starved_ns",
     "device_slack_ns",
     *(f"starved_{cause}_ns" for cause in CAUSES),
 )
 
 
+_KNOWN: NDArray[np.float64] = np.zeros((0, 0))
+
+
 class Derived(NamedTuple):
     """A steps table with its derived columns.
 
     ``changed``: whether it had others before. ``unsplit``: why its waits were not split by stage (None: they were).
+    ``otherwise``: what data work cost its first steps by the other readings of when the device worked, in ns,
+    (readings, steps); no reading where that is known.
     """
 
     table: pa.Table
     changed: bool
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
+    otherwise: NDArray[np.float64] = _KNOWN
 
 
 def with_derived(
@@ -90,7 +98,9 @@ def with_derived(
     times, exposed = _stages(count, spans, waits, stages, work is not None, recording)
     for name, values in _stage_columns(times, exposed, waits):
         columns.replace(name, values)
-    return Derived(columns.table, columns.changed, None if isinstance(exposed, Split) else exposed)
+    if isinstance(exposed, Split):
+        return Derived(columns.table, columns.changed, None, exposed.otherwise)
+    return Derived(columns.table, columns.changed, exposed)
 
 
 class _Replacing:
@@ -203,9 +213,10 @@ def _device_columns(
     )
     idle_ns = idle.sum(axis=1)
     wall = step_bounds.ends - step_bounds.starts
-    may_wait = open_per_step(step_bounds, work)
+    may_wait, launch_bound = per_step(step_bounds, work.open), per_step(step_bounds, work.launch_bound_open)
     yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
-    yield "device_launch_bound_ns", pa.array(may_wait)
+    yield "device_launch_bound_ns", pa.array(launch_bound)
+    yield "device_open_ns", pa.array(may_wait - launch_bound)
     yield "device_starved_ns", pa.array(idle_ns)
     yield "device_slack_ns", pa.array(slack, mask=~fetched)
     for place, cause in enumerate(CAUSES):

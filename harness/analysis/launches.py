@@ -10,14 +10,20 @@ are shorter than their launches is idle within it, which the bracket does not sh
                  |<----- not known ---->|<tail>|             it works to the end: known
                       launch-bound
 
-So a bracket that ends with its launches is *launch-bound*. Before the last launch the device may have been busy or idle
-(``open``). After it, everything was queued, and the device worked (``tail``).
+A bracket that ends with its launches is taken to be *launch-bound*. But no bracket tells what the device did before its
+last launch: one with a long last kernel ends late although the device waited before, and one of many kernels may end
+with its last launch although the device hardly did. From when the device came to a bracket until its last launch it may
+have worked or waited (``open``). After that, everything was queued, and the device worked (``tail``).
+
+What depends on that is worked out under three readings (:data:`Reading`). The likely one gives the figure, and the
+interval holds the other two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +38,9 @@ TAIL_NS = 100_000
 TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
 # Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
 NEGLIGIBLE = 0.01
+# What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
+# worked. waiting: nothing at all. working: all the time.
+Reading = Literal["likely", "waiting", "working"]
 DEVICE_WORK = "device work"  # of a run, worked out once
 
 
@@ -45,41 +54,56 @@ class DeviceWork:
     launch_starts: Int
     launch_ends: Int
     launch_bound: NDArray[np.bool_]
+    still_launching: NDArray[np.bool_]  # the host was, when the device came to it; so it was of what is launch-bound
 
     @property
     def known_from(self) -> Int:
         """From when the device surely worked until the end of the piece."""
-        return np.where(self.launch_bound, np.clip(self.launch_ends, self.starts, self.ends), self.starts)
+        return self.worked_from("waiting")
+
+    def worked_from(self, reading: Reading) -> Int:
+        """From when the device worked until the end of the piece, by this reading."""
+        return np.where(self.waited(reading), np.clip(self.launch_ends, self.starts, self.ends), self.starts)
+
+    def waited(self, reading: Reading) -> NDArray[np.bool_]:
+        """Whether the device waited for the launches of the piece, by this reading."""
+        if reading == "likely":
+            return self.launch_bound
+        return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     @property
     def open(self) -> Stretches:
         """When the device may have worked or waited for a launch."""
-        bound = np.flatnonzero(self.launch_bound)
-        starts = self.starts[bound]
-        return union(starts, np.clip(self.launch_ends[bound], starts, self.ends[bound]))
+        return self._until_launched(self.still_launching)
+
+    @property
+    def launch_bound_open(self) -> Stretches:
+        """The same within launch-bound pieces alone."""
+        return self._until_launched(self.launch_bound)
+
+    def _until_launched(self, chosen: NDArray[np.bool_]) -> Stretches:
+        starts = self.starts[chosen]
+        return union(starts, np.clip(self.launch_ends[chosen], starts, self.ends[chosen]))
 
 
 def device_work(spans: RunSpans, attached: bool = False) -> DeviceWork:
     """The work of a run's device. A piece whose launching blocked on the device did not wait for launches.
 
-    ``attached``: of a program that nobody here wrote. It may do anything before its first launch of a piece, so one
-    that the device came to while it was being launched is open, however it ended.
+    ``attached``: of a program that nobody here wrote. Where it blocks, it may have done anything before.
     """
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
     blocked = touches(launches.starts, launches.ends, waits) & (launches.ends > launches.starts)
+    still_launching = launched_meanwhile(kernels.starts, kernels.ends, launches.ends)
     return DeviceWork(
         names=kernels.names,
         starts=kernels.starts,
         ends=kernels.ends,
         launch_starts=launches.starts,
         launch_ends=launches.ends,
-        launch_bound=(
-            np.minimum(launches.ends, kernels.ends) - kernels.starts > TAIL_NS
-            if attached
-            else waited_for_launches(kernels.starts, kernels.ends, launches.ends) & ~blocked
-        ),
+        launch_bound=ended_with_launches(kernels.starts, kernels.ends, launches.ends) & ~blocked,
+        still_launching=still_launching if attached else still_launching & ~blocked,
     )
 
 
@@ -89,16 +113,22 @@ def device_work_of(run: RunData) -> DeviceWork:
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached))
 
 
-def waited_for_launches(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:
-    """Whether work on the device from ``starts`` to ``ends`` ended as its launches did; all (pieces,)."""
-    ended_with = ends - launch_ends <= np.maximum(TAIL_NS, TAIL_SHARE * (ends - starts))
-    found: NDArray[np.bool_] = ended_with & (np.minimum(launch_ends, ends) - starts > TAIL_NS)
+def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:
+    """Whether the host was still launching work that was on the device from ``starts`` to ``ends``; all (pieces,)."""
+    found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > TAIL_NS
     return found
 
 
-def open_per_step(steps: Stretches, work: DeviceWork) -> Int:
-    """Nanoseconds of each step in which the device may have worked or waited for a launch, (steps,)."""
-    inside = clip(steps.starts, steps.ends, work.open)
+def ended_with_launches(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:
+    """Whether it was, and the device ended that work with its last launch; all (pieces,)."""
+    ended = ends - launch_ends <= np.maximum(TAIL_NS, TAIL_SHARE * (ends - starts))
+    found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends) & ended
+    return found
+
+
+def per_step(steps: Stretches, stretches: Stretches) -> Int:
+    """Nanoseconds of each step that lie in ``stretches``, (steps,)."""
+    inside = clip(steps.starts, steps.ends, stretches)
     return np.bincount(inside.owner, inside.ends - inside.starts, minlength=len(steps.starts)).astype(np.int64)
 
 

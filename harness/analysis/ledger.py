@@ -63,8 +63,10 @@ class RunLedger:
     parallel_ms: dict[str, float]  # what ran while the step waited for another batch
     unsplit: str | None  # why the waits were not split by stage, where exposed and hidden are empty for that
     contended_ms: float | None
-    device_busy_ms: float | None  # None also where launch-bound phases leave it open
+    waited_otherwise_ms: tuple[float, ...]  # what data costs by other readings of when the device worked; see launches
+    device_busy_ms: float | None  # None also where phases that were still being launched leave it open
     device_launch_bound_ms: float | None  # within launch-bound phases: working or waiting for launches
+    device_open_ms: float | None  # the same within others
     launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
@@ -90,6 +92,14 @@ class RunLedger:
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
 
     @property
+    def waited_range_ms(self) -> tuple[float, float] | None:
+        """The least and the most that data work may cost a step; None where no reading of the record differs."""
+        if self.waited_ms is None or not self.waited_otherwise_ms:
+            return None
+        known = (self.waited_ms, *self.waited_otherwise_ms)
+        return min(known), max(known)
+
+    @property
     def bound_shares(self) -> BoundShares | None:
         """What says what limits the step; None without an asynchronous device."""
         idle, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
@@ -103,6 +113,7 @@ class RunLedger:
             data=(for_data if waited is None else waited) / wall,
             host=max(0.0, idle - for_data) / wall,
             launch=(self.device_launch_bound_ms or 0.0) / wall,
+            open=(self.device_open_ms or 0.0) / wall,
             room=(slack - fetch) / wall,
         )
 
@@ -128,6 +139,7 @@ class DerivedSteps(NamedTuple):
     table: pa.Table | None
     changed: bool
     unsplit: str | None = None
+    otherwise: Array | None = None  # (readings, steps), see ``derived.Derived``
 
 
 def derived_steps(run: RunData) -> DerivedSteps:
@@ -181,9 +193,11 @@ def _measure(run: RunData) -> RunLedger | None:
         during_wait_ms=stages("during_wait"),
         parallel_ms=stages("parallel"),
         unsplit=derived_steps(run).unsplit,
+        waited_otherwise_ms=_otherwise_ms(derived_steps(run).otherwise, measured),
         contended_ms=_mean_ms(values("contended_ns")),
         device_busy_ms=_busy_ms(values("device_busy_ns")),
         device_launch_bound_ms=_mean_ms(values("device_launch_bound_ns")),
+        device_open_ms=_mean_ms(values("device_open_ns")),
         launch_bound=_launch_bound(run, steps, measured),
         device_starved_ms=_mean_ms(values("device_starved_ns")),
         device_slack_ms=_mean_ms(values("device_slack_ns")),
@@ -194,6 +208,13 @@ def _measure(run: RunData) -> RunLedger | None:
         other_cpu_cores=_other_load(run.samples),
         diverged=diverged,
     )
+
+
+def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
+    """Means over the measured steps among the first ones, by reading."""
+    if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
+        return ()
+    return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
 
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:

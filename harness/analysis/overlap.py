@@ -159,7 +159,7 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
 
 def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
     """The spans with each kernel from when it surely worked, and when the device may besides have worked or waited."""
-    if not work.launch_bound.any():
+    if not work.still_launching.any():
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
     starts[: len(work.starts)] = work.known_from

@@ -49,9 +49,11 @@ class ArmTotals:
     parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while it waited for another batch
     unsplit: str | None = None  # why exposed and hidden are empty, where a replay would be needed for them
     contended_ms: float | None = None
-    device_busy_ms: float | None = None  # None also where launch-bound phases leave it open
+    waited_range_ms: tuple[float, float] | None = None  # by either reading of when the device worked; see the ledger
+    device_busy_ms: float | None = None  # None also where phases that were still being launched leave it open
     busy_from: Literal["ledger", "profiled window"] = "ledger"
     device_launch_bound_ms: float | None = None  # within launch-bound phases: working or waiting for launches
+    device_open_ms: float | None = None  # the same within others: the device was at them while the host launched
     launch_bound: Mapping[str, float] = field(default_factory=dict)  # share of steps, by piece of the device's work
     device_starved_ms: float | None = None
     slack_ms: float | None = None
@@ -60,6 +62,11 @@ class ArmTotals:
     bound_shares: BoundShares | None = None
     loss: float | None = None  # None where it was not measured, or is not finite in any run
     diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
+
+    @property
+    def device_unknown_ms(self) -> float:
+        """How long the device worked or waited for launches, and its events do not tell which."""
+        return (self.device_launch_bound_ms or 0.0) + (self.device_open_ms or 0.0)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,18 @@ def estimate(values: Values) -> Estimate | None:
     return from_blocks([log for _, one in sorted(values.items()) if (log := _block_log(one)) is not None])
 
 
+def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
+    """``likely`` with an interval that also holds each of ``others`` and its interval.
+
+    They are what the same blocks say under other assumptions. Where few blocks leave none an interval, the range of
+    their medians is one.
+    """
+    if not others:
+        return likely
+    found = [bound for one in (likely, *others) for bound in (one.ci_low, one.median, one.ci_high) if bound is not None]
+    return Estimate(likely.median, min(found), max(found), likely.n)
+
+
 def paired_ratio(
     baseline: Values,
     candidate: Values,

@@ -21,6 +21,7 @@ from harness.analysis.comparisons import (
     steps_per_s,
     tokens_per_s,
     trained_tokens_per_s,
+    waited_range,
 )
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
@@ -215,8 +216,10 @@ def _totals(blocks: Blocks) -> ArmTotals:
         parallel_ms=stage_means(runs, "parallel_ms"),
         unsplit=next((run.unsplit for run in runs if run.unsplit and not run.exposed_ms), None),
         contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        waited_range_ms=waited_range(runs),
         device_busy_ms=None if open_busy else mean_over(runs, lambda run: run.device_busy_ms),
         device_launch_bound_ms=mean_over(runs, lambda run: run.device_launch_bound_ms),
+        device_open_ms=mean_over(runs, lambda run: run.device_open_ms),
         launch_bound=_launch_bound(runs),
         device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),

@@ -28,8 +28,9 @@ def _text(one: Assumption) -> str:
             )
         case "busy not known":
             text = (
-                f"in {listing(list(one.names))} the device waited for launches: launching is taken to last as long as "
-                "it did, and how long the device works there is not known"
+                f"while {listing(list(one.names))} {'was' if len(one.names) == 1 else 'were'} still being launched the "
+                "device worked or waited for launches: the interval holds either; launching is taken to last as long "
+                "as it did"
             )
             return f"{text}, so the step may last longer than this where that work gets longer" if one.scaled else text
         case "hand-over":

@@ -20,9 +20,11 @@ from harness.report.sentences import WORTH
 from harness.report.words import interval, listing, ms, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
-    "data": "bound by data work (no other cause costs them more)",
+    "data": "bound by data work (no other cause is known to cost them more)",
     "host": "host-bound (the device runs dry while the host does other work than data)",
     "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
+    "device or launch": "device-bound or launch-bound (while the host is still launching a phase, the device works or "
+    "waits for launches: its events do not tell which, a profiled window does)",
     "device": "device-bound (the device runs dry {idle} of the step, with room before it would for longer)",
     "balanced": "balanced (the device runs dry {idle} of the step, with no room before it would for longer)",
 }

@@ -25,6 +25,7 @@ from harness.report.sentences import (
     WORTH,
     believed_ratio,
     disagreements,
+    either_way,
     emulated_devices,
     undecided_because,
 )
@@ -164,6 +165,8 @@ def _data(c: Comparison, baseline: str) -> str:
     costs = f"Data costs {_amount(work, waits)} of {step}"
     if work > waits.step_ms:  # several workers at once
         costs = f"Data work is {_amount(work, waits)} {_unit(waits)} for each {length} step"
+    if unknown := either_way(waits.waited_range_ms, waits.step_ms):
+        return f"Data work is {costs.split(' ', 2)[2]}. {unknown}"
     return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
 
 

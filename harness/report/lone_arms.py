@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.analysis.report_types import ArmReport
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.names import ArmNames
-from harness.report.sentences import WORTH
+from harness.report.sentences import WORTH, either_way
 from harness.report.words import interval, listing, ms, percent, ratio
 from harness.study.contract import STAGES
 
@@ -95,6 +95,9 @@ def _data(arm: ArmReport) -> str:
         hidden = f" {ms(hidden_ms)} of data work is hidden behind the step{cores}."
     if arm.unseen is not None and arm.unseen.device:
         return _device(arm, fetch_ms, step_ms)
+    if unknown := either_way(totals.waited_range_ms, step_ms):
+        work_ms = sum(totals.work_ms.values())
+        return f"Data work is {ms(work_ms)} of it. {unknown}"
     if waited_ms < NOTHING * step_ms:
         return f"It hardly waits for data ({ms(waited_ms)}).{hidden}"
     where = f": {listing(parts)}" if parts else ""
@@ -120,7 +123,7 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
             f"The host waits {ms(fetch_ms)} for data, and the device has work meanwhile: it is idle for "
             f"{ms(idle_ms)} then, and for {ms(totals.device_starved_ms)} in all."
         )
-    open_ms = totals.device_launch_bound_ms or 0.0
+    open_ms = totals.device_unknown_ms
     if open_ms >= NOTHING * step_ms:
         text += f" For {ms(open_ms)} it worked or waited for launches: its events do not tell which."
     return (

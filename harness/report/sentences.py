@@ -164,6 +164,16 @@ def _time(speed: Estimate) -> str:
     return f"{percent(1 / speed.median - 1)} {'less' if speed.median > 1 else 'more'} time {figures}"
 
 
+def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
+    """What data may cost a step where the record leaves open when the device worked; nothing where that is little."""
+    if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms:
+        return ""
+    return (
+        f"What a step waits for it is between {ms(range_ms[0])} and {ms(range_ms[1])}: while the host was still "
+        "launching, the device worked or waited for launches, and its events do not tell which."
+    )
+
+
 def _reason(c: Comparison) -> str:
     m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
     isolated = ""
@@ -172,14 +182,21 @@ def _reason(c: Comparison) -> str:
     if waits.waited_ms is None:
         return f"{isolated + '; ' if isolated else ''}how long {c.baseline} waits for data was not measured"
     share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
+    not_known = bool(either_way(waits.waited_range_ms, waits.step_ms))
     contrast = _contrast(m)
     link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
-    if share < NOTHING:
+    if not_known and waits.waited_range_ms is not None:
+        low, high = waits.waited_range_ms
+        text = (
+            f"{link}{c.baseline} waits for data between {ms(low)} and {ms(high)} of each {ms(waits.step_ms)} step, as "
+        )
+        text += "the device worked or waited for launches while the host was still launching (not known"
+    elif share < NOTHING:
         text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {ms(waits.step_ms)} step"
     else:
         text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{ms(waits.waited_ms)} of each "
         text += f"{ms(waits.step_ms)} step ({percent(share)}"
-    text += f"{_stages(waits)})"
+    text += ")" if not_known else f"{_stages(waits)})"
     if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
         text += f" and {c.candidate} {ms(other.waited_ms)} of {ms(other.step_ms)}"
     if m.ceiling is None:

@@ -122,6 +122,8 @@ def _arm(arm: ArmReport) -> Json:
         "device_busy_ms": finite(totals.device_busy_ms),
         "device_busy_from": totals.busy_from,
         "device_launch_bound_ms": finite(totals.device_launch_bound_ms),
+        "device_open_ms": finite(totals.device_open_ms),
+        "waited_range_ms": None if totals.waited_range_ms is None else list(totals.waited_range_ms),
         "launch_bound": dict(totals.launch_bound),
         "device_starved_ms": finite(totals.device_starved_ms),
         "device_slack_ms": finite(totals.slack_ms),

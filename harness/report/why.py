@@ -8,9 +8,12 @@ from harness.analysis.overlap import SyncCall
 from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, StudyReport
 from harness.report.chain import ChainLink, chain
 from harness.report.names import ArmNames
+from harness.report.sentences import either_way
 from harness.report.tables import NOT_MEASURED, code, estimate_cell, ratio_cell, safe, stages_cell, table
-from harness.report.words import listing, number, percent, ratio
+from harness.report.words import listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES
+
+OPEN = 0.01  # of a step: time of which less is not known decides nothing
 
 PICTURE = "why.png"
 LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them
@@ -110,19 +113,19 @@ def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Busy time; where launch-bound phases leave it open, its least and most."""
+    """Busy time; where phases that were still being launched leave it open, its least and most."""
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
     if totals.step_ms is None or totals.device_starved_ms is None or totals.device_launch_bound_ms is None:
         return NOT_MEASURED
     most = max(0.0, sum(totals.phase_ms.values()) - totals.device_starved_ms)
-    return f"unknown ({number(max(0.0, most - totals.device_launch_bound_ms))} to {number(most)})"
+    return f"unknown ({number(max(0.0, most - totals.device_unknown_ms))} to {number(most)})"
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Idle time; what lies within launch-bound phases comes on top."""
-    at_least = "at least " if totals.device_busy_ms is None and totals.device_launch_bound_ms else ""
+    """Idle time; what lies within phases that were still being launched comes on top."""
+    at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{_ms(totals.device_starved_ms)}"
 
 
@@ -139,7 +142,21 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
                 f"them. In {_ms(arm.totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; how "
                 "much of each, its events do not tell."
             )
+        open_ms = arm.totals.device_open_ms or 0.0
+        if arm.totals.device_busy_ms is None and open_ms > OPEN * sum(arm.totals.phase_ms.values()):
+            also = " also" if phases else ""
+            lines.append(
+                f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{also} was at phases that the host was still "
+                "launching, and ended them later. It worked all that time, or waited for launches for some of it: its "
+                f"events do not tell, the kernels of a profiled window do.{_either_way(arm.totals)}"
+            )
     return lines
+
+
+def _either_way(totals: ArmTotals) -> str:
+    """What that means for data work, where it means much."""
+    unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
+    return f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
 
 
 def _device_note() -> str:
@@ -148,7 +165,9 @@ def _device_note() -> str:
         "work still queued when the host began to fetch; data time up to that costs nothing. *bound*: the largest "
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
         "in phases that the device ends with their launches (launch), where that is more than 5 % of the step. "
-        "Otherwise device where the slack exceeds the fetch by more than 5 % of the step, else balanced."
+        "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
+        "was still launching them: it worked, or waited for launches. Otherwise device where the slack exceeds the "
+        "fetch by more than 5 % of the step, else balanced."
     )
 
 

@@ -35,6 +35,7 @@ _STEPS = {
     "device_busy_ns": "how long the device worked; null where launch-bound phases leave it open",
     "device_starved_ns": "how long the device had nothing to do; the causes sum to it",
     "device_launch_bound_ns": "within launch-bound phases: it worked or waited for launches, which is not known",
+    "device_open_ns": "the same in other phases, until the host had launched all of them",
     "device_slack_ns": "work still queued on the device when the host began its first fetch",
     "contended_ns": "ready to run without a core (run-queue delay): the main thread or, where the CPU computes, the "
     "most delayed thread that computes",

@@ -29,9 +29,11 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     *((f"{phase}_ns", "int64") for phase in PHASES),  # these sum to wall_ns exactly
     ("device_busy_ns", "int64"),
     ("device_starved_ns", "int64"),
-    # In launch-bound phases: the device worked or waited for launches, it is not known how much of each. Where that is
-    # more than 1 % of the step, busy is null: it lies between wall - starved - launch_bound and wall - starved.
+    # While the host was still launching the phase that the device was at, in launch-bound phases and in others (open):
+    # the device worked or waited for launches, it is not known how much of each. Where both together are more than 1 %
+    # of the step, busy is null: it lies between wall - starved - launch_bound - open and wall - starved.
     ("device_launch_bound_ns", "int64"),
+    ("device_open_ns", "int64"),
     ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
     *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
     ("contended_ns", "int64"),
@@ -64,6 +66,7 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
 ADDED_COLUMNS = {
     "device_slack_ns",
     "device_launch_bound_ns",
+    "device_open_ns",
     "cpu_ns",
     *(f"starved_{cause}_ns" for cause in CAUSES),
     *(f"{kind}_{stage}_ns" for kind in PLACES for stage in STAGES),

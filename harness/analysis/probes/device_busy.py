@@ -1,4 +1,4 @@
-"""Takes how long a device worked in launch-bound phases from the kernels of the arm's profiled run.
+"""Takes how long a device worked in phases that its events leave open from the kernels of the arm's profiled run.
 
 The brackets of the ledger leave that open (``harness.analysis.launches``). torch.profiler slows the host, not the
 kernels: the time of those of a profiled step is that of any step.
@@ -25,14 +25,15 @@ def with_profiled_busy(report: StudyReport, profiles: Sequence[TorchProfile]) ->
 
 def _known(arm: ArmReport, kernel_ms: float | None) -> ArmReport:
     totals, wall_ms = arm.totals, sum(arm.totals.phase_ms.values())
-    if kernel_ms is None or totals.device_busy_ms is not None or not totals.device_launch_bound_ms or not wall_ms:
+    open_ms = totals.device_unknown_ms
+    if kernel_ms is None or totals.device_busy_ms is not None or not open_ms or not wall_ms:
         return arm
     most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
     busy_ms = min(kernel_ms, most_ms)
     bound_shares = totals.bound_shares
     if bound_shares is not None:
-        waiting_ms = min(totals.device_launch_bound_ms, most_ms - busy_ms)
-        bound_shares = replace(bound_shares, launch=waiting_ms / wall_ms)
+        # What was no work in there was waiting for launches, wherever it lay.
+        bound_shares = replace(bound_shares, launch=min(open_ms, most_ms - busy_ms) / wall_ms, open=0.0)
     known = replace(
         totals,
         device_busy_ms=busy_ms,

@@ -17,7 +17,7 @@ Cores that data work takes from the step are no part of this; they are contentio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
@@ -40,9 +40,14 @@ _SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repe
 
 @dataclass(frozen=True)
 class Split:
-    """What each stage cost each of the first steps of a run, in ns, (steps, stages)."""
+    """What each stage cost each of the first steps of a run, in ns, (steps, stages).
+
+    ``otherwise``: what all of them cost it by the other readings of the device's work (``harness.analysis.launches``),
+    in ns, (readings, steps); none where that is next to nothing.
+    """
 
     exposed: Int
+    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
@@ -62,7 +67,9 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     for place, stage in enumerate(present):
         shares[:, STAGES.index(stage)] = _kept(_shapley(saved, place, len(present)), repetition)
     if recording.asynchronous:
-        return Split(np.rint(shares).astype(np.int64))
+        whole = (_replayed(one, [[], present]) for one in recording.readings[1:])
+        otherwise = [_kept(with_all - without, repetition) for with_all, without in whole]
+        return Split(np.rint(shares).astype(np.int64), np.array(otherwise).reshape(-1, steps))
     return Split(_summing_to(waits_ns[:steps], shares, repetition * 2 + counted))
 
 

@@ -7,7 +7,7 @@ the unedited replay, against what was measured: where it exceeds the tolerance, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,9 +20,9 @@ from harness.analysis.replay.contention import Stretch, stretch
 from harness.analysis.replay.critical_path import PathLink, critical_path_ms
 from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
 from harness.analysis.replay.pipeline import build, tokens_per_step
-from harness.analysis.replay.prediction import Prediction, ReplayValidation
+from harness.analysis.replay.prediction import Prediction, ReplayValidation, widened
 from harness.analysis.replay.recording import Recording, record
-from harness.analysis.replay.removals import Removal, removals
+from harness.analysis.replay.removals import Removal, removals, widened_removals
 from harness.analysis.replay.simulate import Simulated, simulate
 from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
 from harness.scenario.edits import Edits
@@ -62,7 +62,14 @@ class Replays:
     def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
         """InputError where none of ``runs`` can be replayed."""
         self._replicates = replicates
-        self._runs = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
+        by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
+        self._runs = [readings[0] for readings in by_run]  # by the likely reading of what the device did
+        most = max(len(readings) for readings in by_run)
+        # By each reading; a run of which that one makes no difference, by its likely one.
+        self._by_reading = [
+            [readings[number] if number < len(readings) else readings[0] for readings in by_run]
+            for number in range(most)
+        ]
 
     def recorded(self, key: str) -> float:
         """The recorded value of a key that edits can set to a number."""
@@ -85,9 +92,16 @@ class Replays:
         return self._runs[0].recording.tensors * DEFAULT_TENSOR_MS
 
     def predict(self, edits: Edits) -> Prediction:
-        """The step time of the runs had they run under ``edits``; InputError for too many batches in flight."""
+        """The step time of the runs had they run under ``edits``; InputError for too many batches in flight.
+
+        Where it is not known when the device worked, the interval holds either reading.
+        """
+        likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
+        return widened(likely, others)
+
+    def _predicted(self, runs: Sequence[_Run], edits: Edits) -> Prediction:
         found = []
-        for run in self._runs:
+        for run in runs:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
             if ahead > MOST_AHEAD:
                 raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
@@ -103,8 +117,12 @@ class Replays:
         block has both.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
+        likely, *others = (self._fed(runs, feeders) for runs in self._by_reading)
+        return widened(likely, others)
+
+    def _fed(self, runs: Sequence[_Run], feeders: Mapping[int, Recording]) -> Prediction:
         found = []
-        for run in self._runs:
+        for run in runs:
             own, feeder = run.recording, feeders.get(run.recording.block)
             if feeder is None:
                 continue
@@ -123,7 +141,8 @@ class Replays:
 
     def removals(self) -> tuple[Removal, ...]:
         """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
-        return removals([(run.recording, run.then) for run in self._runs])
+        likely, *others = (removals([(run.recording, run.then) for run in runs]) for runs in self._by_reading)
+        return widened_removals(likely, others)
 
     def critical_path_ms(self) -> dict[PathLink, float]:
         """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
@@ -133,12 +152,15 @@ class Replays:
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def _replayed(run: RunData, recording: Recording, replicates: int) -> _Run:
-    """The run as it was, replayed once: an arm is asked about for its comparisons, for itself and for its advice."""
+def _replayed(run: RunData, recording: Recording, replicates: int) -> tuple[_Run, ...]:
+    """The run as it was, replayed once by each reading: an arm is asked about for its comparisons, for itself and for
+    its advice.
+    """
 
-    def replay() -> _Run:
+    def replay() -> tuple[_Run, ...]:
         offsets = spread_offsets(recording.block, replicates, 1)
-        return _Run(recording, offsets, _error_of(run, recording), *_as_it_was(recording, offsets))
+        error = _error_of(run, recording)
+        return tuple(_Run(one, offsets, error, *_as_it_was(one, offsets)) for one in recording.readings)
 
     return run.once(f"replayed {replicates} times", replay)
 

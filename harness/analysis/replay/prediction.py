@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis.replay.assumptions import Assumption
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, holding
 from harness.scenario.edits import Edits
 
 TOLERANCE = 0.05  # a prediction is not to be relied on where the unedited replay is further off than this
@@ -75,3 +75,19 @@ class Prediction:
     block_ms: Mapping[int, float]  # predicted step time by block
     assumptions: tuple[Assumption, ...]
     emulated: bool
+
+
+def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """``likely`` with intervals that hold those of ``others``: the same runs by other readings of what is not known."""
+    if not others:
+        return likely
+    tokens = [one.tokens_per_s for one in others]
+    return replace(
+        likely,
+        step_ms=holding(likely.step_ms, [one.step_ms for one in others]),
+        ratio=holding(likely.ratio, [one.ratio for one in others]),
+        speedup=holding(likely.speedup, [one.speedup for one in others]),
+        tokens_per_s=None
+        if likely.tokens_per_s is None
+        else holding(likely.tokens_per_s, [one for one in tokens if one is not None]),
+    )

@@ -8,8 +8,9 @@
 Steps with the same sequence (a plain one, one that logs, the last of a repetition, ...) form a class and differ only in
 durations. A synchronous device has no launches: its work is time on the host.
 
-Launching is time on the host. Work that is launch-bound (``harness.analysis.launches``) takes the device next to no
-time beyond it, so it moves with the host: what removes host time before it makes it end that much earlier.
+Launching is time on the host. Work that waited for its launches (``harness.analysis.launches``) takes the device only
+what it worked after the last of them, so it moves with the host: what removes host time before it makes it end that
+much earlier. Where nobody knows whether it waited, there are programs of the same steps for either reading.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Phase(NamedTuple):
 class Launch(NamedTuple):
     """Work queued by the host in [start_ns, end_ns], that kept the device busy for ``busy_ns`` until ``done_ns``.
 
-    ``launch_bound``: the device waited for its launches (``harness.analysis.launches``), and ``busy_ns`` is only what
-    it worked after the last of them.
+    ``waited``: the device waited for its launches (``harness.analysis.launches``), and ``busy_ns`` is only what it
+    worked after the last of them.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Launch(NamedTuple):
     end_ns: int
     busy_ns: int
     done_ns: int
-    launch_bound: bool = False
+    waited: bool = False
 
 
 class Sync(NamedTuple):
@@ -167,7 +168,7 @@ def _program(
         if isinstance(row, Launch):
             blocked = sum(s.end_ns - s.start_ns for s in syncs if row.start_ns <= s.start_ns and s.end_ns <= row.end_ns)
             # What waited for launches ends no earlier than they do, with what the device did after the last one.
-            until = row.done_ns if row.launch_bound else row.end_ns
+            until = row.done_ns if row.waited else row.end_ns
             queueing = max(0, until - row.start_ns - blocked)
             moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns, queueing=queueing))
         elif isinstance(row, Sync):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.launches import device_work
+from harness.analysis.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
 from harness.analysis.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
@@ -61,7 +61,10 @@ class Recording:
     threads: int  # that compute on the host side by side: 1 on an asynchronous device
     cores: int
     asynchronous: bool  # work was recorded on a device that the host runs ahead of
-    busy_not_known: tuple[str, ...]  # names of launch-bound work: how long the device works for it is not known
+    # The same steps by the other readings of what the device did while the host was still launching; empty where that
+    # is next to nothing.
+    other_classes: tuple[tuple[StepClass, ...], ...]
+    busy_not_known: tuple[str, ...]  # names of work of which it is not known how long the device works for it
     device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
     emulated: bool
     queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
@@ -82,6 +85,11 @@ class Recording:
             members = np.flatnonzero(chosen) if chosen.any() else np.arange(len(one.steps))
             found.append((tuple(event.of_members(members) for event in one.events), len(members)))
         return tuple(found)
+
+    @cached_property
+    def readings(self) -> tuple[Recording, ...]:
+        """The recording itself, by the likely reading of its device's work, and by each other one."""
+        return (self, *(replace(self, classes=one, other_classes=()) for one in self.other_classes))
 
     @property
     def tokens_per_batch(self) -> float | None:
@@ -137,7 +145,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
-    phases, launches, syncs, stages = _rows(spans_of(run), until_ns)
+    phases, work, syncs, stages = _rows(spans_of(run), until_ns)
+    launches = _launches(spans_of(run).names, work, "likely")
     if any(row.end_ns < row.start_ns for rows in (phases, launches, syncs) for row in rows):
         raise InputError(f"{name}: a span ends before it starts: its spans table is damaged")
     fetches = [phase for phase in phases if phase.name == "fetch"]
@@ -163,7 +172,12 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         tensors,
         lookup_number(config, "data.inject.transfer_ms", 0.0),
     )
-    step_classes, step_class = classes(list(zip(starts.tolist(), ends.tolist(), strict=True)), phases, launches, syncs)
+    steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    step_classes, step_class = classes(steps, phases, launches, syncs)
+    others = tuple(
+        classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)[0]
+        for reading in _other_readings(work, int((ends - starts).sum()))
+    )
     asynchronous = bool(launches)
     import pyarrow as pa
 
@@ -183,7 +197,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         threads=1 if asynchronous else facts.threads or 1,
         cores=facts.cores or int(lookup_number(run.record.environment, "cores", 0)) or 1_000_000,
         asynchronous=asynchronous,
-        busy_not_known=_busy_not_known(launches),
+        other_classes=others,
+        busy_not_known=_busy_not_known(spans_of(run).names, work) if others else (),
         device_not_recorded=bool(facts.asynchronous) and not asynchronous,
         emulated=bool(facts.emulated),
         queue_depth=_queue_depth(config),
@@ -192,25 +207,16 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     )
 
 
-def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], list[Sync], dict[int, list[StageRow]]]:
-    """Return phases, launches and syncs begun before ``until_ns``, sorted by start, and the stages of their batches."""
+def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
+    """Return phases, device work and syncs begun before ``until_ns``, sorted by start (the work as it was queued), and
+    the stages of their batches.
+    """
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
     begun = np.flatnonzero(spans.launches.starts < until_ns)
     early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
     work = device_work(
         replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces))
     )
-    columns = (
-        work.names,
-        work.launch_starts,
-        work.launch_ends,
-        work.ends - work.known_from,
-        work.ends,
-        work.launch_bound,
-    )
-    early = (column[work.launch_starts < until_ns].tolist() for column in columns)
-    launches = [Launch(spans.names[code], *row) for code, *row in zip(*early, strict=True)]
-    launches.sort(key=lambda launch: launch.start_ns)
     syncs = [
         Sync(start, end, site.endswith(FULL_QUEUE))
         for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
@@ -222,14 +228,31 @@ def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], list[Launch], li
     stages: dict[int, list[StageRow]] = {}
     for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
         stages.setdefault(batch, []).append(StageRow(*row))
-    return phases, launches, syncs, stages
+    return phases, work, syncs, stages
 
 
-def _busy_not_known(launches: Sequence[Launch]) -> tuple[str, ...]:
-    """Names of work that is launch-bound more often than once in a while."""
-    pieces = Counter(launch.name for launch in launches)
-    bound = Counter(launch.name for launch in launches if launch.launch_bound)
-    return tuple(name for name in pieces if bound[name] > SELDOM * pieces[name])
+def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
+    """The pieces of ``work`` by this reading, sorted by the start of their launches."""
+    from_ns = work.worked_from(reading)
+    columns = (work.launch_starts, work.launch_ends, work.ends - from_ns, work.ends, work.waited(reading))
+    rows = zip(work.names.tolist(), *(column.tolist() for column in columns), strict=True)
+    return sorted((Launch(names[code], *row) for code, *row in rows), key=lambda launch: launch.start_ns)
+
+
+def _other_readings(work: DeviceWork, wall_ns: int) -> list[Reading]:
+    """The readings of ``work`` that differ from the likely one by more than next to nothing of ``wall_ns``."""
+    likely, found = work.worked_from("likely"), list[Reading]()
+    for reading in ("waiting", "working"):
+        if np.abs(work.worked_from(reading) - likely).sum() > NEGLIGIBLE * wall_ns:
+            found.append(reading)
+    return found
+
+
+def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
+    """Names of work that was still being launched when the device came to it, more often than once in a while."""
+    pieces = np.bincount(work.names)
+    still = np.bincount(work.names, weights=work.still_launching)
+    return tuple(names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM * pieces[code])
 
 
 def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:

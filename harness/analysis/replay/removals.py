@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -20,7 +20,7 @@ from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch
 from harness.analysis.replay.pipeline import LAUNCHING, QUEUE_LIMIT, build
 from harness.analysis.replay.recording import Recording
-from harness.analysis.statistics import Estimate, from_block_values, from_blocks
+from harness.analysis.statistics import Estimate, from_block_values, from_blocks, holding
 from harness.scenario.edits import Edits, StageEdit
 from harness.study.contract import STAGES
 
@@ -64,6 +64,16 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLIC
         assert speedup is not None
         found.append(Removal(*part, saving, speedup))
     return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
+
+
+def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
+    """``likely`` with intervals that hold those of ``others``: the same runs by other readings of what is not known."""
+    found = []
+    for one in likely:
+        same = [other for removed in others for other in removed if (other.kind, other.name) == (one.kind, one.name)]
+        saved_ms = holding(one.saved_ms, [other.saved_ms for other in same])
+        found.append(replace(one, saved_ms=saved_ms, speedup=holding(one.speedup, [other.speedup for other in same])))
+    return tuple(found)
 
 
 def present_stages(recording: Recording) -> list[str]:

@@ -32,6 +32,7 @@ class Truth:
     tokenize: float = 4.0
     pack: float = 0.3
     spread: float = 0.4
+    pattern: tuple[float, ...] = ()  # factors of the costs of one batch after another, over and over
     workers: int = 1
     prefetch: int = 2
     handover: float = 0.9
@@ -82,6 +83,8 @@ class _Rank:
         total = (len(self.plan()) + 4) * truth.accumulation + 2 * truth.workers * truth.prefetch
         draw = np.random.default_rng([truth.seed, number])
         self.documents = np.exp(draw.normal(0, truth.spread, total * truth.batch_size) - truth.spread**2 / 2)
+        if truth.pattern:
+            self.documents *= np.resize(np.repeat(truth.pattern, truth.batch_size), len(self.documents))
         self.other = np.random.default_rng([truth.seed, number, 1])
         self.spans: list[tuple[str, str, int, float, float]] = []
         self.steps: list[tuple[int, bool, float, float]] = []
