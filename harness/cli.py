@@ -176,4 +176,24 @@ def _run(parts: list[str]) -> int:
         where = visible(str(error.filename or "input or output"))
         print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)
         return 1 if error.errno in MACHINE_FAULTS else 2
+    except (ImportError, MemoryError) as error:
+        if (reason := _no_memory(error)) is None:
+            raise
+        print(f"harness: {reason}", file=sys.stderr)
+        return 1
     return status
+
+
+def _no_memory(error: ImportError | MemoryError) -> str | None:
+    """One line where too little memory stopped the command: also a library that its address space has no room for."""
+    import resource
+
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limited = limit_bytes != resource.RLIM_INFINITY
+    if isinstance(error, ModuleNotFoundError) or (isinstance(error, ImportError) and not limited):
+        return None
+    if not limited:
+        return "not enough memory to go on"
+    return (
+        f"not enough memory to go on: the address space is limited to {limit_bytes >> 20} MiB; fix: ulimit -v unlimited"
+    )

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,34 @@ def harness(*words: str, cwd: Path = ROOT, **environment: str) -> Done:
         except SystemExit as ended:  # argparse's --help and --version
             code = int(ended.code or 0)
     return Done(code, out.getvalue(), errors.getvalue())
+
+
+def harness_and_program(*words: str, **environment: str) -> Done:
+    """The same of a command whose program writes to this process's own outputs (harness exec)."""
+    from harness.cli import main
+
+    with mock.patch.dict(os.environ, environment), _taken(1, "stdout") as out, _taken(2, "stderr") as errors:
+        code = main(words)
+    return Done(code, out[0], errors[0])
+
+
+@contextlib.contextmanager
+def _taken(number: int, name: str) -> Iterator[list[str]]:
+    """A list that holds, when this ends, what this process and those that it starts wrote to an output."""
+    text: list[str] = []
+    before = os.dup(number)
+    with tempfile.NamedTemporaryFile(prefix="harness-output-") as file:
+        os.dup2(file.fileno(), number)
+        try:
+            with (
+                os.fdopen(os.dup(file.fileno()), "w", encoding="utf-8") as ours,
+                mock.patch.object(sys, name, ours),
+            ):
+                yield text
+        finally:
+            os.dup2(before, number)
+            os.close(before)
+        text.append(Path(file.name).read_text(encoding="utf-8", errors="replace"))
 
 
 class KeptForkServer(ForkServer):

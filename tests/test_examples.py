@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from harness.study.store import StudyFolder
-from tests.commands import ROOT
+from tests.commands import ROOT, harness_and_program
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -44,8 +44,10 @@ def test_each_example_is_in_the_list_and_here() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain.py", "nanogpt_style.py"])
 def test_a_loop_under_exec(tmp_path: Path, name: str) -> None:
-    done = python(tmp_path, "-m", "harness", "exec", "--steps", "30", "--", sys.executable, str(EXAMPLES / name))
-    assert steps_in(tmp_path / "results") == 35
+    words = ("exec", "--out", str(tmp_path), "--steps", "30", "--", sys.executable, str(EXAMPLES / name))
+    done = harness_and_program(*words, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    assert steps_in(tmp_path) == 35
     assert "Timed: fetch: " in done.stdout
 
 

@@ -31,7 +31,7 @@ HIDDEN, EXPOSED = 0.2, 0.8  # a slope is hidden below the one and exposed above 
 AWAY = 0.1  # so far must the interval of a slope between keep from 0 and from 1
 BEND = 0.2  # the last slope exceeds the first by more than this, with all of its interval: the curve bends up
 MOST_BLOCKS = 1000  # no study is repeated more often than this
-_CONTROL = re.compile(r"dose-(tokenize|read|device)-([1-9][0-9]*)")
+_CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Builds one curve per block: the step time against the work, with one kind of work done k times more.
 
-x = measured work per step on the critical path: all time of a stage, divided by the workers that do it
-side by side; of the device its busy time. y = step time. Both are totals of a run over its steps, in milliseconds.
+x = measured work per step on the critical path: all time of a stage (of data: of all stages that make a batch), divided
+by the workers that do it side by side; of the device its busy time. y = step time. Both are totals of a run over its
+steps, in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import numpy as np
 from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
 
-What = Literal["tokenize", "read", "device"]
+What = Literal["tokenize", "read", "device", "data"]
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "work not measured", "no work added"]
+MADE = ("read", "tokenize", "pack")  # what making a batch consists of; handing it over is none of it
 ADDED = 0.05  # the largest dose must add this share of the work at least, else nothing was dosed
 
 
@@ -88,9 +90,10 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
         if any("forward" not in run.phase_ms or run.record.facts.asynchronous for run in runs):
             return None  # of an asynchronous device the phase is only the launching
         return lambda run: run.phase_ms["forward"]
-    if any(what not in run.work_ms for run in runs):
+    stages = MADE if what == "data" else (what,)
+    if any(stage not in run.work_ms for run in runs for stage in stages):
         return None
-    return lambda run: run.work_ms[what]
+    return lambda run: sum(run.work_ms[stage] for stage in stages)
 
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measured, speed, steps_per_s
@@ -35,21 +36,21 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
     ideal = speed(ledgers, controls.get("ideal-data", arm), steps_per_s)
+    measured = ArmExplained(syncs, ideal_measured=ideal, doses=_doses(arm, ledgers, controls))
     hidden = unseen(own)
     if hidden is not None and hidden.reason is not None:
-        return ArmExplained(syncs, ideal_measured=ideal)  # what nobody saw may be the wait for data
+        return measured  # what nobody saw may be the wait for data
     try:
         replays = Replays(own)
     except InputError:
-        return ArmExplained(syncs, ideal_measured=ideal)  # of another trainer, without the spans that a replay needs
+        return measured  # of another trainer, without the spans that a replay needs
     without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
-    return ArmExplained(
-        syncs,
+    return replace(
+        measured,
         replay_error=without.validation.median,
         resampled_error=without.validation.resampled_median,
         within_tolerance=without.validation.within_tolerance,
         ideal_predicted=without.speedup,
-        ideal_measured=ideal,
         removals=replays.removals(),
         critical_path_ms=replays.critical_path_ms(),
     )

@@ -92,7 +92,9 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ArmExplained:
-    """An arm's blocking calls, and its replays: as it ran, and without data work. None: it cannot be replayed."""
+    """An arm's blocking calls, its slowdown injections, and its replays: as it ran, and without data work. None: it
+    cannot be replayed.
+    """
 
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
@@ -103,6 +105,7 @@ class ArmExplained:
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
     critical_path_ms: Mapping[PathLink, float] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
+    doses: tuple[Dose, ...] = ()  # its slowdown injections
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness.attach.command import AgentSettings, environment_of, start
 from harness.launch.waiting import WaitLimits
-from harness.machine.lifetime import die_with_parent
+from harness.machine.lifetime import Keeper, die_with_parent
 from harness.machine.processes import descendants
 
 LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
@@ -56,10 +56,12 @@ class AlternatingCommand:
     doing: str = "starting"
     _process: subprocess.Popen[bytes] | None = None
     _ranks: list[_Rank] = field(default_factory=list)
+    _keeper: Keeper | None = None  # of what the command starts
 
     def start(self, settings: AgentSettings) -> None:
         """Start the command and wait until all its ranks are at the gate; CommandFailed where they do not come."""
         replace(settings, gate=str(self.gate)).write(self.raw)
+        self._keeper = Keeper()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
             listening.bind(str(self.gate))
             listening.listen()
@@ -87,7 +89,9 @@ class AlternatingCommand:
 
     def suspend(self) -> None:
         """Stop every process of the command; those that one of them starts meanwhile as well."""
-        self._signal_all(signal.SIGSTOP)
+        stopped = self._signal_all(signal.SIGSTOP)
+        if self._keeper is not None:
+            self._keeper.keep(stopped)
 
     def resume(self) -> None:
         self._signal_all(signal.SIGCONT)
@@ -113,6 +117,8 @@ class AlternatingCommand:
         self._signal_all(signal.SIGKILL)
         for rank in self._ranks:
             rank.connection.close()
+        if self._keeper is not None:
+            self._keeper.end()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILLED_S)
@@ -190,8 +196,8 @@ class AlternatingCommand:
                 return f"; it last said: {last[:300]}"
         return ""
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        """Signal the command's processes, parents first, until no new one is found."""
+    def _signal_all(self, number: signal.Signals) -> set[int]:
+        """Signal the command's processes, parents first, until no new one is found; which they are."""
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()
@@ -200,3 +206,4 @@ class AlternatingCommand:
                 done.add(pid)
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
+        return done

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--controls",
         metavar="LIST",
         help="run the command again as its own controls: ideal-data (no step waits for data), data-only (batches), "
-        "a-a (as it is: what no change looks like), or all",
+        "a-a (as it is: what no change looks like), dose (each batch made 1, 2 and 4 times more), or all",
     )
     parser.add_argument(
         "--repeats", type=int, metavar="N", help=f"blocks, with --against or --controls (default: {BLOCKS})"

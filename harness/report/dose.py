@@ -45,8 +45,11 @@ def _unfitted(why: Unfitted) -> str:
             return f"the doses added no work ({ms(why.least_ms)} per step without, {ms(why.most_ms)} with the largest)"
 
 
+_SUBJECTS = {"device": "device time", "data": "data work"}
+
+
 def _subject(found: Dose) -> str:
-    what = f"{'device time' if found.what == 'device' else found.what} of {found.arm}"
+    what = f"{_SUBJECTS.get(found.what, found.what)} of {found.arm}"
     return what if found.workers == 1 else f"{what} (the work of {found.workers} workers, divided by {found.workers})"
 
 

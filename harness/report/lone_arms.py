@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harness.analysis.report_types import ArmReport
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.report.dose import dose_line
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH, either_way
 from harness.report.words import interval, listing, ms, percent, ratio
@@ -43,6 +44,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if abs(_mean_ms(arm) / totals.step_ms.median - 1) > UNLIKE:
         step = f"{ms(_mean_ms(arm))} a step on average, typically {ms(totals.step_ms.median)}"
     lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}")]
+    lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:

@@ -317,7 +317,7 @@ def _doses_against_ledger(c: Comparison) -> list[str]:
     """Find slowdown injections that contradict the ledger: work costs nothing but is waited for, or the reverse."""
     waits, found = c.measured.baseline_waits, []
     for dose in c.explained.doses:
-        exposed = waits.exposed_ms.get(dose.what)
+        exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)
         if exposed is None or dose.slope is None or dose.slope.ci_low is None:
             continue
         share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median

@@ -26,13 +26,15 @@ from harness.scenario.errors import Problem, first_error, problems_of
 from harness.scenario.load import apply_option, apply_set, read_merged
 from harness.scenario.matrix import MatrixPoint, points
 from harness.scenario.model import Compare, LimitsConfig, Name
+from harness.scenario.plan import DOSE_TIMES
 from harness.scenario.shipped import SCENARIOS, find
 from harness.scenario.yaml import MAX_ARMS, Document, KeyPath
 from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config
 from trainer.json_types import Json, JsonObject
 
-CommandControl = Literal["a-a", "ideal-data", "data-only"]
+CommandControl = Literal["a-a", "ideal-data", "data-only", "dose"]
+BASELINES_ONLY: set[CommandControl] = {"a-a", "dose"}
 Interleave = Literal["slices", "runs"]
 Value = str | int | float | None
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -53,7 +55,7 @@ class CommandScenario(Config):
     matrix: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default_factory=dict)
     """Keys and their values: every arm is run with every combination."""
     controls: list[CommandControl] = Field(default_factory=list)
-    """The command again as its own control; a-a only of baselines."""
+    """The command again as its own control; a-a and dose only of baselines."""
     compare: list[Compare] | None = None
     """Default: the first arm is the baseline of every other."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
@@ -141,8 +143,10 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
     for arm in plain:
         arms.append(arm)
         for kind in dict.fromkeys(scenario.controls):
-            if kind != "a-a" or arm.name in baselines:
-                arms.append(CommandArm(f"{arm.name}+{kind}", arm.program, kind, arm.name, arm.values))
+            if kind in BASELINES_ONLY and arm.name not in baselines:
+                continue
+            for control in [f"dose-data-{times}" for times in DOSE_TIMES] if kind == "dose" else [kind]:
+                arms.append(CommandArm(f"{arm.name}+{control}", arm.program, control, arm.name, arm.values))
     return CommandPlan(
         scenario,
         tuple(arms),

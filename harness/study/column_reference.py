@@ -32,7 +32,7 @@ _STEPS = {
     "warmup": "whether the step is left out of every figure",
     "start_ns": "when it began, CLOCK_MONOTONIC",
     "wall_ns": "how long it lasted; the phases sum to it exactly",
-    "device_busy_ns": "how long the device worked; null where launch-bound phases leave it open",
+    "device_busy_ns": "how long the device worked; null where phases that the host was still launching leave it open",
     "device_starved_ns": "how long the device had nothing to do; the causes sum to it",
     "device_launch_bound_ns": "within launch-bound phases: it worked or waited for launches, which is not known",
     "device_open_ns": "the same in other phases, until the host had launched all of them",

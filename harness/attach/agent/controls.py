@@ -1,7 +1,7 @@
 """Serves batches otherwise where the settings ask for a ``control``, once the program takes its turns.
 
 ``ideal-data``: the first batches over and over, so that no step waits for data. ``data-only``: the program gets
-no batch any more; they are made and thrown away, one a step.
+no batch any more; they are made and thrown away, one a step. ``dose-data-2``: each batch is made twice more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from _harness_agent import boundaries, gate, record
 
 KEPT = 8  # batches of each source
+DOSE = "dose-data-"
 
 _kept: dict[int, list[Any]] = {}
 _served: dict[int, int] = {}
@@ -31,6 +32,12 @@ def kept(source: int) -> Any:
         return None
     number = _served[source] = _served.get(source, -1) + 1
     return _again(batches[number % KEPT])
+
+
+def times_more() -> int:
+    """How many times more often than the program asks for it each batch is made, in whichever process makes it."""
+    control = str(record.settings.get("control") or "")
+    return int(control.removeprefix(DOSE)) if control.startswith(DOSE) else 0
 
 
 def thrown_away(source: int, batch: Any) -> bool:

@@ -147,6 +147,8 @@ def _fetch(before: Any) -> Any:
             return before(self, possibly_batched_index)
         opened = guard.carefully(_open, self)
         try:
+            for _ in range((guard.carefully(controls.times_more) or 0) if opened else 0):
+                before(self, possibly_batched_index)
             data = before(self, possibly_batched_index)
         except BaseException:
             if opened:

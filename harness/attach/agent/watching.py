@@ -246,6 +246,8 @@ def _fetching(before: Any) -> Any:
             try:
                 batch = guard.carefully(controls.kept, source)
                 if batch is None:
+                    for _ in range(guard.carefully(controls.times_more) or 0):
+                        before(*given, **named)
                     batch = before(*given, **named)
             finally:
                 guard.carefully(stages.leave)

@@ -63,7 +63,7 @@ def test_a_change_is_named_by_the_words_in_which_the_commands_differ(before: str
     [
         (["--against", ""], "exec: --against '': give a command"),
         (["--against", "a 'b"], 'exec: --against "a \'b": no closing quotation'),
-        (["--controls", "dose"], "exec: --controls 'dose': allowed: a-a, ideal-data, data-only, or all"),
+        (["--controls", "doses"], "exec: --controls 'doses': allowed: a-a, ideal-data, data-only, dose, or all"),
         (["--controls", "all", "--repeats", "0"], "exec: --repeats 0: allowed: 1 to 1,000"),
         (["--repeats", "3"], "exec: --repeats goes with --against or --controls"),
         (["--controls", "all", "--recorded", "."], "exec: --recorded runs nothing"),
@@ -130,6 +130,23 @@ def test_a_command_and_its_controls(tmp_path: Path) -> None:
     assert alone_ms["fetch"] >= 10
     assert sum(value for name, value in alone_ms.items() if name != "fetch") < 1
     assert "(ideal-data) it is" in " ".join(done.stdout.split())
+
+
+@slow
+def test_a_dose_of_data_work_costs_nothing_while_a_worker_has_time_for_it_and_then_all_of_it(tmp_path: Path) -> None:
+    """5 ms of collation in a worker beside 15 ms of compute: made twice it is hidden, five times it is not."""
+    worker = program("plain", "--steps", LONG, "--collate-ms", 5, "--compute-ms", 15, "--workers", 1)
+    options = ("--controls", "dose", "--repeats", "1", "--steps", "20")
+    done = harness("exec", "--out", str(tmp_path), *options, "--", *worker)
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    (arm, *_) = analyse(study.read_study(), list(study.runs())).arms
+    (found,) = arm.explained.doses
+    assert "data work of script" in " ".join(done.stdout.split())
+    assert found.local_slope is not None
+    assert found.last_slope is not None
+    assert found.local_slope.median == pytest.approx(0, abs=0.3)
+    assert found.last_slope.median == pytest.approx(1, abs=0.3)
 
 
 @slow
@@ -201,26 +218,31 @@ def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
 
 @slow
 def test_a_suspended_command_does_not_outlive_the_launcher(tmp_path: Path) -> None:
-    """A launcher that is killed while the command stands still, which then could never end by itself."""
+    """A launcher that is killed while the command stands still, which then could never end by itself: a shell, which
+    ends with us as our child, and the program that it started, which nobody asked to.
+    """
     (tmp_path / "raw").mkdir()
-    words = program("plain", "--steps", LONG)
+    words = ["bash", "-c", f"{shlex.join(program('plain', '--steps', LONG, '--workers', 1))}; true"]
     code = f"""
 import os, signal
 from pathlib import Path
 from harness.attach.command import AgentSettings
 from harness.attach.alternation import AlternatingCommand
 from harness.launch.waiting import WaitLimits
+from harness.machine.processes import descendants
 folder = Path({str(tmp_path)!r})
 one = AlternatingCommand({words!r}, folder / "raw", folder / "log", folder / "gate", WaitLimits(120, 120))
 one.start(AgentSettings(warmup=5))
 one.suspend()
-print(one._process.pid, flush=True)
+print(one._process.pid, *descendants([one._process.pid]), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    pid = int(done.stdout)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) >= 3  # the shell, the program and its worker
     for _ in range(3000):
-        if (found := read_process(pid)) is None or found.dead:
+        pids = [pid for pid in pids if (found := read_process(pid)) is not None and not found.dead]
+        if not pids:
             return
         subprocess.run(["true"], check=True)
-    raise AssertionError("it still stands there")
+    raise AssertionError(f"they still stand there: {pids}")
