@@ -50,8 +50,13 @@ class Curve:
 
     @property
     def absorbed(self) -> float:
-        """Added work of the largest dose that the step did not feel: the slack, if what exceeds it counts in full."""
-        return (self.work[-1] - self.work[0]) - (self.step[-1] - self.step[0])
+        """Added work of the largest dose that the step did not feel: the slack, if what exceeds it counts in full.
+
+        Beyond it a millisecond may cost more than one, where one worker of several makes the slow batches: as much as
+        the largest dose says. Never less than 0.
+        """
+        last = self.slope(self.step, since=len(self.ks) - 2)
+        return max(0.0, (self.work[-1] - self.work[0]) - (self.step[-1] - self.step[0]) / max(1.0, last))
 
     @property
     def waited(self) -> list[float]:

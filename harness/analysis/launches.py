@@ -36,6 +36,7 @@ from harness.study.run_data import RunData
 # (5 to 50 us), and device times are mapped to the host's clock within tens of microseconds.
 TAIL_NS = 100_000
 TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
+MOST_MOMENTS = 0.05  # of the device's time: launching beside pieces that is too short to matter for one of them
 # Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
 NEGLIGIBLE = 0.01
 # What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
@@ -94,17 +95,32 @@ def device_work(spans: RunSpans, attached: bool = False) -> DeviceWork:
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
-    blocked = touches(launches.starts, launches.ends, waits) & (launches.ends > launches.starts)
-    still_launching = launched_meanwhile(kernels.starts, kernels.ends, launches.ends)
+    lasting = launches.ends > launches.starts
+    blocked = touches(launches.starts, launches.ends, waits) & lasting
+    # A call within that is only known to block, not for how long: the device may have worked all the while.
+    moments = np.sort(spans.blocking.starts[spans.blocking.ends <= spans.blocking.starts])
+    within = np.searchsorted(moments, launches.ends) > np.searchsorted(moments, launches.starts)
+    least_ns = _least_ns(kernels.starts, kernels.ends, launches.ends)
+    still_launching = launched_meanwhile(kernels.starts, kernels.ends, launches.ends, least_ns)
+    ended = ended_with_launches(kernels.starts, kernels.ends, launches.ends, least_ns)
     return DeviceWork(
         names=kernels.names,
         starts=kernels.starts,
         ends=kernels.ends,
         launch_starts=launches.starts,
         launch_ends=launches.ends,
-        launch_bound=ended_with_launches(kernels.starts, kernels.ends, launches.ends) & ~blocked,
+        launch_bound=ended & ~blocked & ~within,
         still_launching=still_launching if attached else still_launching & ~blocked,
     )
+
+
+def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
+    """How long launching must go on beside a piece to matter: a moment, or any time where moments add up to much."""
+    if not len(starts):
+        return TAIL_NS
+    meanwhile = np.minimum(launch_ends, ends) - starts
+    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= TAIL_NS)].sum())
+    return 0 if moments_ns > MOST_MOMENTS * int(ends[-1] - starts[0]) else TAIL_NS
 
 
 def device_work_of(run: RunData) -> DeviceWork:
@@ -113,16 +129,18 @@ def device_work_of(run: RunData) -> DeviceWork:
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached))
 
 
-def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:
-    """Whether the host was still launching work that was on the device from ``starts`` to ``ends``; all (pieces,)."""
-    found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > TAIL_NS
+def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
+    """Whether the host was still launching work that was on the device from ``starts`` to ``ends``, for more than
+    ``least_ns``; all (pieces,).
+    """
+    found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
     return found
 
 
-def ended_with_launches(starts: Int, ends: Int, launch_ends: Int) -> NDArray[np.bool_]:
+def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
     """Whether it was, and the device ended that work with its last launch; all (pieces,)."""
     ended = ends - launch_ends <= np.maximum(TAIL_NS, TAIL_SHARE * (ends - starts))
-    found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends) & ended
+    found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return found
 
 

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from harness.attach.command import AgentSettings, environment_of, start
+from harness.attach.command import MARK, AgentSettings, environment_of, start
 from harness.launch.waiting import WaitLimits
 from harness.machine.lifetime import Keeper, die_with_parent
-from harness.machine.processes import descendants
+from harness.machine.processes import descendants, with_variable
 
 LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
 ENDING_S = 30.0  # that a command may take to end by itself, and again to end by SIGTERM
 _KILLED_S = 10.0
+BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
 
 
 class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
@@ -61,7 +62,7 @@ class AlternatingCommand:
     def start(self, settings: AgentSettings) -> None:
         """Start the command and wait until all its ranks are at the gate; CommandFailed where they do not come."""
         replace(settings, gate=str(self.gate)).write(self.raw)
-        self._keeper = Keeper()
+        self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
             listening.bind(str(self.gate))
             listening.listen()
@@ -80,7 +81,7 @@ class AlternatingCommand:
     def take(self, repetition: int, steps: int) -> None:
         """Take a repetition of ``steps`` measured steps; CommandFailed where it ended instead."""
         self.doing = f"in repetition {repetition + 1}"
-        self._order({"repetition": repetition, "steps": steps})
+        self._order({"repetition": repetition, "steps": steps, "beat_s": min(BEAT_S, self.limits.silence_s / 3)})
         silent_s = time.monotonic()
         while not all(rank.done for rank in self._ranks):
             if self._listen():
@@ -89,9 +90,7 @@ class AlternatingCommand:
 
     def suspend(self) -> None:
         """Stop every process of the command; those that one of them starts meanwhile as well."""
-        stopped = self._signal_all(signal.SIGSTOP)
-        if self._keeper is not None:
-            self._keeper.keep(stopped)
+        self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal_all(signal.SIGCONT)
@@ -135,9 +134,10 @@ class AlternatingCommand:
                 if "pid" in hello:
                     self._ranks.append(_Rank(connection, int(hello["pid"])))
                     expected = int(hello.get("world") or 1)
-            self._check(time.monotonic() - since_s, self.limits.start_s)
+            missing = f"{len(self._ranks)} of {expected} ranks came" if self._ranks else ""
+            self._check(time.monotonic() - since_s, self.limits.start_s, missing)
 
-    def _order(self, message: dict[str, int | bool]) -> None:
+    def _order(self, message: dict[str, int | float | bool]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for rank in self._ranks:
             rank.done = False
@@ -166,11 +166,12 @@ class AlternatingCommand:
                     raise CommandFailed(reason)
         return bool(ready)
 
-    def _check(self, silent_s: float, limit_s: float) -> None:
+    def _check(self, silent_s: float, limit_s: float, missing: str = "") -> None:
         self._check_ended()
         if silent_s > limit_s:
             whom = f"process {self._ranks[0].pid}" if self._ranks else "any process that trains"
-            raise CommandFailed(f"no word from {whom} for {limit_s:g} s while {self.doing}{self._last_line()}")
+            what = f"only {missing} within" if missing else f"no word from {whom} for"
+            raise CommandFailed(f"{what} {limit_s:g} s while {self.doing}{self._last_line()}")
 
     def _check_ended(self, at_once: bool = False) -> None:
         """Raise where the command has ended; ``at_once``: a process that trained has, so the command is of no use."""
@@ -196,14 +197,16 @@ class AlternatingCommand:
                 return f"; it last said: {last[:300]}"
         return ""
 
-    def _signal_all(self, number: signal.Signals) -> set[int]:
-        """Signal the command's processes, parents first, until no new one is found; which they are."""
+    def _signal_all(self, number: signal.Signals) -> None:
+        """Signal the command's processes, parents first, until no new one is found; also those whose parent is gone."""
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()
-        while new := [pid for pid in (*pids, *descendants(pids)) if pid not in done]:
+        while new := [pid for pid in self._known(pids) if pid not in done]:
             for pid in new:
                 done.add(pid)
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-        return done
+
+    def _known(self, pids: Sequence[int]) -> list[int]:
+        return list(dict.fromkeys([*pids, *descendants(pids), *with_variable(MARK, str(self.raw))]))

@@ -46,10 +46,13 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> i
     return code if code >= 0 else 128 - code
 
 
+MARK = "HARNESS_ATTACH"  # environment variable: where the agent records, and by what its processes are known
+
+
 def environment_of(raw: Path) -> dict[str, str]:
     """This process's environment, with the agent within reach; it records into ``raw``."""
     path = os.pathsep.join([str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "HARNESS_ATTACH": str(raw)}
+    return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
 
 
 def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

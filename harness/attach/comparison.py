@@ -134,6 +134,7 @@ class _CommandRun:
         self.begun_utc = now()
         self.error: str | None = None
         self.exit_code: int | None = None
+        self.taken = False  # every repetition
         path = folder.run(arm.name, block)
         path.mkdir(parents=True, exist_ok=True)
         self.raw = path / "raw"
@@ -201,7 +202,14 @@ def _run_block(
             ]
             for run in runs:
                 ending.callback(run.command.kill)
-            _alternate(runs, scenario, progress)
+            try:
+                _alternate(runs, scenario, progress)
+            except KeyboardInterrupt:
+                for run in runs:
+                    run.command.kill()
+                    if run.taken:  # all of its turns: nothing was left but to end it
+                        run.write(session, arms.index(run.arm), scenario.interleave, environment)
+                raise
             for run in runs:
                 finished &= run.write(session, arms.index(run.arm), scenario.interleave, environment)
     return finished
@@ -241,6 +249,8 @@ def _alternate(runs: Sequence[_CommandRun], scenario: CommandScenario, progress:
                 continue
             run.command.suspend()
             progress.stepped(REPETITION_STEPS)
+    for run in alive:
+        run.taken = True
     for run in alive:
         run.command.resume()
         run.exit_code = run.command.end()

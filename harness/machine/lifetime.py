@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 
 
@@ -25,29 +24,30 @@ def die_with_parent(parent: int | None) -> None:
             os._exit(1)
 
 
-# Reads lists of processes, the last of which counts. Where its input ends without "end", it kills those that are still
-# the same (by when they were started). Python alone: none of our modules, nobody's site-packages.
+# Where its input ends without "end", it kills every process that was started with the given environment variable, until
+# none is left: those may start more meanwhile. Python alone: none of our modules, nobody's site-packages.
 _KEEP = """
 import os, signal, sys
 
-def started(pid):
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2].split()[19]
-    except OSError:
-        return None
-
-kept = {}
-for line in sys.stdin:
-    if line == "end\\n":
-        sys.exit()
-    kept = {int(word): started(int(word)) for word in line.split()}
-for pid, begun in kept.items():
-    if begun is not None and started(pid) == begun:
+def marked():
+    for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            os.kill(pid, signal.SIGKILL)
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if sys.argv[1].encode() in file.read().split(b"\\0"):
+                    yield int(name)
         except OSError:
             pass
+
+if sys.stdin.read() != "end":
+    for _ in range(100):
+        left = list(marked())
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if not left:
+            break
 """
 
 
@@ -58,28 +58,18 @@ class Keeper:
     while it is suspended (SIGSTOP) it cannot even notice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, value: str) -> None:
+        """``name`` and ``value``: of an environment variable that only those were started with."""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _KEEP],
+            [sys.executable, "-I", "-S", "-c", _KEEP, f"{name}={value}"],
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C is for us
         )
 
-    def keep(self, pids: Iterable[int]) -> None:
-        """From now on these are to end with this process, and no others."""
-        self._say(" ".join(map(str, pids)))
-
     def end(self) -> None:
         """There is nothing left to end."""
-        self._say("end")
-        with suppress(OSError):  # nobody reads any more
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        self._process.wait()
-
-    def _say(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # it was killed, or ended before
-            assert self._process.stdin is not None
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
+        if self._process.returncode is not None:
+            return
+        with suppress(OSError):  # somebody has killed it
+            self._process.communicate("end")

@@ -98,6 +98,16 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
     return found
 
 
+def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
+    """The processes that were started with this environment variable: also those that nobody is the parent of."""
+    entry = f"{name}={value}"
+    found = []
+    for folder in (root / "proc").iterdir():
+        if folder.name.isdecimal() and entry in (read_text(folder / "environ") or "").split("\0"):
+            found.append(int(folder.name))
+    return sorted(found)
+
+
 def _read(folder: Path) -> tuple[int, ProcessState] | None:
     """Read the session of the process that ``folder`` shows, and its state."""
     head, bracket, rest = (read_text(folder / "stat") or "").rpartition(")")

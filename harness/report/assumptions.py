@@ -49,7 +49,13 @@ def _text(one: Assumption) -> str:
             )
         case "device speed":
             rest = "" if one.asynchronous else ", and forward, backward and optimizer are all of it"
-            return f"all work on the device changes speed alike{rest}"
+            held_up = (
+                "; launching is taken to last as long as it did: where a full queue held it up, a faster device gains "
+                "more"
+                if one.asynchronous
+                else ""
+            )
+            return f"all work on the device changes speed alike{rest}{held_up}"
         case "sync on a synchronous device":
             return "sync=off changes little here: on a synchronous device there is no queue to wait for"
         case "deep queue":

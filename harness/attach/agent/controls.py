@@ -52,11 +52,19 @@ def thrown_away(source: int, batch: Any) -> bool:
 
 
 def _again(batch: Any) -> Any:
-    """The same tensors in containers of their own: a program may take things out of its batch."""
-    if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
-        return tuple(_again(one) for one in batch)
+    """The same tensors in containers of their own: a program may take things out of its batch, or put them in."""
+    if isinstance(batch, tuple):
+        members = [_again(one) for one in batch]
+        return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)
     if isinstance(batch, list):
         return [_again(one) for one in batch]
+    if type(batch) is dict:
+        return {name: _again(one) for name, one in batch.items()}
     if isinstance(batch, Mapping):
         return copy.copy(batch)
-    return batch
+    if hasattr(batch, "numel") or not hasattr(batch, "__dict__"):
+        return batch
+    again = copy.copy(batch)
+    for name, one in vars(batch).items():
+        object.__setattr__(again, name, _again(one))  # of a frozen dataclass, too
+    return again

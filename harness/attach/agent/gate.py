@@ -4,7 +4,8 @@ Only where the settings name a ``gate``, a Unix socket of the launcher's. Lines 
 
     agent -> launcher   {"pid", "rank", "world"} once it is warm, {"event": "done"} after each turn, {"event": "alive"}
                         between steps, and {"event": "fault", "error"} where the recording was switched off
-    launcher -> agent   {"repetition", "steps"}: take that many measured steps, or {"end": true}: leave
+    launcher -> agent   {"repetition", "steps", "beat_s"}: take that many measured steps, and give a sign of life so often;
+                        or {"end": true}: leave
 
 The first steps of a turn are not measured: their batches were made before it, and they find cold caches.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +23,6 @@ from typing import Any
 from _harness_agent import record
 
 LEAST_WARM = 6  # steps before the first turn: by then the watched ones are over
-BEAT_S = 5.0
 
 
 class _Gate:
@@ -32,7 +33,8 @@ class _Gate:
         self.measured = 0
         self.warmup = True  # the step that begins is not measured
         self.over = False
-        self.beat_s = 0.0
+        self.beat_s = 0.0  # when the last sign of life was given
+        self.beat_every_s = 5.0
 
 
 state = _Gate()
@@ -79,6 +81,7 @@ def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
         state.over = True
         return False
     state.repetition = int(order["repetition"])
+    state.beat_every_s = float(order["beat_s"])
     state.unmeasured, state.measured = unmeasured, int(order["steps"])
     return before_step(steps, unmeasured, pause)
 
@@ -94,13 +97,21 @@ def _arrive() -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(str(record.settings["gate"]))
     state.file = connection.makefile("rwb", buffering=0)
-    rank, world = record.ranks()
-    _send({"pid": os.getpid(), "rank": rank, "world": world})
+    _send({"pid": os.getpid(), "rank": record.ranks()[0], "world": _ranks_here()})
+
+
+def _ranks_here() -> int:
+    """How many processes train together here. WORLD_SIZE, or the size of a Slurm job, may be left from elsewhere."""
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(here) if here.isdecimal() else int(distributed.get_world_size())
 
 
 def _beat() -> None:
     now_s = time.monotonic()
-    if now_s - state.beat_s > BEAT_S:
+    if now_s - state.beat_s > state.beat_every_s:
         _send({"event": "alive"})
 
 

@@ -54,7 +54,6 @@ def drawn(*pieces: tuple[str, float, float, float, float], blocked: tuple[float,
         (("forward", 0, 5, 0, 6), False, 5),  # works on after them: many kernels that it is behind with, or a long one
         (("forward", 0, 5, 4, 5.02), True, 5),  # behind at first, and done with the last launch
         (("forward", 0, 5, 5, 9), False, 5),  # all was queued when the device came to it
-        (("forward", 0, 0.05, 0, 0.06), False, 0),  # so short that it makes no difference
         (("forward", 0, 0, 0, 3), False, 0),  # one kernel
         (("forward", 0, 5, 0, 4.99), True, 4.99),  # the clocks are off by a little
     ],
@@ -78,8 +77,18 @@ def test_of_a_program_that_nobody_here_wrote_only_what_came_after_the_launches_i
 
 def test_work_whose_launching_blocks_on_the_device_did_not_wait_for_launches() -> None:
     assert device_work(drawn(("h2d", 0, 5, 0, 5), blocked=(1, 5))).launch_bound.tolist() == [False]
-    for blocked in ((2, 2), (5, 9)):  # a call that is only known to block, not for how long; one behind the launching
-        assert device_work(drawn(("h2d", 0, 5, 0, 5), blocked=blocked)).launch_bound.tolist() == [True]
+    behind = device_work(drawn(("h2d", 0, 5, 0, 5), blocked=(5, 9)))
+    assert behind.launch_bound.tolist() == [True]
+    unannounced = device_work(drawn(("h2d", 0, 5, 0, 5), blocked=(2, 2)))  # it blocks, nobody knows for how long
+    assert (unannounced.launch_bound.tolist(), unannounced.still_launching.tolist()) == ([False], [True])
+
+
+def test_short_launching_that_adds_up_is_no_work() -> None:
+    """32 pieces of 80 us a step, launched all the while: one of them makes no difference, all of them are the step."""
+    pieces = [("forward", 0.1 * k, 0.1 * k + 0.08, 0.1 * k, 0.1 * k + 0.085) for k in range(32)]
+    assert device_work(drawn(*pieces)).launch_bound.all()
+    few = [("forward", 0, 0.08, 0, 0.085), ("backward", 0.1, 0.1, 0.1, 10)]
+    assert device_work(drawn(*few)).launch_bound.tolist() == [False, False]
 
 
 def test_nothing_runs_before_it_is_launched() -> None:

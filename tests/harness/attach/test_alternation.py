@@ -13,10 +13,10 @@ import pytest
 
 from harness.analysis.study import analyse
 from harness.attach.alternation import AlternatingCommand, CommandFailed
-from harness.attach.command import AgentSettings
+from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
 from harness.launch.waiting import WaitLimits
-from harness.machine.processes import descendants, read_process
+from harness.machine.processes import descendants, read_process, with_variable
 from harness.report.changes import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
@@ -147,6 +147,18 @@ def test_a_dose_of_data_work_costs_nothing_while_a_worker_has_time_for_it_and_th
     assert found.last_slope is not None
     assert found.local_slope.median == pytest.approx(0, abs=0.3)
     assert found.last_slope.median == pytest.approx(1, abs=0.3)
+
+
+@slow
+def test_what_a_command_leaves_behind_goes_with_it_and_a_stray_world_size_is_no_rank(tmp_path: Path) -> None:
+    """A shell script with something in the background, in a shell of a job of two tasks."""
+    script = f"(setsid sleep 1000 &) ; sleep 1000 & {shlex.join(program('plain', '--steps', LONG))}"
+    options = ("--controls", "a-a", "--repeats", "1", "--steps", "20", "--interleave", "runs")
+    done = harness("exec", "--out", str(tmp_path), *options, "--", "bash", "-c", script, WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    for arm in ("script", "script+a-a"):
+        assert with_variable(MARK, str((study.run(arm, 0) / "raw").absolute())) == []
 
 
 @slow

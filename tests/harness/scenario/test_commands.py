@@ -76,8 +76,8 @@ def test_another_scenario_is_none(tmp_path: Path) -> None:
             ["compare[0].candidate: no arm 'b'; arms: a"],
         ),
         (
-            "command: t\narms: {a: }\ncontrols: [dose]\nrepeat: 2",
-            ["must be 'a-a', 'ideal-data' or 'data-only'", "repeat: unknown key; did you mean 'repeats'?"],
+            "command: t\narms: {a: }\ncontrols: [doses]\nrepeat: 2",
+            ["must be 'a-a', 'ideal-data', 'data-only' or 'dose'", "repeat: unknown key; did you mean 'repeats'?"],
         ),
     ],
 )  # fmt: skip
