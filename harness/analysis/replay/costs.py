@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.intervals import Int
 from harness.analysis.replay.batches import BUILT, RecordedBatches
 from harness.analysis.replay.contention import stretched
 from harness.analysis.replay.handover import DEFAULT_AFTER_MS, DEFAULT_TENSOR_MS, RECEIVED_SHARE
@@ -15,8 +15,6 @@ from harness.analysis.replay.recording import Recording
 from harness.scenario.edits import UNCHANGED, Edits, StageEdit
 
 Array = NDArray[np.float64]
-USUAL_PERIODS = 12  # a multiple of how often batches are usually alike: every second, third, fourth or sixth
-LEAST_IN_PHASE = 4  # batches of each worker: fewer say too little of it
 
 
 class Costs(NamedTuple):
@@ -33,15 +31,14 @@ class Costs(NamedTuple):
 
 
 def batch_costs(
-    recording: Recording, edits: Edits, workers: int, scale: float, stretch: tuple[float, float], *, exact: bool
+    recording: Recording, edits: Edits, workers: int, scale: float, stretch: tuple[float, float], chosen: Int
 ) -> tuple[Costs, float]:
-    """The costs of the batches under ``edits``, and the mean CPU time that building one takes, unstretched by others.
+    """The costs of the ``chosen`` batches under ``edits``, and the mean CPU time that building one takes, unstretched.
 
     A batch that is ``scale`` times as large combines that many consecutive recorded batches: their stages add up, and
     the costs that do not depend on its size (wake, hand-over, receive) stay. Edits of stages apply after that.
     """
     recorded = recording.batches
-    chosen = np.arange(len(recorded)) if exact else _in_phase(recorded.usable, recording.workers, workers)
     stages, cpu_total = {}, np.zeros(len(chosen))
     for name in BUILT:
         change = edits.stages.get(name, UNCHANGED)
@@ -55,23 +52,6 @@ def batch_costs(
     parts = _transferred(parts, edits.stages.get("transfer", UNCHANGED), inline=workers == 0)
     work = sum(stages.values(), parts.pop("inner"))
     return Costs(**stages, work=work, **parts), float(cpu_total.mean())
-
-
-def _in_phase(usable: NDArray[np.bool_], workers_then: int, workers_now: int) -> NDArray[np.int64]:
-    """The usable batches in an order that may repeat without end: each stays with its worker.
-
-    Batches go to workers in turn. Where every other one is slow, one of two workers makes all of those, and no depth of
-    the queue helps. Left-out batches, and the seam from the last to the first, must not hand them to the other one.
-    """
-    chosen = np.flatnonzero(usable)
-    both = math.lcm(workers_then or 1, workers_now or 1)
-    for period in dict.fromkeys((math.lcm(both, USUAL_PERIODS), both, workers_then or 1)):
-        first = int(chosen[0])
-        by_place = [chosen[(chosen - first) % period == place] for place in range(period)]
-        fewest = min(len(one) for one in by_place)
-        if fewest >= LEAST_IN_PHASE:
-            return np.stack([one[:fewest] for one in by_place], axis=1).ravel()
-    return chosen
 
 
 def _combined(values: Array, scale: float) -> Array:

@@ -16,6 +16,7 @@ from harness.analysis.replay.contention import ALONE, Demand, Stretch, stretched
 from harness.analysis.replay.costs import batch_costs
 from harness.analysis.replay.programs import Event
 from harness.analysis.replay.recording import Recording, Resume
+from harness.analysis.replay.tape import Tape, tape_of
 from harness.scenario.edits import Edits
 
 Array = NDArray[np.float64]
@@ -39,10 +40,14 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One class of steps: operations and durations in ns (rows, variants, members)."""
+    """One class of steps: operations and durations in ns (rows, variants, members).
+
+    ``places``: of its members on the tape, (members,), rising.
+    """
 
     operations: tuple[Operation, ...]
     durations: Array
+    places: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class Pipeline:
     """
 
     costs: Array  # (len(Costs._fields), variants, batches)
+    tape_steps: int  # that lend their durations, see ``tape``
+    starts: NDArray[np.int64]  # where on the tape a replicate may begin: there each step meets one of its own class
+    batches_per_step: int | None  # None: batches do not run along with the tape's steps
     programs: tuple[Program, ...]
     step_program: NDArray[np.int64]  # (steps,)
     measured: NDArray[np.bool_]
@@ -88,10 +96,11 @@ def build(
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
-    costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), exact=exact)
+    tape = tape_of(recording, workers, exact=exact)
+    costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
     host = (then.main, now.main)
     made = [
-        _program(recording, number, edits, scale * grown, host, exact=exact, merged=merged)
+        _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
         for number in range(len(recording.classes))
     ]
     programs = tuple(program for program, _ in made)
@@ -101,6 +110,9 @@ def build(
     order, measured, resumes = _steps(recording, 0 if exact else workers * prefetch, most_steps)
     return Pipeline(
         costs=np.stack(costs)[:, None, :],
+        tape_steps=len(tape.steps),
+        starts=np.zeros(1, dtype=np.int64) if exact else _starts(order, recording.step_class[tape.steps]),
+        batches_per_step=len(tape.batches) // len(tape.steps) if tape.aligned and scale == 1 else None,
         programs=programs,
         step_program=order,
         measured=measured,
@@ -150,6 +162,14 @@ def _steps(
     return np.array(order), np.array(measured), tuple(resumes)
 
 
+def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The places of the tape, whose steps are of these ``classes``, from which most of ``order`` meet their own."""
+    alike = np.zeros(len(classes), dtype=np.int64)
+    for step, number in enumerate(order):
+        alike += np.roll(classes, -step) == number
+    return np.flatnonzero(alike == alike.max())
+
+
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
@@ -172,6 +192,7 @@ def _program(
     edits: Edits,
     scale: float,
     stretch: tuple[float, float],
+    tape: Tape,
     *,
     exact: bool,
     merged: bool,
@@ -205,7 +226,27 @@ def _program(
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
     durations = np.stack(rows) if rows else np.zeros((0, members))
-    return Program(tuple(operations), durations[:, None, :]), cpu_ns
+    lending, places = _on_tape(recording, number, tape, members)
+    return Program(tuple(operations), durations[:, None, lending], places), cpu_ns
+
+
+def _on_tape(
+    recording: Recording, number: int, tape: Tape, members: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of the ``members`` of a class lend their durations, and their places on the tape; all of a class that is
+    not on it.
+    """
+    rows = recording.classes[number].steps
+    if members != len(rows):
+        rows = rows[recording.measured[rows]]
+    place_of = np.full(len(recording.step_class), -1)
+    place_of[tape.steps] = np.arange(len(tape.steps))
+    places = place_of[rows]
+    known = np.flatnonzero(places >= 0)
+    if not len(known):
+        return np.arange(members), np.arange(members) * len(tape.steps) // members
+    order = known[np.argsort(places[known])]
+    return order, places[order]
 
 
 def _goes(event: Event, edits: Edits) -> bool:
@@ -254,7 +295,7 @@ def together(pipelines: Sequence[Pipeline]) -> Pipeline:
         joined = (
             np.broadcast_to(durations[0], (rows, len(same), members)) if alike else np.concatenate(durations, axis=1)
         )
-        programs.append(Program(same[0].operations, joined))
+        programs.append(Program(same[0].operations, joined, same[0].places))
     return replace(first, costs=np.concatenate([one.costs for one in pipelines], axis=1), programs=tuple(programs))
 
 

@@ -1,8 +1,8 @@
 """Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
 
-Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence and
-wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours). A pipeline may
-hold several variants of its durations; each replicate runs one of them.
+Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence
+(``tape``) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
+A pipeline may hold several variants of its durations; each replicate runs one of them.
 
     fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
@@ -75,9 +75,11 @@ class _Loop:
         self.shape = offsets.shape
         self.variant = np.zeros((len(offsets), 1), dtype=np.int64) if variants is None else variants[:, None]
         self.account = account
+        self.first_step = pipeline.starts[np.floor(offsets * len(pipeline.starts)).astype(np.int64)]
         self.first_batch = np.floor(offsets * pipeline.costs.shape[2]).astype(np.int64)
-        self.first_member = [np.floor(offsets * p.durations.shape[2]).astype(np.int64) for p in pipeline.programs]
-        self.taken = [0] * len(pipeline.programs)  # steps of each class so far
+        if pipeline.batches_per_step is not None:
+            self.first_batch = self.first_step * pipeline.batches_per_step
+        self.taken = 0  # steps so far
         self.now = np.zeros(self.shape)
         self.device_free = np.zeros(self.shape)
         back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
@@ -115,11 +117,11 @@ class _Loop:
         )
 
     def _members(self, number: int) -> NDArray[np.int64]:
-        """Which recorded step of its class lends its durations to this one."""
-        place = self.first_member[number] + self.taken[number]
-        self.taken[number] += 1
-        members: NDArray[np.int64] = place % self.p.programs[number].durations.shape[2]
-        return members
+        """Which recorded step of its class lends its durations to this one: the next one on the tape."""
+        places = self.p.programs[number].places
+        members: NDArray[np.int64] = np.searchsorted(places, (self.first_step + self.taken) % self.p.tape_steps)
+        self.taken += 1
+        return members % len(places)
 
     def _step(self, program: Program, members: NDArray[np.int64]) -> None:
         durations = program.durations[:, self.variant, members]

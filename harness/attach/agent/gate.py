@@ -4,7 +4,7 @@ Only where the settings name a ``gate``, a Unix socket of the launcher's. Lines 
 
     agent -> launcher   {"pid", "rank", "world"} once it is warm, {"event": "done"} after each turn, {"event": "alive"}
                         between steps, and {"event": "fault", "error"} where the recording was switched off
-    launcher -> agent   {"repetition", "steps", "beat_s"}: take that many measured steps, and give a sign of life so often;
+    launcher -> agent   {"repetition", "steps", "beat_s"}: take that many measured steps, with signs of life that often;
                         or {"end": true}: leave
 
 The first steps of a turn are not measured: their batches were made before it, and they find cold caches.

@@ -33,6 +33,7 @@ class Truth:
     pack: float = 0.3
     spread: float = 0.4
     pattern: tuple[float, ...] = ()  # factors of the costs of one batch after another, over and over
+    dynamic: bool = False  # a step takes as much longer or shorter as its batch's documents are
     workers: int = 1
     prefetch: int = 2
     handover: float = 0.9
@@ -106,6 +107,9 @@ class _Rank:
         return getattr(self.t, stage) * self.documents[batch * size : (batch + 1) * size].sum() / self.t.per_batch
 
     def varied(self, cost: float) -> float:
+        if self.t.dynamic:
+            batch, size = max(0, self.received - 1), self.t.batch_size
+            cost *= float(self.documents[batch * size : (batch + 1) * size].mean())
         return cost * self.other.uniform(1 - self.t.jitter, 1 + self.t.jitter)
 
     def build(self, batch: int, role: str) -> Iterator[simpy.Event]:
