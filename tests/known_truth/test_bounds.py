@@ -108,10 +108,16 @@ def test_only_the_launch_bound_device_has_unknown_busy_time(judged: Found) -> No
 def test_replay_and_ideal_data_agree_on_the_launch_bound_one(judged: Found) -> None:
     explained, late = of(judged, "launch").explained, judged.allowed("launch")
     allowed = late / (1 - late)  # of the step without waiting
+    declared = (LAUNCHING_MS + LAUNCHED_DATA_MS) / LAUNCHING_MS
+    assert explained.ideal_predicted is not None
+    assert explained.ideal_predicted.median == pytest.approx(declared, rel=0.06 + allowed)
+    # Launching is taken to last as long as it did. It is sleeping, and a machine's timer may be slower in the control.
+    own, control = (
+        sum(spent for name, spent in of(judged, arm).totals.phase_ms.items() if name != "fetch")
+        for arm in ("launch", "launch+ideal-data")
+    )
+    allowed += abs(control / own - 1)
     assert explained.replay_error is not None
     assert abs(explained.replay_error) <= 0.02  # whatever the run waited for: that is in the record that is replayed
-    assert explained.ideal_predicted is not None
     assert explained.ideal_measured is not None
     assert abs(explained.ideal_predicted.median / explained.ideal_measured.median - 1) <= 0.03 + allowed
-    declared = (LAUNCHING_MS + LAUNCHED_DATA_MS) / LAUNCHING_MS
-    assert explained.ideal_predicted.median == pytest.approx(declared, rel=0.06 + allowed)
