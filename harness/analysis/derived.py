@@ -58,21 +58,18 @@ DEVICE_COLUMNS = (
 )
 
 
-_KNOWN: NDArray[np.float64] = np.zeros((0, 0))
-
-
 class Derived(NamedTuple):
     """A steps table with its derived columns.
 
     ``changed``: whether it had others before. ``unsplit``: why its waits were not split by stage (None: they were).
     ``otherwise``: what data work cost its first steps by the other readings of when the device worked, in ns,
-    (readings, steps); no reading where that is known.
+    (readings, steps); None where it was not split.
     """
 
     table: pa.Table
     changed: bool
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
-    otherwise: NDArray[np.float64] = _KNOWN
+    otherwise: NDArray[np.float64] | None = None
 
 
 def with_derived(

@@ -67,7 +67,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     for place, stage in enumerate(present):
         shares[:, STAGES.index(stage)] = _kept(_shapley(saved, place, len(present)), repetition)
     if recording.asynchronous:
-        whole = (_replayed(one, [[], present]) for one in recording.readings[1:])
+        whole = (_replayed(one, [[], present]) for one in recording.other_readings.values())
         otherwise = [_kept(with_all - without, repetition) for with_all, without in whole]
         return Split(np.rint(shares).astype(np.int64), np.array(otherwise).reshape(-1, steps))
     return Split(_summing_to(waits_ns[:steps], shares, repetition * 2 + counted))

@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.launches import Reading
 from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
@@ -63,12 +65,12 @@ class Replays:
         """InputError where none of ``runs`` can be replayed."""
         self._replicates = replicates
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
-        self._runs = [readings[0] for readings in by_run]  # by the likely reading of what the device did
-        most = max(len(readings) for readings in by_run)
-        # By each reading; a run of which that one makes no difference, by its likely one.
+        self._runs = [readings["likely"] for readings in by_run]
+        # By each reading, the likely one first; a run to which one makes no difference by its likely one.
         self._by_reading = [
-            [readings[number] if number < len(readings) else readings[0] for readings in by_run]
-            for number in range(most)
+            [readings.get(name, readings["likely"]) for readings in by_run]
+            for name in get_args(Reading)
+            if any(name in readings for readings in by_run)
         ]
 
     def recorded(self, key: str) -> float:
@@ -152,15 +154,16 @@ class Replays:
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def _replayed(run: RunData, recording: Recording, replicates: int) -> tuple[_Run, ...]:
-    """The run as it was, replayed once by each reading: an arm is asked about for its comparisons, for itself and for
-    its advice.
+def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[Reading, _Run]:
+    """The run as it was, replayed once by each reading of what its device did: an arm is asked about for its
+    comparisons, for itself and for its advice.
     """
 
-    def replay() -> tuple[_Run, ...]:
+    def replay() -> Mapping[Reading, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
         error = _error_of(run, recording)
-        return tuple(_Run(one, offsets, error, *_as_it_was(one, offsets)) for one in recording.readings)
+        readings: dict[Reading, Recording] = {"likely": recording, **recording.other_readings}
+        return {name: _Run(one, offsets, error, *_as_it_was(one, offsets)) for name, one in readings.items()}
 
     return run.once(f"replayed {replicates} times", replay)
 

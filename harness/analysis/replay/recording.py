@@ -63,7 +63,7 @@ class Recording:
     asynchronous: bool  # work was recorded on a device that the host runs ahead of
     # The same steps by the other readings of what the device did while the host was still launching; empty where that
     # is next to nothing.
-    other_classes: tuple[tuple[StepClass, ...], ...]
+    other_classes: Mapping[Reading, tuple[StepClass, ...]]
     busy_not_known: tuple[str, ...]  # names of work of which it is not known how long the device works for it
     device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
     emulated: bool
@@ -87,9 +87,9 @@ class Recording:
         return tuple(found)
 
     @cached_property
-    def readings(self) -> tuple[Recording, ...]:
-        """The recording itself, by the likely reading of its device's work, and by each other one."""
-        return (self, *(replace(self, classes=one, other_classes=()) for one in self.other_classes))
+    def other_readings(self) -> Mapping[Reading, Recording]:
+        """The recording by each reading of its device's work but the likely one, which is the recording itself."""
+        return {name: replace(self, classes=one, other_classes={}) for name, one in self.other_classes.items()}
 
     @property
     def tokens_per_batch(self) -> float | None:
@@ -174,10 +174,10 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     )
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
     step_classes, step_class = classes(steps, phases, launches, syncs)
-    others = tuple(
-        classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)[0]
+    others = {
+        reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)[0]
         for reading in _other_readings(work, int((ends - starts).sum()))
-    )
+    }
     asynchronous = bool(launches)
     import pyarrow as pa
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.dose import Dose, dose, parse_control
+from harness.analysis.dose_curves import Curve
 from harness.analysis.ledger import RunLedger, measure
 from harness.report.dose import dose_line, dose_reason
 from harness.scenario.model import Scenario
@@ -394,3 +395,9 @@ def test_the_plan_and_the_analysis_use_the_same_names() -> None:
     found = [parse_control(arm.control) for arm in made.arms if arm.control is not None]
     assert found == [(what, k) for what in ("tokenize", "read", "device") for k in DOSES]
     assert [parse_control(name) for name in ("a-a", None, "dose-pack-1", "dose-read-0")] == [None] * 4
+
+
+def test_slack_beyond_which_a_millisecond_costs_two_is_not_said_to_be_less_than_nothing() -> None:
+    """One of two workers makes the slow batches: 5 ms more are hidden, and each further one costs the step 2."""
+    curve = Curve((0, 1, 2, 4), (), work=(5.0, 10.0, 15.0, 25.0), step=(20.0, 20.0, 30.0, 50.0))
+    assert curve.absorbed == pytest.approx(5)

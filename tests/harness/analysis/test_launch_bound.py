@@ -18,7 +18,7 @@ from harness.analysis.probes.device_busy import with_profiled_busy
 from harness.analysis.probes.operators import ProfiledOperators
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.replay import parse_edits, predict
-from harness.analysis.replay.predict import unedited_error
+from harness.analysis.replay.predict import Replays, unedited_error
 from harness.analysis.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
 from harness.analysis.study import analyse
 from harness.report.assumptions import assumption_lines
@@ -232,6 +232,21 @@ def test_queued_before_the_device_comes_to_it_nothing_is_open() -> None:
     without = predict([recorded.run], parse_edits(NO_DATA))
     assert without.speedup.median == pytest.approx(1, abs=0.01)
     assert not [one for one in without.assumptions if one.kind == "busy not known"]
+
+
+def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> None:
+    """One block is taken for waiting and the other for working: all waiting, and all working, must lie within."""
+    short = {name: (count, 25.0, 7.8) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}
+    runs = []
+    for block, last_us in enumerate(({}, {"forward": 1000.0, "backward": 1000.0, "optimizer": 1000.0})):
+        run = record(Declared(short, data_ms=6, last_us=last_us)).run
+        runs.append(replace(run, record=replace(run.record, block=block)))
+    replays = Replays(runs)
+    alone = [[one.recording for one in reading] for reading in replays._by_reading]
+    assert len(alone) == 3  # likely, waiting, working
+    for reading, name in zip(alone[1:], ("waiting", "working"), strict=True):
+        for one, likely in zip(reading, alone[0], strict=True):
+            assert one.classes is likely.other_classes.get(name, likely.classes)
 
 
 PHASE_KERNELS = st.tuples(
