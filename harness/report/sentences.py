@@ -169,8 +169,8 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
     if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms:
         return ""
     return (
-        f"What a step waits for it is between {ms(range_ms[0])} and {ms(range_ms[1])}: while the host was still "
-        "launching, the device worked or waited for launches, and its events do not tell which."
+        f"A step waits between {ms(range_ms[0])} and {ms(range_ms[1])} for it: while the host was still launching, the "
+        "device worked or waited for launches, and its events do not tell which."
     )
 
 

@@ -216,7 +216,7 @@ def test_brackets_with_a_long_last_kernel_are_held_to_be_either() -> None:
     (line,) = launch_bound_lines([arm])
     assert "at phases that the host was still launching, and ended them later" in line
     unknown = either_way(arm.totals.waited_range_ms, found.mean_step_ms)
-    assert unknown.startswith("What a step waits for it is between ")
+    assert unknown.startswith("A step waits between ")
     assert unknown in line
     (known,) = with_profiled_busy(report, [profiled("cuda", recorded.busy_ms)]).arms
     assert known.totals.bound == "launch"
