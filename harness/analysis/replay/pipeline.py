@@ -96,7 +96,7 @@ def build(
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
-    tape = tape_of(recording, workers, exact=exact)
+    tape = recording.once(("tape", workers, exact), lambda: tape_of(recording, workers, exact=exact))
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
     host = (then.main, now.main)
     made = [
@@ -108,10 +108,15 @@ def build(
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
     order, measured, resumes = _steps(recording, 0 if exact else workers * prefetch, most_steps)
+
+    def starts() -> NDArray[np.int64]:
+        key = ("starts", workers, prefetch, most_steps)
+        return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
+
     return Pipeline(
         costs=np.stack(costs)[:, None, :],
         tape_steps=len(tape.steps),
-        starts=np.zeros(1, dtype=np.int64) if exact else _starts(order, recording.step_class[tape.steps]),
+        starts=np.zeros(1, dtype=np.int64) if exact else starts(),
         batches_per_step=len(tape.batches) // len(tape.steps) if tape.aligned and scale == 1 else None,
         programs=programs,
         step_program=order,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_o
 from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import PHASES
-from harness.study.run_data import RunData
+from harness.study.run_data import Result, RunData
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
@@ -70,6 +70,15 @@ class Recording:
     queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
     tensors: int  # per batch: what a hand-over between processes costs depends on it
     tokens: float | None  # positions per measured step
+    _results: dict[object, object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # of :meth:`once`
+
+    def once(self, key: object, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns, worked out the first time: every edit of a replay asks for it again."""
+        if key not in self._results:
+            self._results[key] = work()
+        return cast("Result", self._results[key])
 
     @property
     def measured_ms(self) -> float:
