@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ class Declared:
     """A run: ``kernels`` is (how many, host microseconds to launch one, device microseconds of one) by phase.
 
     ``last_us``: of a phase's last kernel, where that is another. ``early``: an event counts as reached when the work
-    before it is done, even if that was before it was recorded.
+    before it is done, even if that was before it was recorded. ``slow``: every so many batches one takes so many
+    milliseconds longer. ``queue``: of so many kernels; while it is full a launch waits, which nothing records.
     """
 
     kernels: dict[str, tuple[int, float, float]]
@@ -48,6 +50,8 @@ class Declared:
     drift: float = 0.0  # of the device's clock against the host's
     warmup: int = 3
     steps: int = 30
+    slow: tuple[int, float] = (1, 0.0)
+    queue: int | None = None
 
 
 # 641 kernels of 7.8 us, launched every 25 us: 5 ms of work, 16 ms of launching, and 6 ms of data in a step of 22 ms.
@@ -71,16 +75,20 @@ class _Stream:
     now_ns: float = START_NS
     free_ns: float = START_NS
     busy_ns: float = 0.0
+    ends_ns: list[float] = field(default_factory=list)  # of the kernels before each one
 
     def monotonic_ns(self) -> int:
         return round(self.now_ns)
 
     def launch(self, name: str) -> None:
-        count, host_us, device_us = self.declared.kernels[name]
-        for number in range(1, count + 1):
-            if number == count:
+        kernels, host_us, device_us = self.declared.kernels[name]
+        for number in range(1, kernels + 1):
+            if number == kernels:
                 device_us = self.declared.last_us.get(name, device_us)
             self.now_ns += host_us * US
+            if self.declared.queue:
+                self.ends_ns.append(self.free_ns)
+                self.now_ns = max(self.now_ns, self.ends_ns[-self.declared.queue :][0])
             self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
             self.busy_ns += device_us * US
 
@@ -246,9 +254,10 @@ def record(declared: Declared) -> Recorded:
 
 def _batches(stream: _Stream, rows: _Rows) -> Iterator[Batch]:
     ids = torch.zeros((1, 2), dtype=torch.int64)
-    while True:
+    every, longer_ms = stream.declared.slow
+    for number in count(1):
         start = stream.monotonic_ns()
-        stream.now_ns += stream.declared.data_ms * MS
+        stream.now_ns += (stream.declared.data_ms + (0.0 if number % every else longer_ms)) * MS
         rows.span("main", "tokenize", start, stream.monotonic_ns())
         yield Batch(ids, ids, None, 2, 2, 1)
 

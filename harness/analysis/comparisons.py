@@ -96,9 +96,11 @@ class Waits:
     contended_ms: float | None
     stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
     parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
-    slack_ms: float | None = None  # only with an asynchronous device, as are the next two
+    slack_ms: float | None = None  # only with an asynchronous device, as are the next three
     starved_ms: Mapping[str, float] = field(default_factory=dict)
+    open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
     bound: Bound | None = None
+    room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
     # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
     waited_range_ms: tuple[float, float] | None = None
 
@@ -364,7 +366,9 @@ def _waits(blocks: Blocks) -> Waits:
         parallel_ms=stage_means(runs, "parallel_ms"),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
+        open_ms=mean_over(runs, lambda run: run.device_open_ms),
         bound=commonest(run.bound for run in runs),
+        room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
     )
 

@@ -145,12 +145,17 @@ def slack(waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int) ->
     found, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
     inside = np.flatnonzero(waits.rows >= 0)
     first = inside[np.unique(waits.rows[inside], return_index=True)[1]]
-    free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
-    queued = np.searchsorted(np.maximum.accumulate(launch_starts), waits.starts[first], side="right")
-    starts = waits.starts[first]
-    found[waits.rows[first]] = np.maximum(free[queued], starts) - starts
+    found[waits.rows[first]] = behind(waits.starts[first], kernel_ends, launch_starts)
     fetched[waits.rows[first]] = True
     return found, fetched
+
+
+def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
+    """How much of what was launched by each moment the device had still to do, in nanoseconds; see :func:`slack`."""
+    free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
+    queued = np.searchsorted(np.maximum.accumulate(launch_starts), moments, side="right")
+    left: Int = np.maximum(free[queued], moments) - moments
+    return left
 
 
 def busy(spans: RunSpans) -> Stretches:

@@ -120,7 +120,8 @@ def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
         return TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
     moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= TAIL_NS)].sum())
-    return 0 if moments_ns > MOST_MOMENTS * int(ends[-1] - starts[0]) else TAIL_NS
+    # Not of the time from the first to the last piece: between turns of its arm the device works for others.
+    return 0 if moments_ns > MOST_MOMENTS * int((ends - starts).sum()) else TAIL_NS
 
 
 def device_work_of(run: RunData) -> DeviceWork:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.bounds import Bound, BoundShares
-from harness.analysis.derived import with_derived
+from harness.analysis.derived import waits_of, with_derived
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.replay.recording import record
+from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
 from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup_number
@@ -70,6 +71,7 @@ class RunLedger:
     launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
+    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``room``
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
@@ -102,11 +104,9 @@ class RunLedger:
     @property
     def bound_shares(self) -> BoundShares | None:
         """What says what limits the step; None without an asynchronous device."""
-        idle, slack, wall = self.device_starved_ms, self.device_slack_ms, self.mean_step_ms
-        if idle is None or slack is None:
+        idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
+        if idle is None or room is None:
             return None
-        fetches = lookup_number(self.record.config, "optimizer.accumulation", 1) or 1
-        fetch = self.phase_ms.get("fetch", 0.0) / fetches  # the slack is that of the first
         for_data = sum(self.starved_ms.get(stage, 0.0) for stage in STAGES)
         waited = self.waited_ms
         return BoundShares(
@@ -114,8 +114,16 @@ class RunLedger:
             host=max(0.0, idle - for_data) / wall,
             launch=(self.device_launch_bound_ms or 0.0) / wall,
             open=(self.device_open_ms or 0.0) / wall,
-            room=(slack - fetch) / wall,
+            room=room / wall,
+            loader=self._at_work,
         )
+
+    @property
+    def _at_work(self) -> float:
+        """Share of the time of its loader workers in which they worked; 0 without workers."""
+        facts = self.record.facts
+        workers = lookup_number(self.record.config, "data.workers", facts.workers or 0)
+        return sum(self.work_ms.values()) / (workers * self.mean_step_ms) if workers else 0.0
 
     @property
     def bound(self) -> Bound | None:
@@ -201,6 +209,7 @@ def _measure(run: RunData) -> RunLedger | None:
         launch_bound=_launch_bound(run, steps, measured),
         device_starved_ms=_mean_ms(values("device_starved_ns")),
         device_slack_ms=_mean_ms(values("device_slack_ns")),
+        device_room_ms=_room_ms(run, steps, measured),
         starved_ms=_means(values, CAUSES, "starved_{}_ns"),
         tokens=_sum(tokens),
         trained_tokens=_sum(trained),
@@ -215,6 +224,17 @@ def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
+
+
+def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float | None:
+    """See ``RunLedger.device_room_ms``; None where nobody recorded what the device did, or when steps began."""
+    if not run.record.facts.asynchronous or np.isnan(column(steps, "device_slack_ns")[measured]).all():
+        return None
+    spans = spans_of(run)
+    if (waits := waits_of(steps, spans)) is None:
+        return None
+    found = room_ns(Stretches(*(moments[measured] for moments in bounds(steps))), spans, waits)
+    return None if found is None else found / 1e6
 
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interleave", choices=("auto", "slices", "runs"), help="interleave repetitions, or one run after the other"
     )
-    parser.add_argument("--json", action="store_true", help="print summary.json instead of the first screen")
+    parser.add_argument(
+        "--json", action="store_true", help="print summary.json instead of the first screen; with --plan: the plan"
+    )
     parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
@@ -48,9 +51,9 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return status
     plan = load_plan(arguments, arguments.repeats, arguments.interleave)
     if arguments.plan:
-        from harness.scenario.plan import describe
+        from harness.scenario.plan import describe, plan_json
 
-        say(describe(plan))
+        say(json.dumps(plan_json(plan), indent=1) if arguments.json else describe(plan))
         return 0
     from harness.launch.study import run_study
 

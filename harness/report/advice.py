@@ -19,7 +19,7 @@ COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
     "memory": "more batches in memory",
     "pretokenized copy": "a pretokenized copy of the corpus on disk",
-    "late check": "a loss that is not finite shows later",
+    "late check": "seeing later that a loss is not finite",
     "its data path": "what that path needs",
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.analysis.bounds import Bound
+from harness.analysis.bounds import NOTICEABLE, Bound
 from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
@@ -20,14 +20,20 @@ from harness.report.sentences import WORTH
 from harness.report.words import interval, listing, ms, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
-    "data": "bound by data work (no other cause is known to cost them more)",
+    "data": "bound by data work (nothing else that leaves the device idle is known to cost them more)",
     "host": "host-bound (the device runs dry while the host does other work than data)",
     "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
     "device or launch": "device-bound or launch-bound (while the host is still launching a phase, the device works or "
     "waits for launches: its events do not tell which, a profiled window does)",
-    "device": "device-bound (the device runs dry {idle} of the step, with room before it would for longer)",
-    "balanced": "balanced (the device runs dry {idle} of the step, with no room before it would for longer)",
+    "device": "device-bound (the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for "
+    "next to nothing)",
+    "balanced": "balanced (the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer "
+    "for next to nothing)",
 }
+HELD = (
+    "device-bound (the device runs dry {idle} of the step; a full queue of launches may have held the host, so it is "
+    "not known how much longer fetching could last)"
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,13 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
     bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
+    if waits.bound == "device" and waits.room_unknown:
+        bound = f"; its steps are {HELD.format(idle=percent(idle))}"
+    still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
+    if waits.bound in ("data", "host", "launch") and still > NOTICEABLE:
+        bound += (
+            f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
+        )
     ceiling = c.measured.ceiling
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")

@@ -216,6 +216,9 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     m = c.measured
     known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
     figures = [NOT_MEASURED if one is None else ratio(one.median) for one in known]
+    each = m.measured_per_step
+    if m.step_time is not None and each is not None and abs(each - 1) > SAME:
+        figures[-1] += f" ({ratio(m.step_time.median)} a step)"  # as the ceiling is
     return (label, *figures, VERDICTS[m.verdict])
 
 

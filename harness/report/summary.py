@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from harness.analysis.bounds import BoundShares
 from harness.analysis.comparisons import Figure
 from harness.analysis.dose import Dose
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
@@ -129,7 +130,7 @@ def _arm(arm: ArmReport) -> Json:
         "device_slack_ms": finite(totals.slack_ms),
         "starved_ms": dict(totals.starved_ms),
         "bound": totals.bound,
-        "bound_shares": None if totals.bound_shares is None else asdict(totals.bound_shares),
+        "bound_shares": _bound_shares(totals.bound_shares),
         "blocking_calls": [asdict(call) for call in explained.syncs],
         "replay_error": finite(explained.replay_error),
         "replay_resampled_error": finite(explained.resampled_error),
@@ -150,6 +151,10 @@ def _arm(arm: ArmReport) -> Json:
         "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
     }
+
+
+def _bound_shares(shares: BoundShares | None) -> JsonObject | None:
+    return None if shares is None else {name: finite(value) for name, value in asdict(shares).items()}
 
 
 def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:

@@ -162,12 +162,13 @@ def _either_way(totals: ArmTotals) -> str:
 def _device_note() -> str:
     return (
         "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
-        "work still queued when the host began to fetch; data time up to that costs nothing. *bound*: the largest "
+        "work still queued when the host began to fetch; the fetch, and what the host does after it until it has "
+        "launched new work, cost nothing up to that. *bound*: the largest "
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
         "in phases that the device ends with their launches (launch), where that is more than 5 % of the step. "
         "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
-        "was still launching them: it worked, or waited for launches. Otherwise device where the slack exceeds the "
-        "fetch by more than 5 % of the step, else balanced."
+        "was still launching them: it worked, or waited for launches. Otherwise device where "
+        "fetching could last 5 % of the step longer at a cost of no more than a tenth of that, else balanced."
     )
 
 

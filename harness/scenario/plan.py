@@ -195,6 +195,22 @@ def describe(plan: Plan) -> str:
     return "\n".join([*lines, counts])
 
 
+def plan_json(plan: Plan) -> JsonObject:
+    """The same for programs: every arm with what it declares, the names of each block's runs in order, comparisons."""
+    arms: JsonObject = {
+        arm.name: {
+            "control": arm.control,
+            "of": arm.of,
+            "declared": arm.declared,
+            "config": arm.config.model_dump(mode="json"),
+        }
+        for arm in plan.arms
+    }
+    pairs: list[Json] = [{"baseline": one.baseline, "candidate": one.candidate} for one in plan.comparisons]
+    blocks: list[Json] = [list(names) for names in plan.blocks]
+    return {"schema": 1, "scenario": plan.scenario.name, "arms": arms, "blocks": blocks, "comparisons": pairs}
+
+
 def _cell(value: Json) -> str:
     if value is None or isinstance(value, bool):
         return "-" if value is None else str(value).lower()

@@ -267,7 +267,10 @@ def test_two_workers_halve_the_wait(runs: dict[str, RunData]) -> None:
 
 def test_a_jittered_cost_keeps_its_mean_and_varies(runs: dict[str, RunData]) -> None:
     run = runs["inline-jitter"]
-    assert found(column_ms(run, "during_wait_tokenize", mean=True), 6, run)
+    mean = column_ms(run, "during_wait_tokenize", mean=True)
+    # A sleep may end late, in some steps by much: so it does in the run whose cost does not vary.
+    steady = column_ms(runs["inline-sleep"], "during_wait_tokenize", mean=True)
+    assert found(mean, 6, run) or found(mean, steady, run)
     assert run.steps is not None
     values = [value / 1e6 for value in run.steps.column("during_wait_tokenize_ns").to_pylist()]
     assert statistics.stdev(values) > 0.3  # a uniform draw from 4.8 to 7.2 ms has 0.69

@@ -87,6 +87,10 @@ def test_short_launching_that_adds_up_is_no_work() -> None:
     """32 pieces of 80 us a step, launched all the while: one of them makes no difference, all of them are the step."""
     pieces = [("forward", 0.1 * k, 0.1 * k + 0.08, 0.1 * k, 0.1 * k + 0.085) for k in range(32)]
     assert device_work(drawn(*pieces)).launch_bound.all()
+    turns = [
+        (name, *(one + (1000 if since >= 1.6 else 0) for one in (since, *times))) for name, since, *times in pieces
+    ]
+    assert device_work(drawn(*turns)).launch_bound.all()  # whatever others do between two turns of an arm
     few = [("forward", 0, 0.08, 0, 0.085), ("backward", 0.1, 0.1, 0.1, 10)]
     assert device_work(drawn(*few)).launch_bound.tolist() == [False, False]
 

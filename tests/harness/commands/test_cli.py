@@ -124,6 +124,15 @@ def test_plan() -> None:
     assert {row.split()[2] for row in table[1:5]} == arms
 
 
+def test_the_plan_for_programs_has_the_runs_of_the_table() -> None:
+    table = harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2").stdout.splitlines()
+    plan = json.loads(harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2", "--json").stdout)
+    planned = [[str(block), name] for block, names in enumerate(plan["blocks"]) for name in names]
+    assert [row.split()[1:3] for row in table[1:-1]] == planned
+    assert plan["arms"]["text-padded+a-a"]["of"] == "text-padded"
+    assert plan["arms"]["text-padded+ideal-data"]["config"]["data"]["replay"] is True
+
+
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
 def test_shipped_scenarios_are_right_and_carry_the_schema(path: Path) -> None:
     done = harness("run", str(path), "--plan")

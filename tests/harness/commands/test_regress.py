@@ -19,21 +19,22 @@ from tests.studies import copy_code
 
 pytestmark = pytest.mark.slow  # git, and the states of the code answer for themselves
 COST = "nanoseconds = round(milliseconds * 1e6)"
-SCENARIO = """
+DECLARED_MS = 2
+SCENARIO = f"""
 name: tiny
 question: Is it slower?
 base:
   data:
-    corpus: {builtin: python-docs, documents: 60}
-    tokenizer: {train: {vocab_size: 512}}
+    corpus: {{builtin: python-docs, documents: 60}}
+    tokenizer: {{train: {{vocab_size: 512}}}}
     sequence_length: 32
     batch_size: 2
-    inject: {tokenize_ms: 2, how: busy}
+    inject: {{tokenize_ms: {DECLARED_MS}, how: busy}}
   compute.work: none
   steps: 24
   warmup_steps: 2
   log_every: 1000
-arms: {text: {data.path: text-padded}}
+arms: {{text: {{data.path: text-padded}}}}
 slice_steps: 4
 probes.host: false
 """
@@ -75,9 +76,13 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     assert is_look(record.blocks)  # it stopped when it was decided
     content = json.loads((path / "regression.json").read_text())
     (comparison,) = content["contests"]
-    assert 0.3 < comparison["step"]["change"]["median"] < 1
-    changes = {part["name"]: part["decision"]["change"]["median"] for part in comparison["parts"]}
-    assert 0.3 < changes["tokenize"] < 1  # the declared cost among it takes twice as long, the tokenizing does not
+    # The declared cost takes twice as long and so adds itself; what share of a step that is, the host's speed says.
+    (tokenize,) = (part for part in comparison["parts"] if part["name"] == "tokenize")
+    for decision, baseline_ms in (
+        (comparison["step"], comparison["baseline_ms"]),
+        (tokenize["decision"], tokenize["baseline_ms"]),
+    ):
+        assert 0.5 < decision["change"]["median"] * baseline_ms / DECLARED_MS < 1.5
     for run in study.runs():
         assert run.record.startup_ns is not None
         assert run.record.startup_ns > 0.1e9
@@ -109,16 +114,20 @@ def test_a_head_that_hangs_ends_with_the_budget(
 ) -> None:
     hanging = "import time; time.sleep(1000); nanoseconds = 0"
     head = copy_code(tmp_path_factory.mktemp("hanging"), "trainer/inject.py", COST, hanging)
-    out, junit = tmp_path / "out", tmp_path / "junit.xml"
-    done = harness(
-        "regress", scenario, "--base", str(ROOT), "--head", str(head), "--out", str(out), "--budget", "30s",
-        "--junit", str(junit),
-    )  # fmt: skip
+    junit = tmp_path / "junit.xml"
+    for budget_s in (30, 120):  # a slow machine may spend the first on starting both sides: nothing hangs then
+        out = tmp_path / f"out-{budget_s}"
+        done = harness(
+            "regress", scenario, "--base", str(ROOT), "--head", str(head), "--out", str(out),
+            "--budget", f"{budget_s}s", "--junit", str(junit),
+        )  # fmt: skip
+        if "gave no answer" not in done.stdout:
+            break
     assert done.returncode == 4, done.stderr
     assert "text: undecided, no block in which both sides finished\n" in done.stdout
     (note,) = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert note.startswith(
-        "note: the budget of 30 s was spent before one block had ended, in the middle of the next: run "
+        f"note: the budget of {budget_s} s was spent before one block had ended, in the middle of the next: run "
     )
     assert "clock_nanosleep" in note
     assert note.endswith("; allow more time, or end what hangs")

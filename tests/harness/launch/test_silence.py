@@ -95,7 +95,7 @@ def test_a_stopped_worker_ends_its_run_and_the_other_arm_goes_on(tmp_path: Path)
 
 
 def test_a_batch_that_does_not_come_ends_its_run_in_the_trainer(tmp_path: Path) -> None:
-    slow = {"data.workers": 1, "data.inject": {"read_ms": 60_000, "how": "sleep"}, "data.timeout_s": 1}
+    slow = {"data.workers": 1, "data.inject": {"read_ms": 60_000, "how": "sleep"}, "data.timeout_s": 3}
     code, study, printed = study_of(tmp_path, {"fine": {"data.workers": 2}, "slow": slow})
     assert code == 1
     found = errors(study)
@@ -103,7 +103,7 @@ def test_a_batch_that_does_not_come_ends_its_run_in_the_trainer(tmp_path: Path) 
     error = found["slow"]
     assert error is not None
     assert re.match(
-        r"no batch came from 1 loader worker within 1 s \(data\.timeout_s\): process \d+ \(loader-0\) ", error
+        r"no batch came from 1 loader worker within 3 s \(data\.timeout_s\): process \d+ \(loader-0\) ", error
     )
     assert "sleeping in clock_nanosleep; likely cause: it waits for something that does not come; fix: " in error
     assert "raise data.timeout_s where it is only slow" in error

@@ -125,15 +125,14 @@ def test_an_emulated_device_is_named_in_the_verdict(alike: Comparison) -> None:
 
 
 @pytest.mark.parametrize(
-    ("starved", "slack", "fetch", "bound"),
-    [(10, 0, 12, "host"), (0.1, 40, 3, "device"), (0.1, 3.1, 3, "balanced"), (None, None, 3, None)],
+    ("starved", "room", "bound"),
+    [(10, 0, "host"), (0.1, 37, "device"), (0.1, 0.1, "balanced"), (None, None, None)],
 )
-def test_what_bounds_a_step(starved: float | None, slack: float | None, fetch: float, bound: str | None) -> None:
+def test_what_bounds_a_step(starved: float | None, room: float | None, bound: str | None) -> None:
     _, runs = synthetic.build([Arm("text")], blocks=1)
     ledger = measure(runs[0])
     assert isinstance(ledger, RunLedger)
-    phases = {**ledger.phase_ms, "fetch": fetch}
-    assert replace(ledger, device_starved_ms=starved, device_slack_ms=slack, phase_ms=phases).bound == bound
+    assert replace(ledger, device_starved_ms=starved, device_room_ms=room).bound == bound
 
 
 def test_without_spans_or_stages_the_chain_says_what_is_missing(alike: Comparison) -> None:
@@ -177,8 +176,12 @@ def test_a_bound_says_how_long_the_device_is_idle() -> None:
         one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
     )
     assert link.text.endswith(
-        "device-bound (the device runs dry 9.0 % of the step, with room before it would for longer)"
+        "device-bound (the device runs dry 9.0 % of the step, and fetching could last 5 % of a step longer for "
+        "next to nothing)"
     )
+    held = replace(c, measured=replace(c.measured, baseline_waits=replace(waits, room_unknown=True)))
+    (link,) = (one for one in chain(held) if one.name == "ceiling")
+    assert link.text.endswith("so it is not known how much longer fetching could last)")
 
 
 def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching() -> None:
@@ -187,4 +190,11 @@ def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_be
     waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bound="host")
     links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
     (link,) = (one for one in links if one.name == "ceiling")
-    assert link.text.endswith("host-bound (the device runs dry while the host does other work than data)")
+    host_bound = "host-bound (the device runs dry while the host does other work than data)"
+    assert link.text.endswith(host_bound)
+    still = replace(waits, open_ms=0.5 * waits.step_ms)
+    (link,) = (
+        one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=still))) if one.name == "ceiling"
+    )
+    unknown = "for 50 % of the step the device worked or waited for launches: it is not known which"
+    assert link.text.endswith(f"{host_bound}, and {unknown}")

@@ -1,0 +1,109 @@
+"""How much more the host could do before the device runs dry: that much costs next to nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.analysis.bounds import BoundShares
+from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.room import FELT
+from tests.cuda_stream import Declared, record
+from tests.examples import examples
+
+# 2 ms of launching and 37 ms of work: the optimizer's is queued when the host begins to fetch.
+LONG = Declared(
+    {
+        "h2d": (1, 10, 100),
+        "forward": (10, 20, 1000),
+        "backward": (20, 20, 900),
+        "norm": (2, 20, 500),
+        "optimizer": (10, 20, 800),
+    },
+    data_ms=3,
+)
+
+
+def measured(declared: Declared) -> RunLedger:
+    found = measure(record(declared).run)
+    assert found is not None
+    return found
+
+
+def test_the_tail_behind_the_fetch_is_room() -> None:
+    found = measured(LONG)
+    assert found.device_slack_ms == pytest.approx(7.8, abs=0.05)  # the host launched 10 kernels meanwhile
+    assert found.device_room_ms == pytest.approx(
+        4.7 / 0.9, abs=0.05
+    )  # until the forward pass is launched; a tenth may be felt
+    assert found.bound == "device"
+
+
+def test_what_is_launched_after_the_fetch_takes_its_share() -> None:
+    """A copy that is launched for 4 ms: as much more in every fetch as lay queued when it ended costs 4 ms a step."""
+    kernels = LONG.kernels | {"h2d": (1, 4000, 100)}
+    found = measured(replace(LONG, kernels=kernels))
+    assert found.device_slack_ms == pytest.approx(7.8, abs=0.05)
+    assert found.device_room_ms == pytest.approx(0.7 / 0.9, abs=0.05)
+
+
+def test_every_fourth_batch_that_uses_the_tail_leaves_no_room() -> None:
+    """The mean over steps is 3.6 ms; 1 ms more in every batch would cost 0.25."""
+    found = measured(replace(LONG, slow=(4, 4.8)))
+    assert found.device_slack_ms == pytest.approx(7.8, abs=0.05)
+    assert found.device_room_ms == pytest.approx(0, abs=0.1)
+    assert found.bound == "balanced"
+
+
+def test_a_queue_of_many_steps_is_no_room_for_each_of_them() -> None:
+    """Nothing blocks: the device gets further and further behind, by 1 ms a step, which is all that a step may add."""
+    found = measured(replace(LONG, data_ms=37.1 - 0.86 - 1, check_finite=False))
+    assert found.device_slack_ms is not None
+    assert found.device_slack_ms > 9
+    assert found.device_room_ms == pytest.approx(1, abs=0.1)
+
+
+def test_a_host_that_a_full_queue_may_hold_has_room_that_nobody_knows() -> None:
+    """80 kernels, two steps: the host waits within its launches for most of each, and 10 ms more would cost nothing."""
+    free = replace(LONG, check_finite=False, queue=80, steps=60)
+    found = measured(free)
+    assert measured(replace(free, data_ms=13)).mean_step_ms == pytest.approx(found.mean_step_ms, rel=0.001)
+    assert found.device_room_ms is not None
+    assert math.isnan(found.device_room_ms)
+    assert found.bound == "device"
+
+
+def test_loader_workers_that_never_rest_are_what_limits_a_step_that_waits_for_them() -> None:
+    """Were there fewer launches, the same batches would be waited for longer."""
+    assert BoundShares(data=0.08, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "data"
+    assert BoundShares(data=0.08, host=0.0, launch=0.87, room=0.0, loader=0.5).bound == "launch"
+    assert BoundShares(data=0.02, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "launch"
+
+
+@given(
+    st.floats(0.2, 20),
+    st.sampled_from([1, 2, 3, 4, 7, 15]),
+    st.floats(0, 20),
+    st.floats(0.05, 1.5),
+    st.booleans(),
+    st.floats(0.02, 6),
+    st.floats(0.2, 3),
+)
+@examples(25)
+def test_what_there_is_room_for_costs_next_to_nothing(
+    data_ms: float, every: int, longer_ms: float, device: float, finite: bool, copying_ms: float, host: float
+) -> None:
+    kernels = {name: (count, us * host, work * device) for name, (count, us, work) in LONG.kernels.items()}
+    kernels["h2d"] = (1, 1000 * copying_ms, 100)
+    declared = replace(LONG, kernels=kernels, data_ms=data_ms, slow=(every, longer_ms), check_finite=finite, steps=60)
+    as_it_is = measured(declared)
+    room_ms = as_it_is.device_room_ms
+    assert room_ms is not None
+    if as_it_is.bound not in ("device", "balanced"):
+        return
+    with_more = measured(replace(declared, data_ms=data_ms + room_ms))
+    assert with_more.mean_step_ms - as_it_is.mean_step_ms <= FELT * room_ms + 0.05
