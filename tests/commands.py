@@ -22,7 +22,9 @@ from harness.launch.fork_server import ForkServer
 ROOT = Path(__file__).parents[1]
 # What one fork server imports for every study of this code: with the model, whether the study computes one or not.
 VARIABLES = ("HARNESS_CACHE", "PYTHONPATH")  # what a fork server is kept with, of all that a run reads
-MODULES = ("pyarrow.parquet", "torch.optim", "trainer.model", "transformers.models.gpt2.modeling_gpt2")
+MODULES = (
+    "pyarrow.parquet", "torch.optim", "torch._dynamo", "trainer.model", "transformers.models.gpt2.modeling_gpt2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def _tell_multiprocessing() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A cache of this session, for all its workers: corpora and tokenizers are built once, never in the user's own."""
+    gc.disable()  # until all is collected
     sys.addaudithook(_hear)
     _tell_multiprocessing()
     if hasattr(config, "workerinput"):
@@ -67,6 +68,7 @@ def pytest_collection_finish() -> None:
     """What the tests are made of stays for good: the garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -120,6 +120,10 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         bound += (
             f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
         )
+    # Waiting for launches is time, not what fewer launches would save: data that costs less may be worth more.
+    waited = (waits.waited_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
+    if waits.bound in ("host", "launch") and waited > NOTICEABLE:
+        bound += f"; data work costs {percent(waited)} of the step besides, and ending that may save more"
     ceiling = c.measured.ceiling
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")

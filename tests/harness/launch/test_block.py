@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 from harness.launch import block, study
 from harness.launch.block import MOST_BATCHES, Repetitions, plan_repetitions
 from harness.launch.code import Code
+from harness.machine.environment import has_nvidia_driver
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
+from tests.commands import ROOT
 from trainer.config import TrainerConfig
 
 
@@ -138,3 +142,25 @@ def test_each_block_has_a_seed_for_all_its_arms_and_compared_startups_do_not_ove
 def test_interleaved_repetitions_have_at_least_the_steps_asked_for(steps: int, expected: Repetitions) -> None:
     config = TrainerConfig.model_validate({"steps": steps, "data": {"workers": 2, "prefetch": 2}})
     assert plan_repetitions(config, "slices", slice_steps=10) == expected
+
+
+BUILDING = """
+import sys, torch
+before = set(sys.modules)
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+print(len(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_computes_imports_nothing_of_its_optimizer_anew() -> None:
+    """Torch's compiler comes with the first optimizer, for a second of CPU: the fork server has it already."""
+    config = {"compute": {"work": "model", "device": "cpu"}, "model": {"family": None, "preset": "gpt2-tiny"}}
+    computing: Any = SimpleNamespace(record=SimpleNamespace(config=config))
+    modules = block._modules([computing])
+    if has_nvidia_driver():
+        assert "torch._dynamo" not in modules
+        return
+    program = "".join(f"import {name}\n" for name in modules if name.startswith("torch.")) + BUILDING
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 0

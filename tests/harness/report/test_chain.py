@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.analysis.bounds import Bound
 from harness.analysis.comparisons import Waits
 from harness.analysis.dose import Dose, DosePoint
 from harness.analysis.ledger import RunLedger, measure
@@ -198,3 +199,17 @@ def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_be
     )
     unknown = "for 50 % of the step the device worked or waited for launches: it is not known which"
     assert link.text.endswith(f"{host_bound}, and {unknown}")
+
+
+@pytest.mark.parametrize("bound", ["host", "launch"])
+def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound) -> None:
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+
+    def ceiling(share: float) -> str:
+        was = c.measured.baseline_waits
+        waits = replace(was, bound=bound, waited_ms=share * was.step_ms)
+        links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+        return next(one.text for one in links if one.name == "ceiling")
+
+    assert ceiling(0.38).endswith("; data work costs 38 % of the step besides, and ending that may save more")
+    assert "besides" not in ceiling(0.04)
