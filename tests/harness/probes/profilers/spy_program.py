@@ -63,7 +63,7 @@ def make_tokenizer(folder):
 def make_batch(tokenizer, spans, role):
     for name, work in (
         ("read", known_read),
-        ("tokenize", lambda: tokenizer.encode_batch([TEXT * 40] * 12)),
+        ("tokenize", lambda: tokenizer.encode_batch([TEXT * 40] * 30)),
         ("pack", known_pack),
     ):
         start = monotonic_ns()
