@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.analysis.replay.critical_path import PathLink
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.replay.removals import Removal
 from harness.analysis.report_types import ArmReport
@@ -13,7 +14,8 @@ from harness.report.words import listing, percent
 from harness.study.contract import STAGES
 
 WORTH = 0.001  # share of a step: smaller savings are not listed
-MOST = 8  # savings listed of an arm
+MOST = 8  # savings, and links of the critical path, listed of an arm
+OF_PATH = 0.02  # share of the critical path: smaller links are not listed
 CAUSES = {
     "data": "all data work",
     "launching": "all host time beside the device",
@@ -30,8 +32,9 @@ UNSPLIT = {
 
 
 def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Both tables; empty without data."""
-    return "\n\n".join(part for part in (_savings(arms, names), _places(arms, names), _unsplit(arms, names)) if part)
+    """The tables, and the critical path between them; empty without data."""
+    parts = (_savings(arms, names), _critical_paths(arms, names), _places(arms, names), _unsplit(arms, names))
+    return "\n\n".join(part for part in parts if part)
 
 
 def part_text(one: Removal) -> str:
@@ -67,6 +70,35 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     )
     parts = ["## What removing a part would save", table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
     return "\n\n".join(part for part in parts if part)
+
+
+def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    lines = []
+    for arm in arms:
+        path = arm.explained.critical_path_ms
+        whole_ms = sum(path.values())
+        worth = [
+            f"{_link_text(one)} {percent(spent / whole_ms)}"
+            for one, spent in path.items()
+            if spent >= OF_PATH * whole_ms
+        ]
+        if worth:
+            lines.append(f"- {safe(names.short(arm.name))}: {safe(listing(worth[:MOST]))}")
+    if not lines:
+        return ""
+    note = (
+        "The one chain of work without slack that the time of the steps consists of, in shares of it; links under "
+        f"{percent(OF_PATH)} are left out. What a link's removal would save may be less: another chain may be hardly "
+        "shorter."
+    )
+    return "\n\n".join(("## The critical path", "\n".join(lines), note))
+
+
+def _link_text(one: PathLink) -> str:
+    """``tokenize (stage)``, ``launching forward``."""
+    if one.kind == "launch":
+        return f"launching {one.name}"
+    return f"return of a {one.name}" if one.kind == "return" else f"{one.name} ({one.kind})"
 
 
 def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
