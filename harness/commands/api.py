@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.analysis.report_types import Comparison
 from harness.analysis.study import analyse
+from harness.study.contract import RUN_COLUMNS
 from harness.study.store import COLUMNS, StudyFolder
-from harness.study.tables import make_table
+from harness.study.tables import make_table, with_run
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,12 +66,11 @@ class LoadedStudy:
             table: pa.Table | None = getattr(run, name)
             if table is None or run.record.status != "done":
                 continue
-            rows = len(table)
-            table = table.add_column(0, "block", pa.array([run.record.block] * rows, pa.int32()))
-            found.append(table.add_column(0, "arm", pa.array([run.record.arm] * rows, pa.string())))
+            assert run.folder is not None
+            found.append(with_run(run.folder / f"{name}.parquet", table))
         if found:
             return pa.concat_tables(found)
-        return make_table((("arm", "string"), ("block", "int32"), *COLUMNS[name]), {})
+        return make_table((*RUN_COLUMNS, *COLUMNS[name]), {})
 
 
 def load(path: str | Path) -> LoadedStudy:

@@ -76,12 +76,15 @@ _OPENING = """# The columns of the tables
 Each run of a study leaves these tables in `runs/ARM/BLOCK/` (results contract, schema 1). A null means "not measured",
 never zero. Names that end in `_ns` are nanoseconds. This page is what `harness schema --columns` prints.
 
-With DuckDB, over all runs of a study at once:
+Each table begins with `arm` (string) and `block` (int32, from 0): which run it is of. So one query reads all runs of a
+study at once, here with DuckDB:
 
 ```sql
-SELECT split_part(filename, '/', -3) AS arm, split_part(filename, '/', -2) AS block, median(wall_ns) / 1e6 AS step_ms
-FROM read_parquet('STUDY/runs/*/*/steps.parquet', filename = true) WHERE NOT warmup GROUP BY ALL ORDER BY ALL
+SELECT arm, block, median(wall_ns) / 1e6 AS step_ms
+FROM read_parquet('STUDY/runs/*/*/steps.parquet', union_by_name = true) WHERE NOT warmup GROUP BY ALL ORDER BY ALL
 ```
+
+Studies from before 2026-11-23 lack both columns: there `filename = true` gives a column of paths.
 """
 
 

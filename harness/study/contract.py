@@ -62,6 +62,9 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("end_ns", "int64"),
     ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
 )
+# What every file of a table begins with, so that one query over the files of a study tells its runs apart. They say
+# what the folder of the file does, and are not read back.
+RUN_COLUMNS: tuple[tuple[str, str], ...] = (("arm", "string"), ("block", "int32"))
 # Columns that came later: a table without them is read as not having measured them.
 ADDED_COLUMNS = {
     "device_slack_ns",

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from harness.study.contract import RUN_COLUMNS
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
 from harness.study.table_checks import check_names, completed
@@ -25,6 +26,7 @@ Result = TypeVar("Result")
 KEPT_BYTES = 32 * 2**20
 SMALL_FILE_BYTES = 4 * 2**20  # parquet compresses these tables to about a quarter
 BATCH_ROWS = 1 << 18  # of a table that is read in pieces
+OF_RUN = {name for name, _ in RUN_COLUMNS}  # what the record of the run says: not read
 
 
 class StoredTable:
@@ -88,7 +90,11 @@ class StoredTable:
         import pyarrow.parquet as pq
 
         try:
-            return self._complete(pq.read_table(self._path, filters=chosen, page_checksum_verification=True))
+            with self._opened() as file:
+                names = [name for name in file.schema_arrow.names if name not in OF_RUN]
+            return self._complete(
+                pq.read_table(self._path, columns=names, filters=chosen, page_checksum_verification=True)
+            )
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from error
 
@@ -150,8 +156,9 @@ class _Reading:
         import pyarrow as pa
 
         try:
+            names = [name for name in self._file.schema_arrow.names if name not in OF_RUN]
             # Threads cost a small table more than they save.
-            return self._file.read(use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
+            return self._file.read(names, use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._table._unreadable(error) from error
 

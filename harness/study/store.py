@@ -25,7 +25,7 @@ from harness.study.names import check_folder_name, folder_name
 from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.run_data import RunData, StoredTable
-from harness.study.tables import write_parquet, write_table
+from harness.study.tables import with_run, write_parquet, write_table
 from trainer.errors import InputError
 from trainer.files import read_json, write_atomically, write_text
 from trainer.json_types import JsonObject
@@ -111,6 +111,7 @@ class StudyFolder:
         for name in others:
             table = table.append_column(name, steps.column(name))
         path = self.run(record.arm, record.block) / "steps.parquet"
+        table = with_run(path, table)
         known = record.digests.get(path.name)
         if known is None:  # a study from before there were digests
             write_atomically(path, lambda temporary: write_parquet(temporary, table))

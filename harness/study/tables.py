@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.study.contract import Columns, arrow_schema
+from harness.study.contract import RUN_COLUMNS, Columns, arrow_schema
 from harness.study.run_data import StoredTable
 from trainer.files import write_atomically
 from trainer.leftovers import temporary_path
@@ -27,8 +27,23 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
     """Write ``rows`` ({column: values}) as parquet with exactly ``columns``; a missing column is all null."""
-    table = make_table(columns, rows)
+    table = with_run(path, make_table(columns, rows))
     write_atomically(path, lambda temporary: write_parquet(temporary, table))
+
+
+def with_run(path: Path, table: pa.Table) -> pa.Table:
+    """``table`` behind the columns that say of which run it is, as the folder says: ``path`` is runs/ARM/BLOCK/FILE.
+
+    As it is where ``path`` is another one.
+    """
+    import pyarrow as pa
+
+    runs, arm, block = ("", "", "", *path.absolute().parts)[-4:-1]
+    if runs != "runs" or not block.isdecimal():
+        return table
+    for (name, kind), value in reversed(list(zip(RUN_COLUMNS, (arm, int(block)), strict=True))):
+        table = table.add_column(0, name, pa.repeat(pa.scalar(value, pa.type_for_alias(kind)), len(table)))
+    return table
 
 
 def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:
@@ -48,11 +63,11 @@ class TableFile:
         """Add rows ({column: values}); a missing column is all null."""
         import pyarrow.parquet as pq
 
+        table = with_run(self._path, make_table(self._columns, rows))
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            schema = arrow_schema(self._columns)
-            self._writer = pq.ParquetWriter(self._temporary, schema, **_options(schema))
-        self._writer.write_table(make_table(self._columns, rows), ROW_GROUP)
+            self._writer = pq.ParquetWriter(self._temporary, table.schema, **_options(table.schema))
+        self._writer.write_table(table, ROW_GROUP)
 
     def close(self) -> None:
         """Give the file its name: until then nobody sees it."""

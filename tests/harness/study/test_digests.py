@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.study import run_data, store
-from harness.study.contract import STEP_COLUMNS
+from harness.study.contract import RUN_COLUMNS, STEP_COLUMNS
 from harness.study.digests import sealed
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
@@ -91,7 +91,7 @@ def test_a_flipped_bit_is_seen_while_a_page_is_read_too(folder: StudyFolder, mon
     monkeypatch.setattr(run_data, "SMALL_FILE_BYTES", 0)
     (run,) = folder.runs()
     path = folder.run("a", 0) / "steps.parquet"
-    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(len(RUN_COLUMNS))  # the first that is read
     flip(path, 8 * (column.data_page_offset + column.total_compressed_size - 2))
     with pytest.raises(run_data.InputError, match=r"steps\.parquet: not a readable parquet file \(.*CRC"):
         _ = run.steps

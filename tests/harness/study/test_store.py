@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from harness.study import run_data
-from harness.study.contract import STEP_COLUMNS
+from harness.study.contract import RUN_COLUMNS, STEP_COLUMNS
 from harness.study.digests import sealed
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
@@ -48,7 +49,7 @@ def test_a_table_that_is_damaged_in_its_middle_is_one_line(tmp_path: Path, monke
     folder = study(tmp_path)
     damaged = folder.run("a", 0) / "steps.parquet"
     pq.write_table(pq.read_table(damaged), damaged, row_group_size=1)
-    second = pq.read_metadata(damaged).row_group(1).column(0).data_page_offset
+    second = pq.read_metadata(damaged).row_group(1).column(len(RUN_COLUMNS)).data_page_offset
     content = bytearray(damaged.read_bytes())
     content[second : second + 8] = b"\xff" * 8
     damaged.write_bytes(content)
@@ -315,3 +316,28 @@ def test_numbers_that_no_program_can_count_with_are_no_json(tmp_path: Path, numb
     path.write_text(path.read_text().replace('"pid": 0', f'"pid": {number}'))
     error = next(folder.runs()).record.error or ""
     assert f"{path}: not readable JSON ({number[:40]} is no number that a program can count with)" in error
+
+
+def test_every_table_says_in_its_rows_of_which_run_it_is(tmp_path: Path) -> None:
+    """So that one query over all files tells the runs apart; whoever reads a run back has its record."""
+    folder = study(tmp_path)
+    (first, second) = folder.runs()
+    folder.write_steps(second.record, second.steps)  # type: ignore[arg-type]  # derived columns change: it is replaced
+    files = sorted(tmp_path.glob("runs/*/*/steps.parquet"))
+    tables = [pq.read_table(file, partitioning=None) for file in files]
+    assert [
+        set(zip(*(table.column(name).to_pylist() for name in ("arm", "block")), strict=True)) for table in tables
+    ] == [
+        {("a", 0)},
+        {("b", 0)},
+    ]
+    assert [str(tables[0].schema.field(name).type) for name in ("arm", "block")] == ["string", "int32"]
+    for run in (first, second):
+        assert run.steps is not None
+        assert run.steps.column_names == [name for name, _ in STEP_COLUMNS]
+    assert second.steps_where(pc.field("wall_ns") > 5).column_names[0] == "step"  # type: ignore[union-attr]
+
+
+def test_a_table_elsewhere_says_nothing_of_a_run(tmp_path: Path) -> None:
+    write_table(tmp_path / "steps.parquet", STEP_COLUMNS, {})
+    assert pq.read_schema(tmp_path / "steps.parquet").names[0] == "step"
