@@ -47,6 +47,7 @@ class _State:
         self.closing: int | None = None  # the optimizer that closes steps
         self.closed = True  # nothing has begun yet
         self.closed_ns = 0
+        self.marked: list[tuple[Any, ...]] | None = None  # what arrived within the fetch that the program marks now
         self.enough = False
         self.backward_since = False
         self.updated_within = False  # a backward pass
@@ -175,7 +176,8 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, 
         state.noted.add(loader)
         state.in_flight = max(state.in_flight, loader[0] * loader[1])
         record.note("loader", loader)
-    state.events.append((RECEIVED, trace, tokens, 0, samples))
+    arrived = (RECEIVED, trace, tokens, 0, samples)
+    (state.events if state.marked is None else state.marked).append(arrived)
 
 
 # ---- steps
@@ -231,13 +233,24 @@ def enter_by_hand(name: str) -> None:
     if name == "fetch" and not state.by_hand:
         fetching(0)
     enter(name)
+    if name == "fetch":
+        state.marked = []
 
 
 def leave_by_hand(name: str) -> None:
     """The end of a phase that the program marks; a fetch brings a batch, with the stages marked within."""
     leave(name)
     if name == "fetch":
-        received(("main", *stages.origin(), -1, stages.take()), 0, 0, (0, 1))
+        within, state.marked = state.marked, None
+        pieces = stages.take()
+        if not within:
+            received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1))
+            return
+        # Of loaders within: one wait, not one more for each. Who made the last of them stands for all.
+        _, trace, _, _, _ = within[-1]
+        if trace is not None and trace[0] == "main":
+            trace = (*trace[:4], (*trace[4], *pieces))
+        state.events.append((RECEIVED, trace, sum(one[2] for one in within), 0, sum(one[4] for one in within)))
 
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:

@@ -70,7 +70,8 @@ def _begin(iterator: Any) -> bool:
     if not boundaries.fetching(_source(iterator)):
         return False
     boundaries.leave_if_enough()
-    boundaries.enter("fetch")
+    if boundaries.state.marked is None:
+        boundaries.enter("fetch")
     return True
 
 
@@ -82,7 +83,8 @@ def _ended(iterator: Any, begun: bool, batch: Any) -> None:
             stages.take()
             boundaries.made_by(None)
         return
-    boundaries.leave("fetch")
+    if boundaries.state.marked is None:
+        boundaries.leave("fetch")
     trace = boundaries.maker()
     if trace is None:
         own = not getattr(iterator, "_num_workers", 0)

@@ -127,6 +127,16 @@ def test_a_loop_that_says_itself_what_it_does(tmp_path: Path) -> None:
         assert min(row["work_read_ns"] for row in table) >= 3e6
         assert min(row["backward_ns"] for row in table) > 0
     assert len(studies) == 1
+    # Where a DataLoader serves the fetch that is marked, both are one wait for one batch.
+    (path,) = [Path(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("loader ")]
+    table = rows(StudyFolder(tmp_path / path))
+    assert len(table) == 24
+    for row in table[4:]:
+        assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"]
+        assert row["samples"] == 4
+        assert row["work_read_ns"] >= 4e6
+        assert row["work_tokenize_ns"] >= 2e6
+        assert sum(row[f"during_wait_{stage}_ns"] for stage in STAGES) == row["fetch_ns"]
     assert "harness.record: a block records already; end it first" in done.stdout
 
 
