@@ -39,7 +39,8 @@ class Declared:
 
     ``last_us``: of a phase's last kernel, where that is another. ``early``: an event counts as reached when the work
     before it is done, even if that was before it was recorded. ``slow``: every so many batches one takes so many
-    milliseconds longer. ``queue``: of so many kernels; while it is full a launch waits, which nothing records.
+    milliseconds longer. ``longer``: after so many batches each does. ``queue``: of so many kernels; while it is full a
+    launch waits, which nothing records.
     """
 
     kernels: dict[str, tuple[int, float, float]]
@@ -51,6 +52,7 @@ class Declared:
     warmup: int = 3
     steps: int = 30
     slow: tuple[int, float] = (1, 0.0)
+    longer: tuple[int, float] = (0, 0.0)
     queue: int | None = None
 
 
@@ -255,9 +257,11 @@ def record(declared: Declared) -> Recorded:
 def _batches(stream: _Stream, rows: _Rows) -> Iterator[Batch]:
     ids = torch.zeros((1, 2), dtype=torch.int64)
     every, longer_ms = stream.declared.slow
+    since, all_longer_ms = stream.declared.longer
     for number in count(1):
         start = stream.monotonic_ns()
-        stream.now_ns += (stream.declared.data_ms + (0.0 if number % every else longer_ms)) * MS
+        extra_ms = (0.0 if number % every else longer_ms) + (all_longer_ms if number > since else 0.0)
+        stream.now_ns += (stream.declared.data_ms + extra_ms) * MS
         rows.span("main", "tokenize", start, stream.monotonic_ns())
         yield Batch(ids, ids, None, 2, 2, 1)
 

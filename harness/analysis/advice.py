@@ -33,6 +33,7 @@ _REFUSED = {
     "device": "what its device did was not recorded",
     "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
 }
+NO_TOKENIZING = "tokenize=0"
 ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
 
 
@@ -91,13 +92,14 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
         found = replays.predict(edits)
         more_workers = cost == "processes"
+        side_by_side = more_workers or (change == NO_TOKENIZING and replays.workers > 1)
         yield _Option(
             change,
             cost,
             found,
             next(iter(tried), None),
             _with_any_handover(replays, change, found) if more_workers else found.speedup,
-            _serial(replays, found) if more_workers else None,
+            _serial(replays, found, change) if side_by_side else None,
         )
 
 
@@ -116,14 +118,15 @@ def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Esti
     )
 
 
-def _serial(replays: Replays, found: Prediction) -> float | None:
-    """The speed-up by more workers where only one of them at a time gets what its stages wait for.
+def _serial(replays: Replays, found: Prediction, change: str) -> float | None:
+    """The speed-up by a change where only one of several workers at a time gets what its stages wait for.
 
     A step then lasts as long as the stages of its batches wait: replay has workers wait side by side. It lasts no
     longer than it did: where several workers were recorded, their waits hold those for one another.
     """
     step_ms = found.step_ms.median
-    slowest_ms = min(max(step_ms, replays.off_core_ms), found.measured_ms.median)
+    waited_ms = replays.off_core_ms(without=["tokenize"] if change == NO_TOKENIZING else [])
+    slowest_ms = min(max(step_ms, waited_ms), found.measured_ms.median)
     return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + ALIKE) else None
 
 
@@ -168,7 +171,7 @@ def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
     if workers:
         found.append((f"prefetch={2 * prefetch}", "memory"))
     if not str(lookup(config, "data.path", "")).startswith("tokens"):
-        found.append(("tokenize=0", "pretokenized copy"))
+        found.append((NO_TOKENIZING, "pretokenized copy"))
     if facts.asynchronous and lookup(config, "compute.check_finite", True) is not False:
         found.append(("sync=off", "late check"))
     return found

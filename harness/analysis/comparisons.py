@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from harness.analysis.bounds import Bound
+from harness.analysis.bounds import AT_WORK, Bound
 from harness.analysis.ledger import RepetitionTotals, RunLedger, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
@@ -100,6 +100,7 @@ class Waits:
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
     bound: Bound | None = None
+    busy_loader: bool = False  # loader workers of every run were at work nearly all the time
     room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
     # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
     waited_range_ms: tuple[float, float] | None = None
@@ -368,6 +369,7 @@ def _waits(blocks: Blocks) -> Waits:
         starved_ms=stage_means(runs, "starved_ms"),
         open_ms=mean_over(runs, lambda run: run.device_open_ms),
         bound=commonest(run.bound for run in runs),
+        busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
     )

@@ -233,7 +233,8 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:
         return None
-    found = room_ns(Stretches(*(moments[measured] for moments in bounds(steps))), spans, waits)
+    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
+    found = room_ns(inside, spans, waits, known_queue=bool(run.record.facts.emulated))
     return None if found is None else found / 1e6
 
 

@@ -17,7 +17,7 @@ from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
 from harness.analysis.replay.assumptions import Assumption
-from harness.analysis.replay.critical_path import PathLink
+from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
@@ -103,7 +103,7 @@ class ArmExplained:
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
-    critical_path_ms: Mapping[PathLink, float] = field(default_factory=dict)
+    critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
     doses: tuple[Dose, ...] = ()  # its slowdown injections
 

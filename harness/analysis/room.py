@@ -27,30 +27,41 @@ from harness.analysis.launches import per_step
 from harness.analysis.spans import RunSpans
 
 FELT = 0.1  # share of what is added to the fetches: a step that feels no more of it has room for it
-MOST_STEPS = 1_000  # of the measured ones: what is gone through, many times
+MOST_STEPS = 1_000  # of the measured ones at each end of a run: what is gone through, many times
+MOST_QUEUED = 5_000  # pieces that a device may still have to do when the first step begins
+LEAST_STEPS = 10  # fewer do not tell a queue that is full from one that fills
+MOST_IDLE_NS = 100_000  # of a step: a device with a full queue before it has no more between two pieces
 TRIES = 12  # lengths that are tried: the room is known to the 4,096th part of a step
 LITTLE = 0.005  # of a step: a host that is blocked for no more is not held by what was recorded
 FETCH, BLOCKED, LAUNCH = range(3)
 Event = tuple[int, float, float]  # what; how long it blocked, or when all of it was launched; when the device was free
 
 
-def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> float | None:
+def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
     """The most, up to a whole step, by which fetching could last longer per step without lengthening the run by more
     than :data:`FELT` of that; None where no step fetched, or nothing is known of the device. NaN where a full queue of
     launches may have held the host, which CUDA does within a launch and tells nobody: see :func:`_held`.
 
-    It is spread evenly over the fetches. ``steps``: the measured ones, in order; of many the first.
+    It is spread evenly over the fetches. ``steps``: the measured ones, in order; of many the first and the last, and
+    the room is that of the part that has less. ``known_queue``: where its queue held the host, the device said so.
     """
-    steps = Stretches(steps.starts[:MOST_STEPS], steps.ends[:MOST_STEPS])
+    parts = [Stretches(steps.starts[:MOST_STEPS], steps.ends[:MOST_STEPS])]
+    if len(steps.starts) > MOST_STEPS:
+        parts.append(Stretches(steps.starts[-MOST_STEPS:], steps.ends[-MOST_STEPS:]))
+    found = [room for part in parts if (room := _room_ns(part, spans, waits, known_queue)) is not None]
+    return float(np.min(found)) if found else None  # NaN where one of them is
+
+
+def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool) -> float | None:
     if not len(steps.starts):
         return None
-    spans = _until(int(steps.ends[-1]), spans)
+    spans = _near(steps, spans)
     found = _events(steps, spans, waits)
     fetches = sum(what == FETCH for what, _, _ in found)
     if not fetches or not any(what == LAUNCH for what, _, _ in found):
         return None
     step_ns = float((steps.ends - steps.starts).mean())
-    if _held(steps, spans, step_ns):
+    if not known_queue and _held(steps, spans, step_ns):
         return math.nan
     low, high = 0.0, step_ns * len(steps.starts) / fetches
     for _ in range(TRIES):
@@ -62,31 +73,39 @@ def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> float | Non
     return low * fetches / len(steps.starts)
 
 
-def _until(last_ns: int, spans: RunSpans) -> RunSpans:
-    """``spans`` without the device's work that was launched later: of a long run that is nearly all of it."""
+def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
+    """``spans`` without the device's work that was launched long before or later: of a long run nearly all of it."""
     pieces = min(len(spans.kernels), len(spans.launches))
-    later = np.flatnonzero(spans.launches.starts[:pieces] > last_ns)
-    chosen = slice(int(later[0]) if len(later) else pieces)
+    since_ns, until_ns = int(steps.starts[0]), int(steps.ends[-1])
+    inside = np.flatnonzero((spans.launches.starts[:pieces] >= since_ns) & (spans.launches.starts[:pieces] <= until_ns))
+    low, high = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+    chosen = slice(max(0, low - MOST_QUEUED), high)
+    blocking = spans.blocking
     return replace(
         spans,
         kernels=spans.kernels.where(chosen),
         launches=spans.launches.where(chosen),
-        blocking=spans.blocking.where(spans.blocking.starts <= last_ns),
+        blocking=blocking.where((blocking.ends >= since_ns) & (blocking.starts <= until_ns)),
     )
 
 
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
     """Whether in most steps the device is behind by the same time, although no call is known to have blocked.
 
-    A host that is a little slower than its device is caught up with, and one that is a little faster gets away: only a
-    queue that is full keeps the two apart by the same. Around repetitions it is empty, so not of all steps.
+    A host that is a little faster than its device gets away: only a queue that is full keeps the two apart by the same.
+    One that is slower is as far ahead in every step too, and its device runs dry. Around repetitions the queue is
+    empty, so not of all steps.
     """
+    if len(steps.starts) < LEAST_STEPS:
+        return False
     pieces = min(len(spans.kernels), len(spans.launches))
     lags_ns = behind(steps.starts, spans.kernels.ends[:pieces], spans.launches.starts[:pieces])
     usual_ns, far_ns = np.quantile(lags_ns, [0.5, 0.9])
     blocked_ns = per_step(steps, union(spans.blocking.starts, spans.blocking.ends))
     held = usual_ns > NOTICEABLE * step_ns and far_ns - usual_ns < NOTICEABLE * step_ns
-    return bool(held and np.median(blocked_ns) < LITTLE * step_ns)
+    idle_ns = steps.ends - steps.starts - per_step(steps, union(spans.kernels.starts, spans.kernels.ends))
+    never_dry = np.median(idle_ns) < min(LITTLE * step_ns, MOST_IDLE_NS)
+    return bool(held and never_dry and np.median(blocked_ns) < LITTLE * step_ns)
 
 
 def later_ns(events: Sequence[Event], longer_ns: float) -> float:

@@ -107,8 +107,8 @@ def _modules(processes: list[RunProcess]) -> list[str]:
     computing = [process.record.config for process in processes if _computes(process.record.config)]
     if computing:
         modules += ["torch.optim", "trainer.model"]
-        # The first optimizer imports it, 1.3 s in each run. Whether it asks CUDA anything, which no process may before
-        # it forks, is known of CPU builds only.
+        # The first optimizer imports it, 1.3 s in each run. Whether it asks a device anything, which no process may
+        # before it forks, was looked at without one only.
         modules += [] if has_nvidia_driver() else ["torch._dynamo"]
         families = {_family(section(config, "model")) for config in computing}
         modules += [f"transformers.models.{family}.modeling_{family}" for family in sorted(families)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from harness.analysis.replay.critical_path import PathLink
+from harness.analysis.replay.critical_path import MOST_STEPS, PathLink, PathTime
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.replay.removals import Removal
 from harness.analysis.report_types import ArmReport
@@ -14,7 +15,7 @@ from harness.report.words import listing, percent
 from harness.study.contract import STAGES
 
 WORTH = 0.001  # share of a step: smaller savings are not listed
-MOST = 8  # savings, and links of the critical path, listed of an arm
+MOST = 8  # savings listed of an arm
 OF_PATH = 0.02  # share of the critical path: smaller links are not listed
 CAUSES = {
     "data": "all data work",
@@ -60,7 +61,8 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         return f"## What removing a part would save\n\n{left_out}" if off else ""
     note = (
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
-        "they need not add up. A kernel is device time, a phase the host's."
+        "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
+        "disk, a lock), the interval holds that one worker at a time is served."
         + (
             " A real device's queue may be full (CUDA's takes about 1,000 launches): the host's wait for it counts as "
             "launching here, and what a kernel's removal saves is then too small."
@@ -76,22 +78,32 @@ def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
     lines = []
     for arm in arms:
         path = arm.explained.critical_path_ms
-        whole_ms = sum(path.values())
+        whole_ms = sum(spent.likely_ms for spent in path.values())
         worth = [
-            f"{_link_text(one)} {percent(spent / whole_ms)}"
+            f"{_link_text(one)} {_share_text(spent, whole_ms)}"
             for one, spent in path.items()
-            if spent >= OF_PATH * whole_ms
+            if spent.most_ms >= OF_PATH * whole_ms > 0
         ]
-        if worth:
-            lines.append(f"- {safe(names.short(arm.name))}: {safe(listing(worth[:MOST]))}")
+        shares = arm.totals.bound_shares
+        held = shares is not None and math.isnan(shares.room)  # by a queue that nobody saw
+        if worth and arm.explained.within_tolerance and not held:
+            lines.append(f"- {safe(names.short(arm.name))}: {safe(listing(worth))}")
     if not lines:
         return ""
     note = (
-        "The one chain of work without slack that the time of the steps consists of, in shares of it; links under "
-        f"{percent(OF_PATH)} are left out. What a link's removal would save may be less: another chain may be hardly "
-        "shorter."
+        "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
+        f"first {MOST_STEPS} measured steps in their recorded order; links under {percent(OF_PATH)} are left out. "
+        "Where events do not tell when the device worked: from least to most. A share is no saving (see above): that "
+        "may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to what "
+        "it waits for, and work that takes cores slows what runs beside it."
     )
     return "\n\n".join(("## The critical path", "\n".join(lines), note))
+
+
+def _share_text(spent: PathTime, whole_ms: float) -> str:
+    """``60 %``, or ``12 % to 60 %``."""
+    least, most = spent.least_ms / whole_ms, spent.most_ms / whole_ms
+    return percent(spent.likely_ms / whole_ms) if most - least < WORTH else f"{percent(least)} to {percent(most)}"
 
 
 def _link_text(one: PathLink) -> str:

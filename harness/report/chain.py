@@ -8,6 +8,7 @@ Every ratio after the first is about the time of a step, so that the chain can b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ BOUNDS: dict[Bound, str] = {
     "balanced": "balanced (the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer "
     "for next to nothing)",
 }
+NEVER_REST = "bound by data work (its loader workers are at work nearly all the time, and the step waits for them)"
 HELD = (
     "device-bound (the device runs dry {idle} of the step; a full queue of launches may have held the host, so it is "
     "not known how much longer fetching could last)"
@@ -86,17 +88,23 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     if waited is None:
         return
     if hidden < 1e-3:
-        yield ChainLink("hidden", None, f"nothing of it is hidden; it costs the step {ms(waited)}")
+        yield ChainLink("hidden", None, f"nothing of it is hidden; it costs the step {_costs(waits, waited)}")
         return
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
-    text = f"{ms(hidden)} of it are hidden{where}, and it costs the step {ms(waited)}"
+    text = f"{ms(hidden)} of it are hidden{where}, and it costs the step {_costs(waits, waited)}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
         text += f"; {ms(parallel)} ran while the step waited for another worker's batch"
     if waits.slack_ms is not None:
         text += f"; when the host begins to fetch, the device still has {ms(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)
+
+
+def _costs(waits: Waits, waited_ms: float) -> str:
+    """What data costs a step; where events do not tell when the device worked, from least to most."""
+    least, most = waits.waited_range_ms or (waited_ms, waited_ms)
+    return ms(waited_ms) if most - least < WORTH * waits.step_ms else f"between {ms(least)} and {ms(most)}"
 
 
 def _run_queue(waits: Waits) -> Iterator[ChainLink]:
@@ -113,6 +121,8 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
     bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
+    if waits.bound == "data" and waits.busy_loader:
+        bound = f"; its steps are {NEVER_REST}"
     if waits.bound == "device" and waits.room_unknown:
         bound = f"; its steps are {HELD.format(idle=percent(idle))}"
     still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
@@ -120,10 +130,12 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         bound += (
             f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
         )
-    # Waiting for launches is time, not what fewer launches would save: data that costs less may be worth more.
-    waited = (waits.waited_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
-    if waits.bound in ("host", "launch") and waited > NOTICEABLE:
-        bound += f"; data work costs {percent(waited)} of the step besides, and ending that may save more"
+    # Waiting for launches is time, not what fewer launches would save: data that takes less may be worth more.
+    step_ms = waits.step_ms or math.inf
+    least, most = (one / step_ms for one in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
+    if waits.bound in ("host", "launch") and most > NOTICEABLE:
+        share = percent(most) if most - least < WORTH else f"{percent(least)} to {percent(most)}"
+        bound += f"; ending data work alone would save {share} of the step"
     ceiling = c.measured.ceiling
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")

@@ -134,7 +134,9 @@ def _arm(arm: ArmReport) -> Json:
         "blocking_calls": [asdict(call) for call in explained.syncs],
         "replay_error": finite(explained.replay_error),
         "replay_resampled_error": finite(explained.resampled_error),
-        "critical_path_ms": {f"{link.kind}: {link.name}": spent for link, spent in explained.critical_path_ms.items()},
+        "critical_path_ms": {
+            f"{link.kind}: {link.name}": spent.likely_ms for link, spent in explained.critical_path_ms.items()
+        },
         "doses": [_dose(dose) for dose in explained.doses],
         "removals": [
             {

@@ -162,8 +162,8 @@ def _either_way(totals: ArmTotals) -> str:
 def _device_note() -> str:
     return (
         "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
-        "work still queued when the host began to fetch; the fetch, and what the host does after it until it has "
-        "launched new work, cost nothing up to that. *bound*: the largest "
+        "work still queued when the host began to fetch. Fetching and launching may take up that much once; whether "
+        "every step may take so much longer is what *bound* says: the largest "
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
         "in phases that the device ends with their launches (launch), where that is more than 5 % of the step. "
         "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "

@@ -38,6 +38,14 @@ class PathLink(NamedTuple):
     name: str
 
 
+class PathTime(NamedTuple):
+    """What a link contributes to a step, in ms; where events leave open when the device worked, from least to most."""
+
+    likely_ms: float
+    least_ms: float
+    most_ms: float
+
+
 class _Reached(NamedTuple):
     """A moment, what led to it, and the moment before that; the difference of both is how long that took."""
 

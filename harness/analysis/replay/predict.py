@@ -19,7 +19,7 @@ from harness.analysis.launches import Reading
 from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
-from harness.analysis.replay.critical_path import PathLink, critical_path_ms
+from harness.analysis.replay.critical_path import PathLink, PathTime, critical_path_ms
 from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
 from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation, widened
@@ -83,10 +83,10 @@ class Replays:
         """Of the loader as recorded; 0: inline."""
         return self._runs[0].recording.workers
 
-    @property
-    def off_core_ms(self) -> float:
-        """See ``Recording.off_core_ms``; mean over the runs."""
-        return sum(run.recording.off_core_ms for run in self._runs) / len(self._runs)
+    def off_core_ms(self, without: Sequence[str] = ()) -> float:
+        """See ``Recording.off_core_ms``; the sum of the stages that are left, mean over the runs."""
+        found = [run.recording.off_core_ms for run in self._runs]
+        return sum(spent for one in found for name, spent in one.items() if name not in without) / len(found)
 
     @property
     def usual_handover_ms(self) -> float:
@@ -146,12 +146,21 @@ class Replays:
         likely, *others = (removals([(run.recording, run.then) for run in runs]) for runs in self._by_reading)
         return widened_removals(likely, others)
 
-    def critical_path_ms(self) -> dict[PathLink, float]:
+    def critical_path_ms(self) -> dict[PathLink, PathTime]:
         """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
-        found = [critical_path_ms(run.recording) for run in self._runs]
-        links = dict.fromkeys(link for one in found for link in one)
-        means = {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
-        return dict(sorted(means.items(), key=lambda item: -item[1]))
+        likely, *others = (_mean_path([run.recording for run in runs]) for runs in self._by_reading)
+        links = dict.fromkeys(link for one in (likely, *others) for link in one)
+        found = {}
+        for link in links:
+            known = [one.get(link, 0.0) for one in (likely, *others)]
+            found[link] = PathTime(known[0], min(known), max(known))
+        return dict(sorted(found.items(), key=lambda item: (-item[1].likely_ms, -item[1].most_ms)))
+
+
+def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
+    found = [critical_path_ms(one) for one in recordings]
+    links = dict.fromkeys(link for one in found for link in one)
+    return {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[Reading, _Run]:

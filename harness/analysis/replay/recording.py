@@ -110,14 +110,16 @@ class Recording:
         return Counter(e.kind for e in self.classes[int(self.step_class[-1])].events)["fetch"]
 
     @property
-    def off_core_ms(self) -> float:
-        """What the stages of a step's batches waited, for a disk, a network, a lock or a core: they did not compute.
+    def off_core_ms(self) -> Mapping[str, float]:
+        """What each stage of a step's batches waited, for a disk, a network, a lock or a core: it did not compute.
 
         Mean over the batches of measured steps; 0 where CPU time was not recorded.
         """
         made = self.batches
-        waited = sum(float((made.stage[name] - made.cpu[name])[made.usable].mean()) for name in made.stage)
-        return waited / 1e6 * self.batches_per_step
+        return {
+            name: float((made.stage[name] - made.cpu[name])[made.usable].mean()) / 1e6 * self.batches_per_step
+            for name in made.stage
+        }
 
 
 def record(run: RunData) -> Recording:

@@ -43,9 +43,14 @@ class Removal:
 
 
 def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLICATES) -> tuple[Removal, ...]:
-    """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first."""
+    """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first.
+
+    Where stages of several workers wait for something, the interval holds that it serves one of them at a time.
+    """
     saved_ms: dict[tuple[PartKind, str], list[float]] = {}
     logs: dict[tuple[PartKind, str], list[float]] = {}
+    serial_ms: dict[tuple[PartKind, str], list[float]] = {}
+    serial_logs: dict[tuple[PartKind, str], list[float]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
         makes = [partial(build, recording, one, then) for one in (Edits(), *edits.values())]
@@ -57,13 +62,34 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLIC
             if now > 0:
                 saved_ms.setdefault(part, []).append(was - now)
                 logs.setdefault(part, []).append(math.log(was / now))
+                slowest = _one_at_a_time_ms(recording, part, was, now)
+                serial_ms.setdefault(part, []).append(was - slowest)
+                serial_logs.setdefault(part, []).append(math.log(was / slowest))
     found = []
     for part, values in saved_ms.items():
         saving, speedup = from_block_values(values), from_blocks(logs[part])
+        serial, serial_speedup = from_block_values(serial_ms[part]), from_blocks(serial_logs[part])
         assert saving is not None
         assert speedup is not None
+        assert serial is not None
+        assert serial_speedup is not None
+        if serial != saving:
+            saving, speedup = holding(saving, [serial]), holding(speedup, [serial_speedup])
         found.append(Removal(*part, saving, speedup))
     return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
+
+
+def _one_at_a_time_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
+    """How long a step lasts without ``part`` where what the stages of several workers wait for serves one at a time.
+
+    Replay has workers wait side by side. Then a step lasts as long as the stages that are left wait; not longer than it
+    did, as their waits hold those for one another.
+    """
+    kind, name = part
+    if recording.workers < 2 or kind != "stage":
+        return now_ms
+    waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if stage != name)
+    return max(now_ms, min(waited_ms, was_ms))
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.advice import advise
+from harness.analysis.replay.predict import Replays
 from harness.analysis.report_types import Advice, ArmAdvice
 from harness.analysis.study import analyse
 from harness.report.advice import next_steps
@@ -132,6 +133,22 @@ def test_more_workers_than_wait_already_behind_a_lock_make_nothing_slower(worker
     one, faster = predicted(Truth(workers=workers, read=30.0, locked="read", tokenize=0.5, spread=0.05), "workers=4")
     assert faster == pytest.approx(1.0, abs=0.05)
     assert one.serial == pytest.approx(faster, abs=0.05)
+
+
+def test_without_tokenizing_the_lock_of_the_other_stage_is_left() -> None:
+    """Three workers, one of which reads at a time: replay has them read side by side, which nobody knows."""
+    locked = Truth(workers=3, read=24.0, locked="read", tokenize=16.0, spread=0.05)
+    runs = {"a": [oracle.run(locked.having(seed=block), block=block) for block in range(4)]}
+    without = [oracle.run(locked.having(seed=block, tokenize=0.0), block=block) for block in range(4)]
+    faster = sum(map(oracle.step_ms, runs["a"])) / sum(map(oracle.step_ms, without))
+    assert faster == pytest.approx(1.0, abs=0.05)
+    one = by_change(advise("a", runs, lambda _: {}, None))["tokenize=0"]
+    assert one.speedup.median > 1.1
+    assert one.serial == pytest.approx(faster, abs=0.05)
+    assert not one.worth
+    (removed,) = (part for part in Replays(runs["a"]).removals() if (part.kind, part.name) == ("stage", "tokenize"))
+    assert removed.speedup.ci_low is not None
+    assert removed.speedup.ci_low == pytest.approx(faster, abs=0.05)
 
 
 def test_stages_that_compute_are_taken_to_run_side_by_side() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.analysis import room
 from harness.analysis.bounds import BoundShares
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.room import FELT
@@ -107,3 +108,25 @@ def test_what_there_is_room_for_costs_next_to_nothing(
         return
     with_more = measured(replace(declared, data_ms=data_ms + room_ms))
     assert with_more.mean_step_ms - as_it_is.mean_step_ms <= FELT * room_ms + 0.05
+
+
+@pytest.mark.parametrize("data_ms", [36.5, 37.0, 37.8])
+def test_a_host_that_is_slower_than_its_device_is_not_held_by_it(data_ms: float) -> None:
+    """The device is behind by the same time at the end of every step, and runs dry in it: no queue was full."""
+    slower = replace(LONG, data_ms=data_ms, check_finite=False, steps=60)
+    assert measured(slower).device_room_ms == pytest.approx(0, abs=0.1)
+    assert measured(slower).bound == "balanced"
+    later_ms = measured(replace(slower, data_ms=data_ms + 2)).mean_step_ms - measured(slower).mean_step_ms
+    assert later_ms == pytest.approx(2, abs=0.1)
+
+
+def test_a_few_steps_do_not_tell_a_full_queue() -> None:
+    found = measured(replace(LONG, check_finite=False, steps=3))
+    assert found.device_room_ms is not None
+    assert not math.isnan(found.device_room_ms)
+
+
+def test_a_long_run_has_the_room_of_its_end_where_that_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_STEPS", 20)
+    found = measured(replace(LONG, longer=(43, 3.0), steps=80))  # and three to warm up
+    assert found.device_room_ms == pytest.approx(1.7 / 0.9, abs=0.05)

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.replay.critical_path import PathLink
+from harness.analysis.replay.critical_path import PathLink, PathTime
+from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.removals import Removal
 from harness.analysis.report_types import ArmExplained, ModelSpeed
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import causes
 from harness.report.names import ArmNames
+from tests.cuda_stream import LAUNCH_BOUND, record
 from tests.harness.synthetic import Arm, build
 
 
@@ -33,13 +35,27 @@ def test_of_a_real_devices_kernels_it_says_that_a_full_queue_hides_savings(
 
 def test_the_critical_path_is_listed_in_shares_without_its_short_links() -> None:
     (arm,) = analyse(*build([Arm("a")], [])).arms
+
+    def listed(explained: ArmExplained) -> str:
+        return causes.section([replace(arm, explained=explained)], ArmNames([arm.name]))
+
     path = {
-        PathLink("stage", "tokenize"): 6.0,
-        PathLink("kernel", "forward"): 3.5,
-        PathLink("launch", "forward"): 0.4,
-        PathLink("phase", "log"): 0.1,
+        PathLink("stage", "tokenize"): PathTime(6.0, 6.0, 6.0),
+        PathLink("kernel", "forward"): PathTime(3.5, 0.5, 3.5),
+        PathLink("launch", "forward"): PathTime(0.4, 0.4, 3.4),
+        PathLink("phase", "log"): PathTime(0.1, 0.1, 0.1),
     }
-    text = causes.section([replace(arm, explained=ArmExplained(critical_path_ms=path))], ArmNames([arm.name]))
-    assert "- a: tokenize (stage) 60 %, forward (kernel) 35 % and launching forward 4.0 %\n" in text
+    known = ArmExplained(critical_path_ms=path, within_tolerance=True)
+    text = listed(known)
+    assert "- a: tokenize (stage) 60 %, forward (kernel) 5.0 % to 35 % and launching forward 4.0 % to 34 %\n" in text
     assert "log" not in text
-    assert "critical path" not in causes.section([replace(arm, explained=ArmExplained())], ArmNames([arm.name]))
+    assert "critical path" not in listed(ArmExplained(within_tolerance=True))
+    assert "critical path" not in listed(replace(known, within_tolerance=False))  # of a replay that is off
+
+
+def test_a_path_that_events_leave_open_says_so() -> None:
+    """A long last kernel of each phase: the device may have waited for launches, and then data is on the path."""
+    declared = replace(LAUNCH_BOUND, data_ms=1, last_us={"forward": 3000, "backward": 4000, "optimizer": 1500})
+    found = Replays([record(declared).run]).critical_path_ms()
+    tokenize = found[PathLink("stage", "tokenize")]
+    assert (tokenize.least_ms, tokenize.most_ms) == (pytest.approx(0, abs=0.05), pytest.approx(1, abs=0.05))

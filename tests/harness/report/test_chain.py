@@ -136,6 +136,13 @@ def test_what_bounds_a_step(starved: float | None, room: float | None, bound: st
     assert replace(ledger, device_starved_ms=starved, device_room_ms=room).bound == bound
 
 
+def test_where_events_do_not_tell_the_chain_says_from_least_to_most_what_data_costs() -> None:
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    waits = replace(c.measured.baseline_waits, waited_range_ms=(0.09, 1.05))
+    links = {one.name: one.text for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))}
+    assert "it costs the step between 0.09 ms and 1.05 ms" in links["hidden"]
+
+
 def test_without_spans_or_stages_the_chain_says_what_is_missing(alike: Comparison) -> None:
     unsplit = replace(alike, measured=replace(alike.measured, baseline_waits=Waits(30.0, None, {}, {}, None)))
     texts = {link.name: link.text for link in chain(unsplit)}
@@ -205,11 +212,22 @@ def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_be
 def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound) -> None:
     c = report(Arm("text"), Arm("tokens", tokenize=0.5))
 
-    def ceiling(share: float) -> str:
+    def ceiling(share: float, least: float | None = None) -> str:
         was = c.measured.baseline_waits
-        waits = replace(was, bound=bound, waited_ms=share * was.step_ms)
+        known = None if least is None else (least * was.step_ms, share * was.step_ms)
+        waits = replace(was, bound=bound, waited_ms=share * was.step_ms, waited_range_ms=known)
         links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
         return next(one.text for one in links if one.name == "ceiling")
 
-    assert ceiling(0.38).endswith("; data work costs 38 % of the step besides, and ending that may save more")
-    assert "besides" not in ceiling(0.04)
+    assert ceiling(0.38).endswith("; ending data work alone would save 38 % of the step")
+    assert ceiling(0.38, least=0.02).endswith("; ending data work alone would save 2.0 % to 38 % of the step")
+    assert "alone would save" not in ceiling(0.04)
+
+
+def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:
+    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+    texts = {True: "its loader workers are at work nearly all the time", False: "nothing else that leaves"}
+    for busy, said in texts.items():
+        waits = replace(c.measured.baseline_waits, bound="data", busy_loader=busy)
+        links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+        assert said in next(one.text for one in links if one.name == "ceiling")
