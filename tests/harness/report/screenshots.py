@@ -1,6 +1,6 @@
 """``python -m tests.harness.report.screenshots STUDY --out DIR``: pictures of a study's summary.html in a real browser.
 
-Each is named after the study: light, dark, in a narrow window, and with nothing but its steps over time.
+Each is named after the study: light, dark, in a narrow window, as printed, and with nothing but its steps over time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.harness.report import browser
 from tests.harness.report.browser import Browser
 
-WIDTH, NARROW = 1060, 500  # pixels
+WIDTH, NARROW, PAPER = 1060, 500, 794  # pixels; A4 at 96 per inch
 ONLY_STEPS = """
 for (const one of document.querySelectorAll('main > *')) if (one.id !== 'steps-over-time') one.remove();
 document.getElementById('steps-over-time').open = true;
@@ -39,12 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as profile:
         chromium = Browser(program, Path(profile))
         try:
-            for kind, scheme, width in (
-                ("light", "light", WIDTH),
-                ("dark", "dark", WIDTH),
-                ("narrow", "light", NARROW),
+            for kind, scheme, width, media in (
+                ("light", "light", WIDTH, "screen"),
+                ("dark", "dark", WIDTH, "screen"),
+                ("narrow", "light", NARROW, "screen"),
+                ("paper", "dark", PAPER, "print"),
             ):
-                chromium.prefer(scheme)
+                chromium.prefer(scheme, media)
                 _size(chromium, width, chosen.height)
                 chromium.open(page)
                 _picture(chromium, chosen.out / f"{name}-{kind}.png")
