@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 chromium.prefer(scheme, media)
                 _size(chromium, width, chosen.height)
                 chromium.open(page)
+                if media == "print":
+                    chromium.value("dispatchEvent(new Event('beforeprint'))")
                 _picture(chromium, chosen.out / f"{name}-{kind}.png")
             chromium.prefer("light")
             _size(chromium, WIDTH, 900)
