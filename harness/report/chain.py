@@ -92,7 +92,9 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
         return
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
-    text = f"{ms(hidden)} of it are hidden{where}, and it costs the step {_costs(waits, waited)}"
+    costs = _costs(waits, waited)
+    likely = "" if costs == ms(waited) else "likely "
+    text = f"{ms(hidden)} of it are {likely}hidden{where}, and it costs the step {costs}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
         text += f"; {ms(parallel)} ran while the step waited for another worker's batch"

@@ -141,6 +141,8 @@ def test_where_events_do_not_tell_the_chain_says_from_least_to_most_what_data_co
     waits = replace(c.measured.baseline_waits, waited_range_ms=(0.09, 1.05))
     links = {one.name: one.text for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))}
     assert "it costs the step between 0.09 ms and 1.05 ms" in links["hidden"]
+    hidden = replace(c, measured=replace(c.measured, baseline_waits=replace(waits, hidden_ms={"tokenize": 2.0})))
+    assert "2.00 ms of it are likely hidden" in next(one.text for one in chain(hidden) if one.name == "hidden")
 
 
 def test_without_spans_or_stages_the_chain_says_what_is_missing(alike: Comparison) -> None:
