@@ -87,13 +87,14 @@ def with_derived(
     if waits is None or _incomplete(steps, waits):
         return Derived(steps, changed=False, unsplit="spans missing")
     count, step_bounds, columns = len(steps), bounds(steps), _Replacing(steps)
+    measured = ~steps.column("warmup").to_numpy().astype(np.bool_)
     del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
     stages = stage_spans(spans)
     if work is not None and len(spans.kernels):  # else nobody recorded what the device did: not the same as idle
         for name, values in _device_columns(step_bounds, spans, work, waits, stages):
             columns.replace(name, values)
     times, exposed = _stages(count, spans, waits, stages, work is not None, recording)
-    for name, values in _stage_columns(times, exposed, waits):
+    for name, values in _stage_columns(times, exposed, waits, measured if work is not None else None):
         columns.replace(name, values)
     if isinstance(exposed, Split):
         return Derived(columns.table, columns.changed, None, exposed.otherwise)
@@ -178,7 +179,10 @@ def _stages(
     return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
 
 
-def _stage_columns(times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits) -> Iterator[tuple[str, pa.Array]]:
+def _stage_columns(
+    times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits, weighed: NDArray[np.bool_] | None
+) -> Iterator[tuple[str, pa.Array]]:
+    """``weighed``: the steps over which exposed and hidden are weighed; None where every step is by itself."""
     import pyarrow as pa
 
     rows = len(times.work)
@@ -191,11 +195,28 @@ def _stage_columns(times: StageTimes, exposed: Split | Unsplit, waits: BatchWait
         share = np.zeros(rows, dtype=np.int64)
         if isinstance(exposed, Split):
             share[: len(exposed.exposed)] = exposed.exposed[:, place]
-        hidden = np.maximum(0, np.minimum(times.outside[:, place], times.work[:, place] - share))
+        within = None if weighed is None else weighed & ~unsplit & ~unknown
+        hidden = _hidden(times.outside[:, place], times.work[:, place], share, within)
         yield f"exposed_{stage}_ns", pa.array(share, mask=unknown | unsplit)
         yield f"hidden_{stage}_ns", pa.array(hidden, mask=unknown | unsplit)
         for kind, values in zip(PLACES, (times.work, times.during, times.parallel), strict=True):
             yield f"{kind}_{stage}_ns", pa.array(values[:, place], mask=unknown)
+
+
+def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
+    """What of a stage cost each step nothing, (steps,): it ran outside of every wait, and is not exposed.
+
+    A host that runs ahead of its device ends its steps earlier than the device does, so that what data costs lies in
+    other steps than the data: beside an asynchronous device both are summed over the measured steps (``weighed``), and
+    each step gets its part of what ran outside of waits.
+    """
+    found: Int
+    if weighed is None:
+        found = np.maximum(0, np.minimum(outside, work - exposed))
+        return found
+    most, left = int(outside[weighed].sum()), int((work - exposed)[weighed].sum())
+    found = (outside * (min(max(0, left), most) / most if most else 0.0)).astype(np.int64)
+    return found
 
 
 def _device_columns(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 from harness.analysis.derived import with_derived
 from harness.analysis.exposure import BatchWaits, StageSpans, stage_times
 from harness.analysis.intervals import Stretches
+from harness.analysis.ledger import measure
 from harness.analysis.spans import COLUMNS, read_spans
 from harness.study.contract import SPAN_COLUMNS, STAGES, STEP_COLUMNS, arrow_schema
+from tests.cuda_stream import record
 from tests.harness.analysis.by_hand import attribute, outside, span, split_wait
+from tests.harness.analysis.test_room import LONG
 from trainer.telemetry import StageSpan
 
 READ, TOKENIZE, PACK = StageSpan("read", 0, 10), StageSpan("tokenize", 10, 40), StageSpan("pack", 40, 45)
@@ -135,3 +140,14 @@ def test_in_studies_without_the_mark_their_own_columns_tell_an_idle_builder_from
     found = with_derived(steps, read_spans(spans.select(COLUMNS).to_batches()), None).table
     assert found["exposed_transfer_ns"].to_pylist() == [30 if known else None]
     assert found["exposed_tokenize_ns"].to_pylist() == [0 if known else None]
+
+
+@pytest.mark.parametrize(("blocks", "hidden_ms"), [(True, 45 - 37.19), (False, 45 - 8.76)])
+def test_what_is_hidden_and_what_is_exposed_are_all_of_the_work_also_where_the_host_runs_ahead(
+    blocks: bool, hidden_ms: float
+) -> None:
+    """45 ms of data inline beside 37 ms of device work. Where no step blocks, all lies in other steps than it costs."""
+    found = measure(record(replace(LONG, data_ms=45, check_finite=blocks, steps=60)).run)
+    assert found is not None
+    assert found.hidden_ms["tokenize"] == pytest.approx(hidden_ms, abs=0.1)
+    assert found.hidden_ms["tokenize"] + found.exposed_ms["tokenize"] == pytest.approx(45, abs=0.1)

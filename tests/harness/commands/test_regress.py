@@ -77,13 +77,14 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     content = json.loads((path / "regression.json").read_text())
     (comparison,) = content["contests"]
     # The declared cost takes twice as long and so adds itself, and more where its core is shared. What share of a step
-    # that is depends on how fast the host does the rest.
+    # that is depends on how fast the host does the rest; it is not all of it.
     (tokenize,) = (part for part in comparison["parts"] if part["name"] == "tokenize")
     for decision, baseline_ms in (
         (comparison["step"], comparison["baseline_ms"]),
         (tokenize["decision"], tokenize["baseline_ms"]),
     ):
-        assert 0.5 < decision["change"]["median"] * baseline_ms / DECLARED_MS < 2.5
+        change = decision["change"]["median"]
+        assert 0.5 * DECLARED_MS / baseline_ms < change < 1
     for run in study.runs():
         assert run.record.startup_ns is not None
         assert run.record.startup_ns > 0.1e9
