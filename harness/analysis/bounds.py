@@ -1,7 +1,7 @@
 """Defines what can limit a step beside an asynchronous device, and the figures that say which of them does.
 
 data      the largest part of the step is what data work costs it: removing that would save most. Also where loader
-          workers are at work all the time and the step waits for them: whatever else took less would be waited longer
+          workers are at work nearly all the time and the step waits for them
 host      ... is device idle time while the host did other work than data, launching before a phase begins included
 launch    ... lies in launch-bound phases, which the device ends with their launches (``launches``)
 device or launch

@@ -17,7 +17,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
-from harness.report.sentences import WORTH
+from harness.report.sentences import WORTH, either_way
 from harness.report.words import interval, listing, ms, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
@@ -105,8 +105,10 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
 
 def _costs(waits: Waits, waited_ms: float) -> str:
     """What data costs a step; where events do not tell when the device worked, from least to most."""
-    least, most = waits.waited_range_ms or (waited_ms, waited_ms)
-    return ms(waited_ms) if most - least < WORTH * waits.step_ms else f"between {ms(least)} and {ms(most)}"
+    if waits.waited_range_ms is None or not either_way(waits.waited_range_ms, waits.step_ms):
+        return ms(waited_ms)
+    least, most = waits.waited_range_ms
+    return f"between {ms(least)} and {ms(most)}"
 
 
 def _run_queue(waits: Waits) -> Iterator[ChainLink]:

@@ -91,7 +91,7 @@ class StoredTable:
 
         try:
             with self._opened() as file:
-                names = [name for name in file.schema_arrow.names if name not in OF_RUN]
+                names = file.own_names
             return self._complete(
                 pq.read_table(self._path, columns=names, filters=chosen, page_checksum_verification=True)
             )
@@ -152,13 +152,17 @@ class _Reading:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
+    @property
+    def own_names(self) -> list[str]:
+        """Its columns but for those that say of which run it is."""
+        return [name for name in self._file.schema_arrow.names if name not in OF_RUN]
+
     def read(self) -> pa.Table:
         import pyarrow as pa
 
         try:
-            names = [name for name in self._file.schema_arrow.names if name not in OF_RUN]
             # Threads cost a small table more than they save.
-            return self._file.read(names, use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
+            return self._file.read(self.own_names, use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._table._unreadable(error) from error
 

@@ -26,7 +26,7 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
-    """Write ``rows`` ({column: values}) as parquet with exactly ``columns``; a missing column is all null."""
+    """Write ``rows`` ({column: values}) as parquet: what run it is of, then ``columns``; a missing one is all null."""
     table = with_run(path, make_table(columns, rows))
     write_atomically(path, lambda temporary: write_parquet(temporary, table))
 
