@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.bounds import NOTICEABLE
 from harness.analysis.device import behind
@@ -31,6 +32,7 @@ MOST_STEPS = 1_000  # of the measured ones at each end of a run: what is gone th
 MOST_QUEUED = 5_000  # pieces that a device may still have to do when the first step begins
 LEAST_STEPS = 10  # fewer do not tell a queue that is full from one that fills
 MOST_IDLE_NS = 100_000  # of a step: a device with a full queue before it has no more between two pieces
+LEAST_QUEUED_NS = 1_000_000  # that a full queue lasts: CUDA's holds 1,024 launches, and a kernel takes a microsecond
 TRIES = 12  # lengths that are tried: the room is known to the 4,096th part of a step
 LITTLE = 0.005  # of a step: a host that is blocked for no more is not held by what was recorded
 FETCH, BLOCKED, LAUNCH = range(3)
@@ -93,8 +95,9 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
     """Whether in most steps the device is behind by the same time, although no call is known to have blocked.
 
     A host that is a little faster than its device gets away: only a queue that is full keeps the two apart by the same.
-    One that is slower is as far ahead in every step too, and its device runs dry. Around repetitions the queue is
-    empty, so not of all steps.
+    One that is slower is as far ahead in every step too, and its device runs dry: between two pieces, or within one
+    that it came to while the host still launched it (a copy from pageable memory), where no event shows it. Around
+    repetitions the queue is empty, so not of all steps.
     """
     if len(steps.starts) < LEAST_STEPS:
         return False
@@ -105,7 +108,20 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
     held = usual_ns > NOTICEABLE * step_ns and far_ns - usual_ns < NOTICEABLE * step_ns
     idle_ns = steps.ends - steps.starts - per_step(steps, union(spans.kernels.starts, spans.kernels.ends))
     never_dry = np.median(idle_ns) < min(LITTLE * step_ns, MOST_IDLE_NS)
-    return bool(held and never_dry and np.median(blocked_ns) < LITTLE * step_ns)
+    filled = np.median(_least_queued_ns(steps, spans, pieces)) >= LEAST_QUEUED_NS
+    return bool(held and never_dry and filled and np.median(blocked_ns) < LITTLE * step_ns)
+
+
+def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
+    """How little work lay queued at an end of a launching in each step, (steps,): of pieces that the device came to
+    while the host still launched them, so that it may have waited before; infinite where there are none.
+    """
+    launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
+    step = np.searchsorted(steps.starts, launched, side="right") - 1
+    met = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
+    found = np.full(len(steps.starts), math.inf)
+    np.minimum.at(found, step[met], (ends - launched)[met].astype(np.float64))
+    return found
 
 
 def later_ns(events: Sequence[Event], longer_ns: float) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.analysis import room
@@ -85,6 +85,7 @@ def test_loader_workers_that_never_rest_are_what_limits_a_step_that_waits_for_th
     assert BoundShares(data=0.02, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "launch"
 
 
+@example(data_ms=9.0, every=1, longer_ms=20.0, device=1.0, finite=False, copying_ms=6.0, host=3.0)
 @given(
     st.floats(0.2, 20),
     st.sampled_from([1, 2, 3, 4, 7, 15]),
@@ -118,6 +119,16 @@ def test_a_host_that_is_slower_than_its_device_is_not_held_by_it(data_ms: float)
     assert measured(slower).bound == "balanced"
     later_ms = measured(replace(slower, data_ms=data_ms + 2)).mean_step_ms - measured(slower).mean_step_ms
     assert later_ms == pytest.approx(2, abs=0.1)
+
+
+def test_a_device_that_waits_within_a_copy_is_not_held_behind_a_full_queue() -> None:
+    """The copy is launched for 6 ms, and no event shows that the device came to it 0.4 ms before it was launched."""
+    kernels = {name: (count, 3.0 * us, work) for name, (count, us, work) in LONG.kernels.items()}
+    copied = replace(LONG, kernels=kernels | {"h2d": (1, 6000, 100)}, data_ms=29, check_finite=False, steps=60)
+    found = measured(copied)
+    assert found.device_room_ms == pytest.approx(0, abs=0.1)
+    assert found.bound == "balanced"
+    assert measured(replace(copied, data_ms=31)).mean_step_ms - found.mean_step_ms == pytest.approx(2, abs=0.1)
 
 
 def test_a_few_steps_do_not_tell_a_full_queue() -> None:
