@@ -124,6 +124,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 (the names that http.server calls)
 
     def _answer(self, *, body: bool) -> None:
+        if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0").strip() != "0":
+            self.close_connection = True  # what would follow is no request of its own
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
         route = self.server.routes.get(urlsplit(self.path).path) if self._is_for_loopback() else None
         if route is None:
             self._refuse()

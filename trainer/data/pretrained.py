@@ -13,6 +13,7 @@ import os
 import socket
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,6 +42,8 @@ def import_tokenizer(name: str) -> Path:
         tokenizer = load_auto(str(folder), name)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         location, fingerprint = None, None
+        vocabulary = tokenizer.get_vocab()
+        train_tokenizer.largest_id(vocabulary, name)  # before it is saved: the library goes through every id up to it
         if backend is not None:
             backend.no_truncation()
             backend.no_padding()
@@ -48,7 +51,7 @@ def import_tokenizer(name: str) -> Path:
         else:
             location, fingerprint = str(folder), cache.fingerprint(contents)
         ids = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-        train_tokenizer.write_facts(to, tokenizer.get_vocab(), *ids, location, fingerprint)
+        train_tokenizer.write_facts(to, vocabulary, *ids, location, fingerprint)
 
     key = ["pretrained", version("transformers"), str(folder), contents]
     return cache.folder("tokenizer", key, build, train_tokenizer.read_facts)
@@ -69,7 +72,7 @@ def load_auto(location: str, name: str | None = None) -> Any:
         code = carried_code(Path(location))
         if code or "trust_remote_code" in str(error):  # that advice would not help: there is no such option here
             raise _never_run(name or location, code) from error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
         raise InputError(f"{_KEY}: cannot load {name or location}: {reason}") from error
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus
-from trainer.errors import InputError
+from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
 
@@ -148,15 +148,26 @@ class _Fast:
     def __init__(self, location: str) -> None:
         import tokenizers
 
+        self._location = location
         self._tokenizer = tokenizers.Tokenizer.from_file(location)
         self._tokenizer.no_truncation()  # a saved tokenizer may carry both; documents are cut by packing alone
         self._tokenizer.no_padding()
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        except Exception as error:
+            raise self._cannot(error) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        except Exception as error:
+            raise self._cannot(error) from error
+
+    def _cannot(self, error: Exception) -> InputError:
+        """The library raises plain Exceptions: of a word that a vocabulary without an unknown token lacks, say."""
+        return InputError(f"data.tokenizer: {self._location} cannot encode the corpus: {one_line(str(error))}")
 
 
 class _SentencePiece:

@@ -96,14 +96,7 @@ def write_facts(
 
     Raises InputError for a vocabulary that no model can have.
     """
-    if not vocabulary:
-        raise InputError(f"data.tokenizer: the vocabulary of {location or 'the tokenizer'} is empty")
-    token, largest = max(vocabulary.items(), key=lambda item: item[1])
-    if largest >= MAX_VOCABULARY:
-        raise InputError(
-            f"data.tokenizer: the id of token {one_line(repr(token)):.40} is {largest:,}: a model would hold a row "
-            f"for each id up to it; at most {MAX_VOCABULARY - 1:,}"
-        )
+    largest = largest_id(vocabulary, location or "the tokenizer")
     facts = TokenizerFacts(
         vocab_size=largest + 1,  # ids may have gaps: the embedding must hold the largest
         eos_id=eos_id,
@@ -113,6 +106,19 @@ def write_facts(
         fingerprint=fingerprint or cache.file_fingerprint(folder / "tokenizer.json"),
     )
     (folder / "facts.json").write_text(json.dumps(asdict(facts)))
+
+
+def largest_id(vocabulary: dict[str, int], name: str) -> int:
+    """The largest id; InputError for a vocabulary that no model can have, which names the tokenizer by ``name``."""
+    if not vocabulary:
+        raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
+    token, largest = max(vocabulary.items(), key=lambda item: item[1])
+    if largest >= MAX_VOCABULARY:
+        raise InputError(
+            f"data.tokenizer: the id of token {one_line(repr(token)):.40} is {largest:,}: a model would hold a row "
+            f"for each id up to it; at most {MAX_VOCABULARY - 1:,}"
+        )
+    return largest
 
 
 def read_facts(folder: Path) -> TokenizerFacts:

@@ -69,6 +69,15 @@ def test_the_interface_and_the_trace_are_of_one_origin(serve, interface, trace):
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.parametrize("header", [{"Transfer-Encoding": "chunked"}, {"Content-Length": "30"}])
+def test_what_a_request_carries_is_not_taken_for_the_next_request(serve, interface, trace, header):
+    server = serve(offline_routes(interface, trace))
+    status, _, headers = ask(server, "/localtrace", **header)
+    assert status == 400
+    assert headers["Connection"] == "close"
+    assert ask(server, "/localtrace", **{"Content-Length": "0"})[:2] == (200, TRACE)
+
+
 @pytest.mark.parametrize(
     "path",
     [

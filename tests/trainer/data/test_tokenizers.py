@@ -14,6 +14,7 @@ import pytest
 
 from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
+from trainer.data import train_tokenizer
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
 from trainer.data.train_tokenizer import read_facts, write_facts
@@ -154,6 +155,35 @@ def test_a_vocabulary_that_no_model_can_have_is_refused(
     with pytest.raises(InputError, match=problem):
         write_facts(tmp_path, vocabulary, None, None, None, fingerprint="x")
     assert not list(tmp_path.iterdir())
+
+
+def saved(vocabulary: dict[str, int], folder: Path) -> TokenizerConfig:
+    """A folder as transformers saves a tokenizer of words, without an unknown token."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+    return TokenizerConfig(pretrained=str(folder))
+
+
+def test_an_id_that_no_model_can_have_is_refused_before_anything_counts_up_to_it(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library saves a vocabulary by going through every id: of one of 4e9 the process was aborted."""
+    monkeypatch.setattr(train_tokenizer, "MAX_VOCABULARY", 100)
+    monkeypatch.setattr(train_tokenizer, "save", lambda *_: pytest.fail("was saved first"))
+    config = saved({"a": 0, "b": 100}, tmp_path)
+    assert "the id of token 'b' is 100: " in refused(config, corpus)
+
+
+def test_a_word_that_a_vocabulary_lacks_is_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(prepare_tokenizer(saved({"a": 0, "b": 1}, tmp_path), corpus))
+    assert tokenizer.encode("a b a") == [0, 1, 0]
+    for encode in (lambda: tokenizer.encode("a c"), lambda: tokenizer.encode_batch(["a c"])):
+        with pytest.raises(InputError, match=r"tokenizer.json cannot encode the corpus: WordLevel error: Missing"):
+            encode()
 
 
 def refused(config: TokenizerConfig, corpus: Corpus) -> str:
