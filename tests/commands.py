@@ -100,7 +100,8 @@ class KeptForkServer(ForkServer):
 class ForkServers:
     """Fork servers kept from one block and study to the next: each costs seconds of CPU to start.
 
-    One for each state of the code and each environment; a second one of the same that a block asks for is another one.
+    One for each state of the code, working directory and environment; a second one of the same that a block asks for is
+    another one.
     """
 
     # Kept: as many as a block needs, of two states of the code and their A/A control, and the one of this code that
@@ -124,7 +125,7 @@ class ForkServers:
         self._kept.clear()
 
     def _of(self, modules: Sequence[str], code: Code | None = None) -> KeptForkServer:
-        key = (code, *map(os.environ.get, VARIABLES))
+        key = (code, Path.cwd(), *map(os.environ.get, VARIABLES))
         self._kept = [(of, one) for of, one in self._kept if not one.ended]
         for of, server in self._kept:
             if of == key and not server.taken:

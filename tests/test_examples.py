@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from harness.study.store import StudyFolder
-from tests.commands import ROOT, harness_and_program
+from tests.commands import ROOT, harness, harness_and_program
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -49,6 +49,18 @@ def test_a_loop_under_exec(tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert steps_in(tmp_path) == 35
     assert "Timed: fetch: " in done.stdout
+
+
+@pytest.mark.slow
+def test_a_dataset_of_ones_own_in_a_scenario(tmp_path: Path) -> None:
+    for name in ("own_source.py", "own_source.yaml"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    done = harness("run", "own_source.yaml", "--repeats", "1", "--set", "steps=6", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "results" / "own-source").iterdir()
+    runs = {run.record.arm: run for run in StudyFolder(path).runs()}
+    stages = {arm: set(run.spans["name"].to_pylist()) & {"read", "tokenize", "pack"} for arm, run in runs.items()}
+    assert stages["inline"] == stages["one-worker"] == {"read", "tokenize", "pack"}
 
 
 @pytest.mark.slow

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from trainer.json_types import Json
+from trainer.user_code import named_function
 
 
 class Config(BaseModel):
@@ -120,10 +123,17 @@ class DataConfig(Config):
     replay: bool = False
     """Repeat the path's first batch forever: no data cost (the ideal-data control sets it)."""
     extra_reads: int = Field(0, ge=0, le=64)
-    """Read every batch's rows this many more times and drop the result (a dose control sets it)."""
+    """Read every batch's rows this many more times and drop the result (a dose control sets it). A source of your own
+    makes the whole batch so many more times."""
     extra_tokenizations: int = Field(0, ge=0, le=64)
     """Tokenize every batch this many more times and drop the result (a dose control sets it)."""
     inject: DataInject | None = None
+    source: Annotated[str, AfterValidator(named_function)] | None = None
+    """MODULE:FUNCTION of your own, which gives a Dataset, an IterableDataset, a DataLoader or a pair (dataset, collate
+    function), of which a DataLoader's workers, prefetch and pinning are not taken. It is called with those of seed,
+    batch_size and sequence_length that it has a parameter for; path, access, corpus and tokenizer are not used."""
+    arguments: dict[str, Json] = {}
+    """More arguments of the source's function, by name."""
 
 
 class OptimizerConfig(Config):

@@ -49,9 +49,9 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "asynchronous": ("compute.device",),
     "device_count": ("compute.device",),
     "threads": ("compute.threads",),
-    "tokenizer_fingerprint": ("data.tokenizer", "data.corpus"),  # a trained tokenizer follows its corpus
-    "corpus_fingerprint": ("data.corpus",),
-    "vocab_size": ("model", "data.tokenizer"),
+    "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
+    "corpus_fingerprint": ("data.corpus", "data.source"),
+    "vocab_size": ("model", "data.tokenizer", "data.source"),
     "workers": ("data.workers", COMMAND),
     "attached": (COMMAND,),
 }

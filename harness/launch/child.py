@@ -251,8 +251,9 @@ def _check_unchanged(config: TrainerConfig, prepared: Prepared, data: DataMessag
     """Raise InputError where this run would train on something else than the study was begun with."""
     if data is None:
         return
+    corpus = "code of data.source" if config.data.source is not None else "corpus"
     for what, name, found, begun in (
-        ("corpus", config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
+        (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
     ):
         if found != begun:

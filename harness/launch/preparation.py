@@ -14,6 +14,7 @@ from harness.launch.memory import RunNeed, need_of
 from harness.launch.probing import probes_of
 from harness.launch.progress import announced
 from harness.launch.protocol import DataMessage
+from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import StudyRecord
 from harness.study.validation import first_fault
@@ -62,6 +63,7 @@ def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
+    tried = TriedSources()
     prepared: dict[str, Prepared] = {}
     by_arm: dict[str, Prepared] = {}
     fingerprints: dict[str, str] = {}
@@ -69,15 +71,22 @@ def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
     for name, config in configs.items():
         data = config.data
         key = json.dumps(
-            [data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length], sort_keys=True
+            [data.source or data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length],
+            sort_keys=True,
         )
         if key not in prepared:
-            with announced(f"preparing data: {data.path}, sequence length {data.sequence_length}"):
+            what = data.source or data.path
+            with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data)
         found = by_arm[name] = prepared[key]
         check_workers(data, found)
-        fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
-        fingerprints[f"tokenizer {data.tokenizer.model_dump_json(exclude_none=True)}"] = found.tokenizer.fingerprint
+        if data.source is not None:
+            fingerprints[f"code of data.source {data.source}"] = found.corpus.fingerprint
+            tried.check(name, config)
+        else:
+            fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
+            kind = data.tokenizer.model_dump_json(exclude_none=True)
+            fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
         if config.compute.emulated is not None and config.compute.work == "model":
             try:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
@@ -136,8 +137,7 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
 
 def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
     """``dose-tokenize-2`` and what it lays over the arm, for every dose of work that the arm has at all."""
-    for what in dict.fromkeys(scenario.dose):
-        key = DOSES[what]
+    for what, key in dict.fromkeys(_dosed(config, asked) for asked in scenario.dose):
         work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its work itself
         for times in DOSE_TIMES if _has_work(config, what) else ():
             extra = work * (1 + times) - 1
@@ -149,11 +149,19 @@ def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig)
             yield f"dose-{what}-{times}", expand({key: extra})
 
 
-def _has_work(config: TrainerConfig, what: Dosed) -> bool:
+def _dosed(config: TrainerConfig, asked: Dosed) -> tuple[Dosed | Literal["data"], str]:
+    """What a dose repeats, and the key that says how often. Of a source of the user's own it is the whole batch."""
+    own = config.data.source is not None and asked != "device"
+    return ("data", DOSES["read"]) if own else (asked, DOSES[asked])
+
+
+def _has_work(config: TrainerConfig, what: Dosed | Literal["data"]) -> bool:
     """Whether there is anything to repeat: real work, or a declared cost of that stage."""
     if what == "device":
         return config.compute.work != "none"
     data = config.data
+    if what == "data":
+        return not data.replay
     if data.inject is not None and (data.inject.tokenize_ms if what == "tokenize" else data.inject.read_ms):
         return True
     return not data.replay and (what == "read" or data.path.startswith("text-"))

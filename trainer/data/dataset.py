@@ -168,6 +168,8 @@ class RepeatedBatch:
 
 def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> BatchPipeline:
     """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+    if config.source is not None:
+        return _of_source(config, seed, worker, workers)
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker repeats the same batch: the first one of the first worker.
@@ -177,6 +179,18 @@ def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int
         return RepeatedBatch(batch, injector)
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
     return DataPipeline(config, prepared, order, injector)
+
+
+def _of_source(config: DataConfig, seed: int, worker: int, workers: int) -> BatchPipeline:
+    from trainer.data.user_source import UserPipeline
+
+    injector = Injector(config.inject, seed * 1_000_003 + worker)  # a dose makes the whole batch again
+
+    if not config.replay:
+        return UserPipeline(config, seed, worker, workers, injector)
+    return RepeatedBatch(
+        UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False).next_batch(), injector
+    )
 
 
 def _dosed(config: DataConfig) -> DataInject | None:

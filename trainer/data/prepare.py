@@ -9,6 +9,7 @@ from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.pretokenize import Format, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
+from trainer.user_code import fingerprint
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,21 @@ def prepare(config: DataConfig) -> Prepared:
 
     Raises InputError, one line, for every input that cannot be used.
     """
+    if config.source is not None:
+        return _of_source(config.source)
     corpus = prepare_corpus(config.corpus)
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
     format = format_of(config)
     if format is None:
         return Prepared(corpus, tokenizer, None)
     return Prepared(corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder)
+
+
+def _of_source(name: str) -> Prepared:
+    """Of a source of the user's own only its code is known: what it reads, and how many ids there are, is not."""
+    code = fingerprint("data.source", name)
+    tokenizer = TokenizerInfo("source", "", 0, None, None, None, code, "")
+    return Prepared(Corpus(name, (), "", 0, 0, code), tokenizer, None)
 
 
 def format_of(config: DataConfig) -> Format | None:
@@ -45,7 +55,9 @@ def format_of(config: DataConfig) -> Format | None:
 
 
 def check_workers(config: DataConfig, prepared: Prepared) -> None:
-    """Raise InputError where there are more loader workers than documents."""
+    """Raise InputError where there are more loader workers than documents (a source's own are not known)."""
+    if config.source is not None:
+        return
     documents = prepared.corpus.documents - prepared.corpus.empty
     if config.workers > documents:
         raise InputError(

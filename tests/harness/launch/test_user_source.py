@@ -1,0 +1,126 @@
+"""A study over a data source of the user's own, as the command line runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from harness.study.store import StudyFolder
+from tests.commands import harness
+from trainer.user_code import fingerprint
+
+pytestmark = pytest.mark.slow
+
+CODE = """
+import time
+import torch
+from torch.utils.data import DataLoader
+
+class Items:
+    def __init__(self, length, ms):
+        self.length, self.ms = length, ms
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        time.sleep(self.ms / 1e3)
+        return torch.full((self.length,), index)
+
+def together(items):
+    time.sleep(0.003)
+    return {"input_ids": torch.stack(items)}
+
+def make(sequence_length, ms=2.0):
+    return DataLoader(Items(sequence_length, ms), batch_size=4, shuffle=True, collate_fn=together)
+"""
+SCENARIO = """
+name: own
+question: Would my data keep up?
+base:
+  model: {layers: 1, width: 32, vocab_size: 64}
+  data: {source: "own_items:make", sequence_length: 16}
+  compute: {device: cpu, threads: 1}
+  steps: 6
+  warmup_steps: 1
+arms:
+  inline: {}
+  faster: {data.arguments: {ms: 0.5}}
+  worker: {data.workers: 1}
+controls: [ideal-data, dose]
+repeats: 1
+slice_steps: 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_items.py").write_text(CODE)
+    (tmp_path / "own.yaml").write_text(SCENARIO)
+    return tmp_path
+
+
+def made_ms(study: StudyFolder, arm: str, stage: str) -> float:
+    """How long that stage took for the median batch, in milliseconds; 0 where it has none."""
+    spans = pq.read_table(study.path / "runs" / arm / "0" / "spans.parquet")
+    rows = spans.filter(pc.equal(spans["name"], stage)).to_pylist()
+    batches: dict[int, int] = {}
+    for row in rows:
+        batches[row["batch"]] = batches.get(row["batch"], 0) + row["end_ns"] - row["start_ns"]
+    return median(batches.values()) / 1e6 if batches else 0.0
+
+
+def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = harness("run", "own.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "trying data.source own_items:make" in done.stderr
+    (path,) = (folder / "results" / "own").iterdir()
+    study = StudyFolder(path)
+    runs = {run.record.arm: run for run in study.runs()}
+    doses = [f"inline+dose-data-{times}" for times in (1, 2, 4)]
+    assert {"inline", "faster", "worker", "inline+ideal-data", *doses} <= runs.keys()
+    least_ms = {"inline": (8, 3), "faster": (2, 3), "worker": (8, 3), doses[0]: (16, 6), doses[2]: (40, 15)}
+    for arm, least in least_ms.items():
+        assert made_ms(study, arm, "read") >= least[0], arm
+        assert made_ms(study, arm, "pack") >= least[1], arm
+        assert made_ms(study, arm, "tokenize") == 0, arm
+    assert made_ms(study, "inline+ideal-data", "read") == 0
+    monkeypatch.chdir(folder)
+    code = fingerprint("data.source", "own_items:make")
+    assert {run.record.facts.corpus_fingerprint for run in runs.values()} == {code}
+    assert study.read_study().fingerprints == {"code of data.source own_items:make": code}
+    summary = (path / "summary.md").read_text()
+    assert "Undeclared difference: corpus" not in summary
+
+    (folder / "own_items.py").write_text(CODE + "more = 1\n")
+    (path / "runs" / "inline" / "0" / "run.json").unlink()
+    again = harness("run", "--resume", str(path), cwd=folder)
+    assert again.returncode == 2
+    assert "code of data.source own_items:make is no longer what the study was begun with" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("def make(", "def other("), "own_items has no function make"),
+        (("torch.full((self.length,), index)", "torch.full((self.length,), -1)"), "gives ids from -1 to -1, but model"),
+        (("import torch\n", "import torch, os; os._exit(7)\n"), "ended its process (exit code 7): it said nothing"),
+    ],
+)
+def test_a_source_that_cannot_work_is_one_line_before_anything_is_measured(
+    folder: Path, change: tuple[str, str], problem: str
+) -> None:
+    (folder / "own_items.py").write_text(CODE.replace(*change, 1))
+    done = harness("run", "own.yaml", cwd=folder)
+    assert done.returncode == 2
+    assert problem in done.stderr.splitlines()[-1]
+    assert not (folder / "results").exists()
+
+
+def test_a_model_whose_vocabulary_nobody_gave_asks_for_it(folder: Path) -> None:
+    (folder / "own.yaml").write_text(SCENARIO.replace(", vocab_size: 64", ""))
+    done = harness("run", "own.yaml", cwd=folder)
+    assert done.returncode == 2
+    assert "arm inline: model.vocab_size: give it, as own_items:make does not say" in done.stderr.splitlines()[-1]

@@ -1,0 +1,258 @@
+"""Makes batches of a data source that the user wrote (``data.source``), with the stages that the ledger knows.
+
+    read       what the dataset does for the items of a batch
+    tokenize   a tokenizer's calls within it (tokenizers, transformers, tiktoken, sentencepiece)
+    pack       collating
+
+Of a DataLoader its dataset, its order and its collate function are taken. Workers, prefetch and pinning are the
+scenario's, so that they can be varied; a worker makes every n-th batch of one order, as a DataLoader's does.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import default_collate as collate_by_torch
+
+from trainer import telemetry
+from trainer.config import DataConfig
+from trainer.data.batch import IGNORED, Batch
+from trainer.errors import InputError
+from trainer.inject import Injector
+from trainer.user_code import call, failed
+
+KEY = "data.source"
+ALLOWED = (
+    "a mapping with input_ids (and labels, attention_mask), a pair (inputs, targets) with targets one ahead, "
+    "or one tensor of ids; each of shape (samples, sequence)"
+)
+# By module: the class that encodes, and its methods.
+ENCODERS = {
+    "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
+    "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
+    "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
+    "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
+}
+
+
+@dataclass(frozen=True)
+class UserSource:
+    """What the user's function gave. ``order``: the indices of each batch of an epoch; None for an iterable dataset."""
+
+    dataset: Any
+    order: Callable[[], Iterator[list[Any]]] | None
+    collate: Callable[[Any], Any]
+    batch_size: int | None
+    """Items in a batch of an iterable dataset; None where each item is a batch."""
+
+
+def open_source(config: DataConfig, seed: int) -> UserSource:
+    """Call the user's function. Raises InputError where it fails, or gives something else."""
+    assert config.source is not None
+    offered = {"seed": seed, "batch_size": config.batch_size, "sequence_length": config.sequence_length}
+    given = call(KEY, config.source, config.arguments, offered)
+    collate: Callable[[Any], Any] = collate_by_torch
+    if isinstance(given, tuple) and len(given) == 2 and callable(given[1]):
+        given, collate = given
+    if isinstance(given, DataLoader):
+        return _of_loader(given)
+    if isinstance(given, IterableDataset) or (not hasattr(given, "__getitem__") and hasattr(given, "__iter__")):
+        return UserSource(given, None, collate, config.batch_size)
+    if not (isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))):
+        kind = type(given).__name__
+        raise InputError(
+            f"{KEY}: {config.source} gave a {kind}; allowed: a Dataset, an IterableDataset, a DataLoader, or a pair "
+            "(dataset, collate function)"
+        )
+    if len(given) < config.batch_size:
+        raise InputError(f"{KEY}: {config.source} gave {len(given)} items, less than one batch of {config.batch_size}")
+    sampler = RandomSampler(given) if config.shuffle else SequentialSampler(given)
+    batches = BatchSampler(sampler, config.batch_size, drop_last=True)
+    return UserSource(given, lambda: iter(batches), collate, None)
+
+
+def _of_loader(loader: DataLoader[Any]) -> UserSource:
+    if isinstance(loader.dataset, IterableDataset):
+        return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size)
+    if loader.batch_sampler is None:  # each item is a batch
+        return UserSource(loader.dataset, lambda: ([index] for index in loader.sampler), _only, None)
+    sampler = loader.batch_sampler
+    return UserSource(loader.dataset, lambda: iter(sampler), loader.collate_fn, None)
+
+
+def _only(items: list[Any]) -> Any:
+    return items[0]
+
+
+class UserPipeline:
+    """Endless batches of a user's source: those of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+
+    def __init__(
+        self, config: DataConfig, seed: int, worker: int, workers: int, injector: Injector, marked: bool = True
+    ) -> None:
+        assert config.source is not None
+        self._name, self._seed = config.source, seed
+        self._worker, self._workers = worker, workers
+        self._injector, self._extra = injector, config.extra_reads
+        self._length = config.sequence_length
+        self._source = open_source(config, seed)
+        if self._extra and self._source.order is None:
+            raise InputError(
+                f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
+            )
+        self._span: Callable[[str], AbstractContextManager[None]] = telemetry.span if marked else _unmarked
+        self._marked = marked
+        if marked:
+            _time_tokenizers()
+        self._wanted = self._endless()
+
+    def next_batch(self) -> Batch:
+        """The next batch, with its declared costs spent and its trace."""
+        with self._span("read"):
+            wanted = self._guarded(lambda: next(self._wanted))
+        for _ in range(1 + self._extra):
+            batch = self._make(wanted)
+        self._injector.spend("transfer")
+        if self._marked:
+            batch.trace = telemetry.take()
+        return batch
+
+    def _make(self, wanted: list[Any]) -> Batch:
+        """A batch of these indices; of an iterable dataset, of these items."""
+        with self._span("read"):
+            items = wanted if self._source.order is None else self._guarded(lambda: self._read(wanted))
+            self._injector.spend("read")
+        if self._injector.cost_ms("tokenize"):
+            with self._span("tokenize"):
+                self._injector.spend("tokenize")
+        with self._span("pack"):
+            whole = self._source.order is None and self._source.batch_size is None
+            made = items[0] if whole else self._guarded(lambda: self._source.collate(items))
+            batch = as_batch(made, self._name, self._length)
+            self._injector.spend("pack")
+        return batch
+
+    def _read(self, indices: list[Any]) -> list[Any]:
+        dataset = self._source.dataset
+        together = getattr(dataset, "__getitems__", None)  # as DataLoader does
+        found: list[Any] = together(indices) if together is not None else [dataset[index] for index in indices]
+        return found
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except InputError:
+            raise
+        except Exception as error:
+            raise failed(KEY, self._name, error) from error
+
+    def _endless(self) -> Iterator[list[Any]]:
+        epoch = 0
+        while True:
+            found = False
+            for wanted in self._epoch(epoch):
+                found = True
+                yield wanted
+            if not found:
+                share = f" for worker {self._worker} of {self._workers}" if self._workers > 1 else ""
+                raise InputError(f"{KEY}: {self._name} gave no batch{share} in epoch {epoch}")
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> Iterator[list[Any]]:
+        source = self._source
+        if source.order is None:
+            items = iter(source.dataset)
+            while batch := list(islice(items, source.batch_size or 1)):
+                yield batch
+            return
+        yield from islice(self._order(epoch), self._worker, None, self._workers)
+
+    def _order(self, epoch: int) -> Iterator[list[Any]]:
+        """One epoch's batches of indices, the same in every worker: samplers draw their seed as they begin."""
+        assert self._source.order is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed * 1_000_003 + epoch)
+            order = self._source.order()
+            first = next(order, None)
+        if first is not None:
+            yield first
+            yield from order
+
+
+def _unmarked(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def as_batch(made: Any, name: str, sequence_length: int) -> Batch:
+    """A :class:`Batch` of what the user's collate function gave. Raises InputError for anything else."""
+    if isinstance(made, Batch):
+        return made
+    ids, labels, mask = _parts(made, name)
+    if ids.dim() != 2 or labels.shape != ids.shape or ids.is_floating_point():
+        what = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
+        raise InputError(f"{KEY}: {name} gives ids of {what}; allowed: {ALLOWED}")
+    if ids.shape[1] > sequence_length:
+        raise InputError(
+            f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"
+        )
+    trained = int((labels[:, 1:] != IGNORED).sum())
+    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0])
+
+
+def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    if isinstance(made, Mapping) or hasattr(made, "keys"):
+        ids, labels, mask = (made.get(key) for key in ("input_ids", "labels", "attention_mask"))
+        if isinstance(ids, torch.Tensor):
+            if labels is None:
+                labels = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+            return ids, labels, mask
+        raise InputError(f"{KEY}: {name} gives batches with {', '.join(map(str, made))}; allowed: {ALLOWED}")
+    if isinstance(made, torch.Tensor):
+        return made, made, None
+    if isinstance(made, list | tuple) and len(made) == 2 and all(isinstance(one, torch.Tensor) for one in made):
+        ids, targets = made
+        # targets[:, t] is predicted from t; here labels[:, t] is predicted from t - 1, so the last one is left out.
+        ignored = torch.full_like(targets[:, :1], IGNORED)
+        return ids, torch.cat([ignored, targets[:, :-1]], dim=1), None
+    raise InputError(f"{KEY}: {name} gives batches of type {type(made).__name__}; allowed: {ALLOWED}")
+
+
+def _time_tokenizers() -> None:
+    """Mark the calls of the tokenizer libraries that the user's code has imported as the stage ``tokenize``."""
+    for module, (kind, methods) in ENCODERS.items():
+        owner = getattr(sys.modules.get(module), kind, None)
+        for method in methods:
+            before = getattr(owner, "__dict__", {}).get(method)
+            if callable(before) and not hasattr(before, "__harness_timed__"):
+                try:
+                    setattr(owner, method, _timed(before))
+                except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
+                    continue
+
+
+_within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
+
+
+def _timed(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def encode(*given: Any, **named: Any) -> Any:
+        global _within
+        if _within:
+            return before(*given, **named)
+        _within = True
+        try:
+            with telemetry.span("tokenize"):
+                return before(*given, **named)
+        finally:
+            _within = False
+
+    encode.__harness_timed__ = True  # type: ignore[attr-defined]
+    return encode
