@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from harness.attach.command import MARK, AgentSettings, environment_of, start
-from harness.launch.waiting import WaitLimits
+from harness.launch.diagnosis import diagnose, look_at
+from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.lifetime import Keeper, die_with_parent
 from harness.machine.processes import descendants, with_variable
 
@@ -54,6 +55,7 @@ class AlternatingCommand:
     gate: Path  # socket; its path has at most 107 bytes
     limits: WaitLimits
     folder: str | None = None  # in which it runs
+    name: str = "the command"  # in messages
     doing: str = "starting"
     _process: subprocess.Popen[bytes] | None = None
     _ranks: list[_Rank] = field(default_factory=list)
@@ -168,10 +170,22 @@ class AlternatingCommand:
 
     def _check(self, silent_s: float, limit_s: float, missing: str = "") -> None:
         self._check_ended()
+        if self.limits.spent:
+            raise BudgetSpent(f"{self.name} was {self.doing}: {self._diagnosis()}")
         if silent_s > limit_s:
             whom = f"process {self._ranks[0].pid}" if self._ranks else "any process that trains"
             what = f"only {missing} within" if missing else f"no word from {whom} for"
-            raise CommandFailed(f"{what} {limit_s:g} s while {self.doing}{self._last_line()}")
+            raise CommandFailed(f"{what} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
+
+    def _diagnosis(self) -> str:
+        """Which process holds it, its state, and the likely cause with its fix."""
+        assert self._process is not None
+        pid = self._ranks[0].pid if self._ranks else self._process.pid
+        key = "limits.silence_s" if self._ranks else "limits.start_s"
+        try:
+            return str(diagnose(look_at(pid, 0, self.log), key))
+        except OSError as error:  # not even /proc can be opened
+            return str(error)
 
     def _check_ended(self, at_once: bool = False) -> None:
         """Raise where the command has ended; ``at_once``: a process that trained has, so the command is of no use."""

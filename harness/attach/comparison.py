@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,7 +24,7 @@ from harness.attach.study import SCENARIO, record_of
 from harness.launch.ending import terminable
 from harness.launch.progress import Progress
 from harness.launch.study import now
-from harness.launch.waiting import WaitLimits
+from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment
 from harness.scenario.commands import (
     CommandArm,
@@ -40,7 +40,14 @@ from trainer.json_types import JsonObject
 
 CONTROLS: tuple[CommandControl, ...] = get_args(CommandControl)
 BASELINE, SCRIPT = "baseline", "script"  # names of arms: what --against gives, and what follows --
-Ended = Literal["done", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class ComparisonOutcome:
+    """How a comparison ended: its status and, where its time was spent in the middle of a block, what ran then."""
+
+    status: Literal["done", "failed", "interrupted"]
+    cut: str | None = None
 
 
 def plan_against(
@@ -71,11 +78,13 @@ def run_comparison(
     command: Sequence[str],
     source: str = "",
     enough: Callable[[StudyFolder, StudyRecord, int], bool] | None = None,
-) -> Ended:
+    end_ns: int | None = None,
+) -> ComparisonOutcome:
     """Run every block of ``plan`` into ``folder``; how it ended: done, failed (some run did) or interrupted.
 
     ``enough``: asked after each block, with the number of finished ones, whether there are. What is finished is kept.
-    InputError where a command cannot be started.
+    ``end_ns``: when its time is spent (CLOCK_MONOTONIC); a block that runs then is ended and left out. InputError where
+    a command cannot be started.
     """
     scenario = plan.scenario
     study = StudyRecord(
@@ -95,7 +104,9 @@ def run_comparison(
         environment=record_environment(),
     )
     folder.write_study(study)
-    status: Ended = "failed"
+    status: Literal["done", "failed", "interrupted"] = "failed"
+    cut: str | None = None
+    limits = WaitLimits(scenario.limits.start_s, scenario.limits.silence_s, end_ns)
     arms = {arm.name: arm for arm in plan.arms}
     runs = len(plan.blocks) * len(arms)
     finished: list[bool] = []
@@ -104,9 +115,13 @@ def run_comparison(
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):
                 members = [arms[name] for name in names]
-                finished.append(_run_block(folder, members, scenario, block, study.environment, progress))
+                finished.append(_run_block(folder, members, scenario, block, study.environment, progress, limits))
                 if enough is not None and enough(folder, study, block + 1):
                     break
+        status = "done" if all(finished) else "failed"
+    except BudgetSpent as spent:
+        cut = str(spent)
+        study = replace(study, notes=[*study.notes, f"the time was spent while {cut}"])
         status = "done" if all(finished) else "failed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -114,7 +129,7 @@ def run_comparison(
         if enough is not None:  # nobody knew how many it would take
             study = replace(study, order=study.order[: len(finished)], blocks=len(finished))
         folder.write_study(replace(study, status=status, ended_utc=now()))
-    return status
+    return ComparisonOutcome(status, cut)
 
 
 def _record(arm: CommandArm) -> ArmRecord:
@@ -139,7 +154,9 @@ class _CommandRun:
         path.mkdir(parents=True, exist_ok=True)
         self.raw = path / "raw"
         self.raw.mkdir()
-        self.command = AlternatingCommand(arm.program, self.raw.absolute(), path / "log.txt", gate, limits, arm.folder)
+        self.command = AlternatingCommand(
+            arm.program, self.raw.absolute(), path / "log.txt", gate, limits, arm.folder, f"run {arm.name}/{block}"
+        )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
         """Write the tables and the record of the run; whether it finished."""
@@ -189,11 +206,11 @@ def _run_block(
     block: int,
     environment: JsonObject,
     progress: Progress,
+    limits: WaitLimits,
 ) -> bool:
     """Run each of ``arms`` once; whether all finished."""
     together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = f"{block}-{secrets.token_hex(3)}"
-    limits = WaitLimits(scenario.limits.start_s, scenario.limits.silence_s)
     finished = True
     for group in together:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
@@ -209,6 +226,12 @@ def _run_block(
                     run.command.kill()
                     if run.taken:  # all of its turns: nothing was left but to end it
                         run.write(session, arms.index(run.arm), scenario.interleave, environment)
+                raise
+            except BudgetSpent:  # of a block that is not whole nothing is kept
+                for run in runs:
+                    run.command.kill()
+                for arm in arms:
+                    shutil.rmtree(folder.run(arm.name, block), ignore_errors=True)
                 raise
             for run in runs:
                 finished &= run.write(session, arms.index(run.arm), scenario.interleave, environment)

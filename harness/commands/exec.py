@@ -169,7 +169,7 @@ def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], so
     check_writable(out)
     folder = create_folder(out, name)
     try:
-        status = run_comparison(folder, plan, command, source)
+        status = run_comparison(folder, plan, command, source).status
     except InputError:
         remove(folder.path)
         raise

@@ -104,6 +104,10 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
     folder, status = outcome.folder, outcome.status
     try:
         print_first_screen(folder, as_json=as_json, measured=True)
+    except InputError as error:  # nothing was measured before it was interrupted, so there is nothing to report
+        if status != "interrupted":
+            raise
+        print(f"harness: {error}", file=sys.stderr)
     except (OSError, KeyboardInterrupt):
         print(f"the runs are kept; rebuild the report with: harness report {folder}", file=sys.stderr)
         raise

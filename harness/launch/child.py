@@ -60,7 +60,7 @@ def main(descriptor: int, parent: int) -> int:
     except Exception as error:
         traceback.print_exc()
         known = isinstance(error, InputError | LostBatchError)
-        what = str(error) if known else with_fix(f"{type(error).__name__}: {error}")
+        what = str(error) if known else with_fix(error)
         ending = RunEnding("failed", what)
     if run is not None:
         try:

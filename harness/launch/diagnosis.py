@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from harness.machine.files import ROOT, read_mounts
 from harness.machine.memory import SharedMemory, read_shared_memory
 from harness.machine.processes import STATES, ProcessState, read_process, read_session
 from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_PROCESSES, MORE_SHARED_MEMORY
+from trainer.errors import in_words
 
 WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # that torch's DataLoader gives its processes
 LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
@@ -32,6 +35,9 @@ _FIXES = {
     "processes": MORE_PROCESSES,
     "memory": MORE_MEMORY,
 }
+
+
+_STOPPED = "somebody sent it SIGSTOP", "find out who does that (a batch system, a debugger, Ctrl-Z), and run it again"
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,8 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
     if stopped is not None:
-        by = "a debugger holds it" if stopped.state == "t" else "somebody sent it SIGSTOP"
-        fix = f"find out who (kill -CONT {stopped.pid} lets it go on), then harness run --resume"
-        return Finding(_described(stopped, roles), by, fix)
+        by, fix = _STOPPED
+        return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else by, fix)
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
         return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
@@ -117,6 +122,15 @@ def describe_process(pid: int, role: str) -> str:
     return f"process {pid} ({role}) is gone" if process is None else _described(process, {pid: role})
 
 
+def diagnose_process(pid: int, role: str, longer: str) -> str:
+    """The same with the likely cause and its fix. ``longer``: the key that allows more time."""
+    process = read_process(pid)
+    if process is None:
+        return describe_process(pid, role)
+    cause, fix = _STOPPED if process.stopped else _by_itself(process, longer)
+    return f"{_described(process, {pid: role})}; likely cause: {cause}; fix: {fix}"
+
+
 def roles_of(seen: Snapshot) -> dict[int, str]:
     """What each process is: main, loader-K in the order of their start, else its own name."""
     roles = {process.pid: process.name for process in seen.processes}
@@ -141,10 +155,19 @@ def _of_log(seen: Snapshot, process: str) -> Finding | None:
     return None
 
 
-def with_fix(error: str) -> str:
-    """``error`` of a run, with the fix where its text shows that a limit of the machine caused it."""
-    cause = _cause_in(error)
-    return error if cause is None else f"{error}; fix: {_FIXES[cause]}"
+def with_fix(error: Exception) -> str:
+    """``error`` of a run in a line, with the fix where it shows that a limit of the machine caused it."""
+    text = in_words(error)
+    if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):  # which names no file
+        return f"{text}: in /dev/shm; fix: {MORE_SHARED_MEMORY}"
+    cause = _cause_in(text)
+    return text if cause is None else f"{text}; fix: {_FIXES[cause]}"
+
+
+def _of_multiprocessing(error: Exception) -> bool:
+    """Whether Python's own multiprocessing raised it: its locks and shared memory lie in /dev/shm."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
 
 
 def _cause_in(text: str) -> str | None:

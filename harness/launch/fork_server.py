@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from harness.launch.channel import readable
-from harness.launch.diagnosis import describe_process
+from harness.launch.diagnosis import diagnose_process
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
 from harness.launch.waiting import KILLED_S, looks
 
@@ -117,7 +117,7 @@ class ForkServer:
 
     def _answer(self, timeout_s: float | None) -> ForkAnswer:
         if not self._readable(timeout_s):
-            state = describe_process(self._process.pid, "fork server")
+            state = diagnose_process(self._process.pid, "fork server", "limits.start_s")
             self._end()
             raise ForkServerSilent(f"the fork server gave no answer for {timeout_s:g} s: {state}")
         try:

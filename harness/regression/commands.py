@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,8 +52,11 @@ def run_command_states(
 ) -> RegressionResult:  # fmt: skip
     """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent.
 
+    A block that runs then, because it is slow or hangs, is ended and left out.
+
     InputError where a side is neither a folder nor a revision of the repository around this folder.
     """
+    end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
         states = {BASE: find_state(base, Path(place, BASE)), HEAD: find_state(head, Path(place, HEAD))}
         if states[BASE].folder == states[HEAD].folder:
@@ -60,13 +64,14 @@ def run_command_states(
         before = {state.folder: state.fingerprint() for state in states.values()}
         folder = create_folder(out, plan.scenario.name)
         enough = UntilDecided(limits, budget_s)
-        status = run_comparison(folder, at_states(plan, states[BASE], states[HEAD]), command, source, enough)
+        asked = at_states(plan, states[BASE], states[HEAD])
+        outcome = run_comparison(folder, asked, command, source, enough, end_ns)
         decided = comparisons(folder.read_study(), list(folder.runs()), limits)
         changed = [str(state.folder) for state in states.values() if state.fingerprint() != before[state.folder]]
     if changed:
         missing = WhyUndecided("code changed", tuple(changed))
         decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
-    return RegressionResult(folder.path, status, decided, enough.spent_s)
+    return RegressionResult(folder.path, outcome.status, decided, enough.spent_s, outcome.cut)
 
 
 def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:

@@ -58,7 +58,7 @@ class LateBatch:
                 except RuntimeError as error:
                     waited_s += self.look_s
                     if not str(error).startswith(_TIMED_OUT):
-                        raise
+                        raise (_ended(iterator) or error) from error
                     if waited_s >= self._timeout_s:
                         raise self._lost() from error
         finally:
@@ -98,6 +98,18 @@ class LateBatch:
             f"no batch came from {self._workers} loader worker{'s' * (self._workers > 1)} "
             f"within {self._timeout_s:g} s (data.timeout_s)"
         )
+
+
+def _ended(iterator: Any) -> LostBatchError | None:
+    """Which workers have ended, and how; None where torch says more: it names process numbers, and shared memory."""
+    found = []
+    for place, process in enumerate(getattr(iterator, "_workers", ())):
+        if (code := process.exitcode) == -signal.SIGBUS:
+            return None
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            found.append(f"loader-{place} (process {process.pid}) {how}")
+    return LostBatchError(", ".join(found)) if found else None
 
 
 class Batches:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from harness.analysis.study import analyse
 from harness.attach.alternation import AlternatingCommand, CommandFailed
 from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
-from harness.launch.waiting import WaitLimits
+from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import descendants, read_process, with_variable
 from harness.report.changes import _command
 from harness.study.records import ComparisonRecord
@@ -231,11 +233,45 @@ def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     words = [sys.executable, "-c", "import time; print('loading', flush=True); time.sleep(1000)"]
     one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(3, 3))
-    with pytest.raises(CommandFailed, match=r"no word from any process that trains for 3 s while starting; .*loading"):
+    with pytest.raises(CommandFailed) as error:
         one.start(AgentSettings(warmup=5))
     one.kill()
     assert one._process is not None
+    begin = (
+        f"no word from any process that trains for 3 s while starting: process {one._process.pid} (main) is sleeping"
+    )
+    assert str(error.value).startswith(begin)
+    for part in ("; likely cause: ", "; fix: ", "raise limits.start_s where it is only slow", "last said: loading"):
+        assert part in str(error.value)
+    assert one._process is not None
     assert one._process.returncode == -signal.SIGKILL
+
+
+@slow
+def test_a_command_whose_worker_never_comes_back_names_that_worker(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    words = program("plain", "--steps", LONG, "--workers", 1)
+    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(120, 3))
+    one.start(AgentSettings(warmup=5))
+    assert one._process is not None
+    worker = descendants([one._process.pid])[-1]
+    os.kill(worker, signal.SIGSTOP)
+    with pytest.raises(
+        CommandFailed, match=rf"no word .*: process {worker} \(loader-0\) is stopped; likely cause: some"
+    ):
+        one.take(0, 1000)
+    one.kill()
+
+
+@slow
+def test_a_budget_ends_what_is_starting(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    words = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    limits = WaitLimits(900, 900, time.monotonic_ns() + 2 * 10**9)
+    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", limits, name="run a@head/0")
+    with pytest.raises(BudgetSpent, match=r"run a@head/0 was starting: process \d+ \(main\) is sleeping"):
+        one.start(AgentSettings(warmup=5))
+    one.kill()
 
 
 @slow

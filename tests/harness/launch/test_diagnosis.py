@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import platform
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
 
-from harness.launch.diagnosis import WORKER_NAME, Snapshot, describe_process, diagnose, look_at, with_fix
+from harness.launch.diagnosis import (
+    WORKER_NAME,
+    Snapshot,
+    describe_process,
+    diagnose,
+    diagnose_process,
+    look_at,
+    with_fix,
+)
 from harness.machine.memory import SharedMemory
 from harness.machine.processes import ProcessState, read_session
 from tests.harness.machine.tree import plant
@@ -20,7 +33,7 @@ MAIN = ProcessState(10, "python", "S", 100, "poll", 20, 1024)
 FIRST = replace(MAIN, pid=11, name=WORKER_NAME, started_ticks=101)
 SECOND = replace(FIRST, pid=12, started_ticks=102)
 CALM = Snapshot([MAIN, FIRST, SECOND], 10, 2, "", SharedMemory(64 * MIB, 60 * MIB, True), 2**33)
-LOST = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+LOST = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +109,48 @@ def test_the_likely_cause(changes: dict[str, Any], process: str, cause: str) -> 
 
 
 def test_a_disk_that_is_full_is_no_lack_of_shared_memory() -> None:
-    assert with_fix("OSError: [Errno 28] No space left on device") == "OSError: [Errno 28] No space left on device"
-    assert with_fix(LOST).startswith(f"{LOST}; fix: docker run --shm-size=8g")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert with_fix(full) == "OSError: [Errno 28] No space left on device"
+    assert with_fix(RuntimeError(LOST)).startswith(f"RuntimeError: {LOST}; fix: docker run --shm-size=8g")
+
+
+def test_python_s_own_locks_lie_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full /dev/shm was said to be a full disk: multiprocessing's error names no file."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock._make_name", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        multiprocessing.get_context("spawn").Lock()
+    frames = error.traceback
+    assert frames[-1].name == "full"
+    assert error.value.__traceback__ is not None
+    without_ours = error.value.with_traceback(_until(error.value.__traceback__, "full"))
+    assert with_fix(without_ours).startswith(
+        "OSError: [Errno 28] No space left on device: in /dev/shm; fix: docker run --shm-size=8g"
+    )
+
+
+def _until(found: TracebackType, name: str) -> TracebackType | None:
+    """The traceback without the frames from the function ``name`` on: as if a built-in had raised it."""
+    if found.tb_frame.f_code.co_name == name:
+        return None
+    return TracebackType(
+        None if found.tb_next is None else _until(found.tb_next, name), found.tb_frame, found.tb_lasti, found.tb_lineno
+    )
+
+
+@pytest.mark.slow
+def test_a_process_that_somebody_stopped_is_said_to_be() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        found = diagnose_process(process.pid, "fork server", "limits.start_s")
+        process.kill()
+    assert found.startswith(
+        f"process {process.pid} (fork server) is stopped; likely cause: somebody sent it SIGSTOP; fix: "
+    )
 
 
 def stat(name: str, state: str, session: int, started: int) -> str:

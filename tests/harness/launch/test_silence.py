@@ -90,7 +90,7 @@ def test_a_stopped_worker_ends_its_run_and_the_other_arm_goes_on(tmp_path: Path)
     assert error is not None
     assert error.startswith("no sign of life for 1 s (limits.silence_s) while in repetition ")
     assert f": process {worker} (loader-0) is stopped; likely cause: somebody sent it SIGSTOP; fix: " in error
-    assert f"kill -CONT {worker}" in error
+    assert "find out who does that" in error
     assert "\n" not in error
 
 
@@ -255,5 +255,6 @@ def test_a_fork_server_that_is_stopped_before_it_forked_is_named(tmp_path: Path)
     (error,) = errors(study).values()
     assert error == (
         "it did not start within 3 s (limits.start_s): the fork server gave no answer for 3 s: "
-        f"process {server} (fork server) is stopped"
+        f"process {server} (fork server) is stopped; likely cause: somebody sent it SIGSTOP; fix: find out who does that "
+        "(a batch system, a debugger, Ctrl-Z), and run it again"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.regression.commands import State, at_states, find_state
+from harness.regression.run import UntilDecided
 from harness.scenario.commands import CommandScenario, plan_commands
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
@@ -67,11 +68,12 @@ def test_a_revision_is_unpacked_and_nothing_is_registered(
 
 
 @pytest.mark.slow
-def test_a_working_copy_runs_beside_its_commit(repository: Path) -> None:
+def test_a_working_copy_runs_beside_its_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UntilDecided, "__call__", lambda *_: True)  # one block
     script = repository / "code" / "train.py"
     script.write_text(script.read_text().replace("args.compute_ms / 1000", "2 * args.compute_ms / 1000"))
-    done = harness("regress", "speed.yaml", "--base", "HEAD", "--budget", "1s", cwd=repository / "code")
-    assert done.returncode == 4, done.stdout + done.stderr  # the time is spent with the first block
+    done = harness("regress", "speed.yaml", "--base", "HEAD", "--budget", "10m", cwd=repository / "code")
+    assert done.returncode == 4, done.stdout + done.stderr
     assert done.stdout.startswith("loop: undecided")
     assert git(repository, "status", "--porcelain", "--untracked-files=no") == " M code/train.py\n"
     assert len(git(repository, "worktree", "list").splitlines()) == 1
@@ -87,3 +89,22 @@ def test_a_working_copy_runs_beside_its_commit(repository: Path) -> None:
         if run.steps is not None
     }
     assert lasts["loop@head"] >= 8_000_000 > lasts["loop@base"]  # a sleep is never shorter
+
+
+@pytest.mark.slow
+def test_a_command_that_hangs_ends_with_the_budget(repository: Path) -> None:
+    """It was waited for until limits.start_s, 15 minutes, whatever the budget."""
+    script = repository / "code" / "train.py"
+    script.write_text(f"import time; time.sleep(1000)\n{script.read_text()}")
+    git(repository, "commit", "-qam", "both hang")
+    script.write_text(f"{script.read_text()}# another state\n")
+    done = harness("regress", "speed.yaml", "--base", "HEAD", "--budget", "4s", cwd=repository / "code")
+    assert done.returncode == 4, done.stdout + done.stderr
+    printed = " ".join((done.stdout + done.stderr).split())
+    assert (
+        "the budget of 4 s was spent before one block had ended, in the middle of the next: run loop@base/0" in printed
+    )
+    assert "(main) is sleeping" in printed
+    (path,) = (repository / "code" / "results" / "speed").iterdir()
+    assert not list(path.glob("runs/*/0"))
+    assert StudyFolder(path).read_study().blocks == 0

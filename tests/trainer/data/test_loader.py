@@ -101,6 +101,19 @@ def test_closing_ends_the_workers(make_config: Make) -> None:
     batches.close()
 
 
+def test_a_worker_that_was_killed_is_named_with_its_signal(make_config: Make) -> None:
+    config = make_config(workers=2)
+    before = set(multiprocessing.active_children())
+    with open_batches(config, prepare(config), seed=0) as batches:
+        started = sorted(set(multiprocessing.active_children()) - before, key=lambda one: one.pid or 0)
+        assert started[1].pid is not None
+        os.kill(started[1].pid, signal.SIGKILL)
+        started[1].join()
+        with pytest.raises(LostBatchError) as error:
+            list(islice(batches, 20))  # what it had made by then still comes
+    assert str(error.value) == f"loader-1 (process {started[1].pid}) was killed by SIGKILL"
+
+
 def test_an_input_error_in_a_worker_stays_one_line(make_config: Make, tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "blank.parquet", ["  ", "\n\n"])
     config = make_config(
