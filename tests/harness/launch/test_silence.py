@@ -255,6 +255,6 @@ def test_a_fork_server_that_is_stopped_before_it_forked_is_named(tmp_path: Path)
     (error,) = errors(study).values()
     assert error == (
         "it did not start within 3 s (limits.start_s): the fork server gave no answer for 3 s: "
-        f"process {server} (fork server) is stopped; likely cause: somebody sent it SIGSTOP; fix: find out who does that "
-        "(a batch system, a debugger, Ctrl-Z), and run it again"
+        f"process {server} (fork server) is stopped; likely cause: somebody sent it SIGSTOP; fix: find out who does "
+        "that (a batch system, a debugger, Ctrl-Z), and run it again"
     )
