@@ -75,6 +75,12 @@ def test_who_fails_with_another_package_is_not_blamed() -> None:
     assert line.finding.startswith("tokenizers ")
 
 
+def test_a_limit_of_the_machine_is_not_mended_by_installing_again() -> None:
+    (line,) = check_imports({"PyYAML": "OSError: [Errno 24] Too many open files: 'yaml'"}, torch_works=True)
+    assert line.fix is not None
+    assert line.fix.startswith("ulimit -n")
+
+
 def test_transformers_is_not_blamed_for_torch() -> None:
     problems = {"transformers": "OSError: libcudart.so"}
     assert list(check_imports(problems, torch_works=False)) == []
