@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.regression.gate import Limits
@@ -91,3 +94,20 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
         read_limit(arguments.memory_within, "--memory-within"),
         read_limit(arguments.startup_within, "--startup-within"),
     )
+
+
+# What a launcher of ranks tells each process that it starts: (its name, the number of this one, how many there are).
+# A batch script of Slurm itself is one process, and has no number of a step's tasks.
+_RANKS = (("torchrun", "RANK", "WORLD_SIZE"), ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+
+
+def refuse_ranks(command: str, environ: Mapping[str, str]) -> None:
+    """Raise InputError where a launcher of ranks started this command several times: each would be a whole study."""
+    for launcher, rank, world in _RANKS:
+        if environ.get(rank, "").isdigit() and environ.get(world, "").isdigit() and int(environ[world]) > 1:
+            raise InputError(
+                f"{command}: {launcher} started it {environ[world]} times ({world}={environ[world]}, {rank}="
+                f"{environ[rank]}): as many whole studies would run against each other. Start `harness {command} ...` "
+                f"once, without {launcher} (or unset {world}); a distributed program of yours: "
+                "`harness exec -- torchrun ... train.py`"
+            )

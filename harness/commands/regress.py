@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from harness.commands.arguments import (
     add_overrides,
     add_undecided,
     limits_of,
+    refuse_ranks,
 )
 from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
 from harness.commands.output import append_step_summary, copy_may_fail, say
@@ -63,6 +65,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.scenario.load import load_scenario
     from harness.study.store import StudyFolder
 
+    refuse_ranks("regress", os.environ)
     limits = limits_of(arguments)
     budget_s = read_seconds(arguments.budget, "--budget")
     undecided = read_exit_code(arguments.undecided_exit)

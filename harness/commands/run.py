@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
-from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan
+from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan, refuse_ranks
 from harness.commands.output import say
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a scenario, or what a study lacks; print the verdicts and where the summary lies."""
+    refuse_ranks("run", os.environ)
     if arguments.resume is not None:
         _check_resume(arguments)
         from harness.launch.study import resume_study

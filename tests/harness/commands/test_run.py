@@ -8,6 +8,7 @@ import pytest
 
 from harness.commands import run
 from harness.launch.study import Outcome
+from tests.commands import harness
 from trainer.errors import InputError
 
 
@@ -30,3 +31,30 @@ def test_an_interrupted_study_without_a_table_ends_as_interrupted(
         "harness: no table of its runs is left",
         f"interrupted; complete it with: harness run --resume {tmp_path}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "launcher"),
+    [
+        (("run", "quickstart"), {"RANK": "1", "WORLD_SIZE": "2"}, "torchrun"),
+        (("run", "--resume", "nothing"), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun"),
+        (("regress", "quickstart", "--base", "main"), {"RANK": "0", "WORLD_SIZE": "8"}, "torchrun"),
+    ],
+)
+def test_a_study_that_was_started_once_per_rank_is_refused_with_the_right_command(
+    words: tuple[str, ...], variables: dict[str, str], launcher: str
+) -> None:
+    done = harness(*words, **variables)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"harness: {words[0]}: {launcher} started it ")
+    assert f"Start `harness {words[0]} ...` once, without {launcher}" in line
+    assert "`harness exec -- torchrun ... train.py`" in line
+
+
+@pytest.mark.parametrize(
+    "variables", [{"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}]
+)
+def test_one_process_that_knows_of_ranks_is_none_of_them(variables: dict[str, str]) -> None:
+    """A batch script of Slurm, a container that was told how many others there are."""
+    assert harness("run", "quickstart", "--plan", **variables).returncode == 0
