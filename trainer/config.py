@@ -46,6 +46,13 @@ class ModelConfig(Config):
     ffn_width: int | None = Field(None, ge=1)
     vocab_size: int | None = Field(None, ge=2)
     """Size of the embedding table; default: the preset's, or the tokenizer's where the preset has none."""
+    factory: Annotated[str, AfterValidator(named_function)] | None = None
+    """MODULE:FUNCTION of your own, which gives a torch module instead of a preset's. It is called with those of
+    vocab_size, sequence_length and seed that it has a parameter for. The module is called with input_ids and labels
+    (which it shifts by itself, as transformers' models do), without a mask, as padding follows the text, and returns
+    the loss, or something that holds it."""
+    arguments: dict[str, Json] = {}
+    """More arguments of the factory, by name."""
 
 
 class TrainTokenizer(Config):
@@ -279,3 +286,12 @@ class TrainerConfig(Config):
     """Steps between log lines."""
     seed: int = Field(0, ge=0, lt=2**62)
     """Seed of weights and document order; block b of a study uses seed + b."""
+
+    @model_validator(mode="after")
+    def _a_model_of_ones_own_is_computed(self) -> TrainerConfig:
+        if self.model.factory is not None and self.compute.emulated is not None:
+            raise ValueError(
+                "model.factory: an emulated device takes its times from the shape of a preset; allowed: "
+                "compute.device auto, cpu, cuda"
+            )
+        return self

@@ -51,6 +51,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "threads": ("compute.threads",),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus", "data.source"),
+    "model_fingerprint": ("model.factory",),
     "vocab_size": ("model", "data.tokenizer", "data.source"),
     "workers": ("data.workers", COMMAND),
     "attached": (COMMAND,),

@@ -38,6 +38,7 @@ from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, LostBatchError, in_words
+from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
@@ -303,17 +304,21 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFa
     from trainer.devices.flops import flops_per_token, parameters
     from trainer.model import resolve_shape
 
-    shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
     computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
+    own = config.model.factory  # of such a model only its parameters are known
+    shape = None
+    if own is None:
+        shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
     device = config.compute.emulated if computed else None
     profile = _device_profile(config, compute)
     nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
     return RunFacts(
-        emulation=assumptions(config, shape) if device is not None else None,
+        emulation=assumptions(config, shape) if device is not None and shape is not None else None,
         **asdict(profile),
-        parameters=parameters(shape) if computed else None,
-        flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed else None,
-        vocab_size=shape.vocab_size,
+        parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
+        flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed and shape is not None else None,
+        vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
+        model_fingerprint=None if own is None else fingerprint("model.factory", own),
         device=compute.device,
         asynchronous=compute.asynchronous,
         emulated=compute.emulated,

@@ -48,7 +48,7 @@ class RunNeed:
     computes_on: Literal["host", "cuda", "auto"]
     """auto: on CUDA if torch is built with it; only a driver was found."""
     training: Footprint | None
-    """None where no torch model is trained."""
+    """None where no torch model is trained, or one of the user's own, of which nothing is known before it is built."""
     workers: int
     batch: ByteRange
     in_flight: int
@@ -105,7 +105,7 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
     """Estimate what a run of ``config`` takes; imports no torch."""
     data, device = config.data, config.compute.device
     training = None
-    if config.compute.work == "model" and config.compute.emulated is None:
+    if config.compute.work == "model" and config.compute.emulated is None and config.model.factory is None:
         training = footprint(config, resolve_shape(config.model, vocab_size, data.sequence_length))
     computes_on: Literal["host", "cuda", "auto"] = "host"
     if device == "cuda":

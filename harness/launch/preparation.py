@@ -21,6 +21,7 @@ from harness.study.validation import first_fault
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section
+from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
@@ -87,12 +88,15 @@ def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
             fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
-        shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
-        if config.compute.emulated is not None and config.compute.work == "model":
-            try:
-                build_emulated(config, shape)
-            except InputError as error:
-                raise InputError(f"arm {name}: {error}") from error
+        if (factory := config.model.factory) is not None:
+            fingerprints[f"code of model.factory {factory}"] = fingerprint("model.factory", factory)
+        else:
+            shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
+            if config.compute.emulated is not None and config.compute.work == "model":
+                try:
+                    build_emulated(config, shape)
+                except InputError as error:
+                    raise InputError(f"arm {name}: {error}") from error
         needs.append(need_of(name, config, found.tokenizer.vocab_size))
     hashed = known_digests()
     messages: dict[str, DataMessage] = {

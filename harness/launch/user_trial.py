@@ -32,6 +32,8 @@ class TriedSources:
         if asked not in self._tried:
             with announced(f"trying data.source {data.source}"):
                 self._tried[asked] = _try(data)
+        if config.model.factory is not None:
+            return  # it knows itself how many ids it takes
         smallest, largest = self._tried[asked]
         shape = resolve_shape(config.model, 0, data.sequence_length)
         if not shape.vocab_size:

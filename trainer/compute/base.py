@@ -17,6 +17,7 @@ class Compute(Protocol):
     device: str
     asynchronous: bool  # whether the host runs ahead of the device
     emulated: bool  # whether the device is emulated: it takes time and computes nothing
+    parameters: int | None  # of the model that it computes; None where there is none
 
     def begin_step(self, step: int) -> None:
         """Called once per step, before its first batch is asked for."""

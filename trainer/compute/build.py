@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainer.compute.base import Compute
@@ -11,7 +12,8 @@ from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-from trainer.model import Shape
+from trainer.model import build_model, resolve_shape
+from trainer.user_code import call
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +25,12 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
     if config.compute.work == "none":
         compute = NoCompute()
     else:
-        from trainer.model import resolve_shape
-
-        shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
-        compute = _torch_compute(config, shape) if config.compute.emulated is None else build_emulated(config, shape)
+        if config.model.factory is not None:
+            compute = _torch_compute(config, lambda: _own_model(config, tokenizer_vocab_size))
+        else:
+            shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
+            emulated = config.compute.emulated is not None
+            compute = build_emulated(config, shape) if emulated else _torch_compute(config, lambda: build_model(shape))
         if isinstance(compute, TorchCompute) and compute.asynchronous:
             compute = CudaTimeline(compute, pinned=config.data.pin_memory)
     if config.compute.inject is not None:
@@ -34,10 +38,25 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
     return compute
 
 
-def _torch_compute(config: TrainerConfig, shape: Shape) -> TorchCompute:
+def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Module:
+    """What the user's factory gives. Raises InputError where it fails, or gives no module that can be trained."""
     import torch
 
-    from trainer.model import build_model
+    name = config.model.factory
+    assert name is not None
+    offered = {"sequence_length": config.data.sequence_length, "seed": config.seed}
+    if vocab_size := config.model.vocab_size or -(-tokenizer_vocab_size // 64) * 64:  # as for a preset
+        offered["vocab_size"] = vocab_size
+    made = call("model.factory", name, config.model.arguments, offered)
+    if not isinstance(made, torch.nn.Module) or not any(one.requires_grad for one in made.parameters()):
+        raise InputError(
+            f"model.factory: {name} gave a {type(made).__name__}; a torch module that can be trained is due"
+        )
+    return made
+
+
+def _torch_compute(config: TrainerConfig, build: Callable[[], torch.nn.Module]) -> TorchCompute:
+    import torch
 
     assert isinstance(config.compute.device, str)
     device = _device(config.compute.device)
@@ -46,7 +65,7 @@ def _torch_compute(config: TrainerConfig, shape: Shape) -> TorchCompute:
     torch.manual_seed(config.seed)
     # Drawn where they are used: 8 billion parameters would take 32 GB of the host's memory, and one of its cores.
     with device:
-        model = build_model(shape)
+        model = build()
     return TorchCompute(config, model, device)
 
 

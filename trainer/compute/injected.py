@@ -16,6 +16,7 @@ class NoCompute:
     device = "none"
     asynchronous = False
     emulated = False
+    parameters: int | None = None
 
     def begin_step(self, step: int) -> None:
         pass
@@ -57,6 +58,7 @@ class InjectedCompute:
         self.device = inner.device
         self.asynchronous = inner.asynchronous
         self.emulated = inner.emulated
+        self.parameters = inner.parameters
 
     def begin_step(self, step: int) -> None:
         self._inner.begin_step(step)

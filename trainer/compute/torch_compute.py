@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.compute.base import Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
+from trainer.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,8 @@ class TorchCompute:
         self._device = device
         dtype = torch.bfloat16 if config.compute.precision == "pure-bf16" else None
         self._model = model.to(device, dtype).train()
+        self.parameters: int | None = sum(one.numel() for one in model.parameters())
+        self._own = config.model.factory
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
         self._extra_forwards = config.compute.extra_forwards
@@ -66,6 +70,8 @@ class TorchCompute:
             with self._torch.no_grad():
                 self._run_model(batch)
         output = self._run_model(batch)
+        if self._own is not None:
+            return loss_of(output, self._own)
         # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead.
         return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
 
@@ -101,3 +107,22 @@ class TorchCompute:
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
+
+
+def loss_of(output: Any, name: str) -> Loss:
+    """The loss in what a user's module returned: a scalar, ``.loss``, ``["loss"]`` or the first of several values.
+
+    Raises InputError, which names the factory, where there is none.
+    """
+    found = getattr(output, "loss", None)
+    if found is None and isinstance(output, Mapping):
+        found = output.get("loss")
+    if found is None:
+        found = output[0] if isinstance(output, tuple | list) and output else output
+    if getattr(found, "dim", None) is None or found.dim() != 0:
+        what = f"a tensor of shape {tuple(found.shape)}" if hasattr(found, "shape") else type(found).__name__
+        raise InputError(
+            f"model.factory: the module of {name} returns {what} where a loss is expected; called with input_ids and "
+            "labels it must return a scalar loss, something with .loss, or a tuple that begins with it"
+        )
+    return found

@@ -1,0 +1,157 @@
+"""A model of the user's own (model.factory): what it may give and return, and what cannot work in a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.commands import harness
+from trainer.compute.build import build_compute
+from trainer.compute.torch_compute import loss_of
+from trainer.config import TrainerConfig
+from trainer.data.batch import IGNORED, Batch
+from trainer.errors import InputError
+
+CODE = """
+import torch
+from torch import nn
+
+class Tiny(nn.Module):
+    def __init__(self, vocab_size, width=8):
+        super().__init__()
+        self.table, self.out = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+    def forward(self, input_ids, labels):
+        logits = self.out(self.table(input_ids))
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+class Other(Tiny):
+    def forward(self, input_ids, labels):
+        return self.out(self.table(input_ids))
+
+def make(vocab_size=32, width=8): return Tiny(vocab_size, width)
+def logits(): return Other(32)
+def number(): return 3
+def empty(): return nn.Module()
+def broken(): raise RuntimeError("no weights\\nthere")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_model.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_model", None)
+
+
+def config(function: str, **keys: Any) -> TrainerConfig:
+    model = {"factory": f"own_model:{function}"} | keys
+    return TrainerConfig.model_validate({"model": model, "compute": {"device": "cpu", "threads": 1}})
+
+
+def batch() -> Batch:
+    ids = torch.arange(16).reshape(2, 8)
+    labels = ids.clone()
+    labels[:, :3] = IGNORED
+    return Batch(ids, labels, None, 16, 10, 2)
+
+
+def test_it_is_trained_like_a_preset() -> None:
+    compute = build_compute(config("make", vocab_size=20, arguments={"width": 4}), 0)
+    assert compute.parameters == 20 * 4 + 4 * 20 + 20
+    losses = []
+    for step in range(30):
+        compute.begin_step(step)
+        loss = compute.forward(batch())
+        compute.backward(loss)
+        compute.check_finite(compute.clip_gradients(), step)
+        compute.optimizer_step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_its_weights_are_drawn_from_the_seed_of_the_run() -> None:
+    first, again = (build_compute(config("make"), 0).forward(batch()).item() for _ in range(2))
+    other = build_compute(config("make").model_copy(update={"seed": 1}), 0).forward(batch()).item()
+    assert first == again != other
+
+
+LOSS = torch.tensor(1.5)
+
+
+@pytest.mark.parametrize(
+    "output", [LOSS, SimpleNamespace(loss=LOSS, logits=torch.ones(2, 3)), {"loss": LOSS}, (LOSS, torch.ones(2)), [LOSS]]
+)
+def test_what_a_module_may_return(output: object) -> None:
+    assert loss_of(output, "own_model:make") is LOSS
+
+
+@pytest.mark.parametrize(
+    "output", [torch.ones(2), (), None, {"logits": LOSS}, SimpleNamespace(), 1.5, (torch.ones(1),)]
+)
+def test_what_holds_no_loss(output: object) -> None:
+    with pytest.raises(
+        InputError, match=r"^model.factory: the module of own_model:make returns .* where a loss is exp"
+    ):
+        loss_of(output, "own_model:make")
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("number", "gave a int; a torch module that can be trained is due"),
+        ("empty", "gave a Module; a torch module that can be trained is due"),
+        ("broken", "own_model:broken failed: RuntimeError: no weights there"),
+        ("absent", "own_model has no function absent"),
+    ],
+)
+def test_what_cannot_work_is_one_line(function: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem) as error:
+        build_compute(config(function), 0)
+    assert str(error.value).startswith("model.factory: ")
+    assert "\n" not in str(error.value)
+
+
+SCENARIO = """
+name: own-model
+question: Does it train?
+base:
+  model: {factory: "own_model:make", vocab_size: 512, arguments: {width: 16}}
+  data: {corpus: {builtin: python-docs, documents: 60}, tokenizer: {train: {vocab_size: 512}}, sequence_length: 16}
+  compute: {device: cpu, threads: 1}
+  steps: 4
+  warmup_steps: 1
+arms: {text: {}, tokens: {data.path: tokens-padded}}
+repeats: 1
+"""
+
+
+@pytest.mark.slow
+def test_a_study_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    import json
+
+    (tmp_path / "own.yaml").write_text(SCENARIO)
+    done = harness("run", "own.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (study,) = (tmp_path / "results" / "own-model").iterdir()
+    facts = json.loads((study / "runs" / "text" / "0" / "run.json").read_text())["facts"]
+    assert facts["parameters"] == 512 * 16 + 16 * 512 + 512
+    assert facts["flops_per_token"] is None
+    assert facts["vocab_size"] == 512
+    fingerprints = json.loads((study / "study.json").read_text())["fingerprints"]
+    assert fingerprints["code of model.factory own_model:make"] == facts["model_fingerprint"]
+
+
+def test_an_emulated_device_has_no_times_for_it(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(SCENARIO.replace("device: cpu", "device: {emulated: gh200}"))
+    done = harness("run", "own.yaml", "--plan", cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "model.factory: an emulated device takes its times from the shape of a preset" in line
