@@ -21,6 +21,7 @@ from harness.study.contract import (
     arrow_schema,
 )
 from harness.study.digests import check, check_sealed, digest, digests_of, sealed
+from harness.study.links import check_no_links
 from harness.study.names import check_folder_name, folder_name
 from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord
@@ -85,7 +86,13 @@ class StudyFolder:
         write_json(self.study_json, sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
-        return _read_record(self.study_json, StudyRecord)
+        """What study.json says; InputError where it is damaged, or where files of the study are links to elsewhere.
+
+        Every command calls this before it reads, writes or removes anything else of a study that was there before.
+        """
+        record = _read_record(self.study_json, StudyRecord)
+        check_no_links(self.path)
+        return record
 
     def write_run(self, record: RunRecord) -> None:
         write_json(self.run(record.arm, record.block) / "run.json", sealed(record.to_json()))
