@@ -34,7 +34,7 @@ from harness.scenario.commands import (
     Interleave,
     plan_commands,
 )
-from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
@@ -93,6 +93,7 @@ def run_comparison(
         arms=[_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
         environment=record_environment(),
+        id=new_study_id(),
     )
     folder.write_study(study)
     status: Ended = "failed"
@@ -104,7 +105,7 @@ def run_comparison(
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):
                 members = [arms[name] for name in names]
-                finished.append(_run_block(folder, members, scenario, block, study.environment, progress))
+                finished.append(_run_block(folder, study, members, scenario, block, progress))
                 if enough is not None and enough(folder, study, block + 1):
                     break
         status = "done" if all(finished) else "failed"
@@ -184,15 +185,16 @@ class _CommandRun:
 
 def _run_block(
     folder: StudyFolder,
+    study: StudyRecord,
     arms: Sequence[CommandArm],
     scenario: CommandScenario,
     block: int,
-    environment: JsonObject,
     progress: Progress,
 ) -> bool:
     """Run each of ``arms`` once; whether all finished."""
+    environment = study.environment
     together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
-    session = f"{block}-{secrets.token_hex(3)}"
+    session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
     limits = WaitLimits(scenario.limits.start_s, scenario.limits.silence_s)
     finished = True
     for group in together:
