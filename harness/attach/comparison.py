@@ -34,7 +34,7 @@ from harness.scenario.commands import (
     Interleave,
     plan_commands,
 )
-from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
@@ -102,6 +102,7 @@ def run_comparison(
         arms=[_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
         environment=record_environment(),
+        id=new_study_id(),
     )
     folder.write_study(study)
     status: Literal["done", "failed", "interrupted"] = "failed"
@@ -115,7 +116,7 @@ def run_comparison(
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):
                 members = [arms[name] for name in names]
-                finished.append(_run_block(folder, members, scenario, block, study.environment, progress, limits))
+                finished.append(_run_block(folder, study, members, scenario, block, progress, limits))
                 if enough is not None and enough(folder, study, block + 1):
                     break
         status = "done" if all(finished) else "failed"
@@ -201,16 +202,17 @@ class _CommandRun:
 
 def _run_block(
     folder: StudyFolder,
+    study: StudyRecord,
     arms: Sequence[CommandArm],
     scenario: CommandScenario,
     block: int,
-    environment: JsonObject,
     progress: Progress,
     limits: WaitLimits,
 ) -> bool:
     """Run each of ``arms`` once; whether all finished."""
+    environment = study.environment
     together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
-    session = f"{block}-{secrets.token_hex(3)}"
+    session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
     finished = True
     for group in together:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:

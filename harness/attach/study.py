@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import StepTotals, write_tables
 from harness.launch.study import now
 from harness.machine.environment import record_environment
-from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
@@ -38,17 +38,19 @@ def make_study(
     workers = [one for one in processes if one.made]
     trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
     environment = record_environment()
-    records = []
+    records, study_id = [], new_study_id()
+    session = session_of(study_id, "exec")
     for arm, one in zip(_names(trained), trained, strict=True):
         made_by = {worker.process.pid: worker.made for worker in workers}
         rank = one.process.rank or 0
         blocks = write_tables(one, made_by, lambda block, arm=arm: folder.run(arm, block), rank)  # type: ignore[misc]
         for block, totals in enumerate(blocks):
-            record = record_of(arm, block, one, totals, environment, code, begun_utc)
+            record = replace(record_of(arm, block, one, totals, environment, code, begun_utc), session=session)
             records.append(record)
             folder.write_samples(arm, block, {})
             folder.write_whole_run(record)
-    folder.write_study(_study(program, command, code, begun_utc, environment, records, trained))
+    study = _study(program, command, code, begun_utc, environment, records, trained)
+    folder.write_study(replace(study, id=study_id))
     faults = [
         f"process {one.process.pid}: our recording failed and was switched off ({str(text).strip().splitlines()[-1]}); "
         "the program was left alone"
@@ -103,7 +105,6 @@ def record_of(
         block=block,
         status="done" if totals.measured else "failed",
         error=None if totals.measured else _too_short(totals),
-        session="exec",
         pid=one.process.pid,
         started_utc=begun_utc,
         ended_utc=now(),

@@ -26,7 +26,7 @@ from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
-from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, cannot_write
@@ -105,6 +105,7 @@ def run_study(
         comparisons=list(plan.comparisons),
         environment=record_environment(),
         fingerprints=data.fingerprints,
+        id=new_study_id(),
     )
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = create_folder(out, plan.scenario.name)
@@ -223,7 +224,7 @@ def _run_block(
     progress: Progress,
 ) -> None:
     arms = {arm.name: arm for arm in record.arms}
-    session = f"{block}-{secrets.token_hex(3)}"
+    session = session_of(record.id, f"{block}-{secrets.token_hex(3)}")
     processes = [
         RunProcess(
             RunRecord(

@@ -1,7 +1,9 @@
 """Tells a file that a run wrote from one that was damaged since: each file's digest is kept in run.json.
 
 A file may have two digests while it is being replaced: whatever moment a kill hits, one of them is that of the file.
-Of themselves run.json and study.json keep one too, of what they say rather than of their bytes.
+Of themselves run.json and study.json keep one too, of what they say rather than of their bytes. In run.json it does
+not cover the digests of the files, which older versions leave out of it; those have one of their own
+(:data:`OF_DIGESTS`), which it does cover.
 """
 
 from __future__ import annotations
@@ -31,13 +33,24 @@ def digests_of(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 CONTENT = "content_sha256"  # key of a record's own digest
-# A report replaces tables and their digests; that of an older version does not know of the record's own.
+OF_DIGESTS = "digests_sha256"  # key of the digest of the files' digests; older records have none
+# A report, of an older version too, replaces this file and its digest: that there is one is sealed, not what it is.
+_REPLACED = "steps.parquet"
+# An older version checks the record's own without these.
 _NOT_IN_CONTENT = {CONTENT, "digests"}
 
 
 def sealed(content: JsonObject) -> JsonObject:
-    """``content``, which JSON can hold, with its own digest."""
-    return {**content, CONTENT: _content_digest(content)}
+    """``content``, which JSON can hold, with its own digest, and with that of its files' digests where it has any."""
+    plain = {key: value for key, value in content.items() if key != OF_DIGESTS}
+    if plain.get("digests"):
+        plain[OF_DIGESTS] = _digests_digest(plain)
+    return {**plain, CONTENT: _content_digest(plain)}
+
+
+def seals_digests(content: JsonObject) -> bool:
+    """Whether the digests of its files are sealed too: then the run left no other file than those."""
+    return CONTENT in content and OF_DIGESTS in content
 
 
 def check_sealed(path: Path, content: JsonObject) -> None:
@@ -47,12 +60,26 @@ def check_sealed(path: Path, content: JsonObject) -> None:
             f"{path}: damaged, or changed since it was written: what it says does not have the SHA-256 in its key "
             f"{CONTENT} (whoever changed it on purpose removes that key)"
         )
+    if seals_digests(content) and content[OF_DIGESTS] != _digests_digest(content):
+        raise InputError(
+            f"{path}: damaged, or changed since it was written: its key digests does not have the SHA-256 in its key "
+            f"{OF_DIGESTS} (whoever changed it on purpose removes the key {CONTENT})"
+        )
 
 
 def _content_digest(content: JsonObject) -> str:
-    own = {key: value for key, value in content.items() if key not in _NOT_IN_CONTENT}
+    return _json_digest({key: value for key, value in content.items() if key not in _NOT_IN_CONTENT})
+
+
+def _digests_digest(content: JsonObject) -> str:
+    found = content.get("digests")
+    known = found if isinstance(found, dict) else {}
+    return _json_digest({name: None if name == _REPLACED else one for name, one in known.items()})
+
+
+def _json_digest(value: object) -> str:
     # As it will be read: keys are text then, and sort as text.
-    plain = json.loads(json.dumps(own, default=str))
+    plain = json.loads(json.dumps(value, default=str))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -69,5 +96,6 @@ def check(folder: Path, known: Digests, names: Iterable[str]) -> None:
         if changed:
             raise InputError(
                 f"{path}: damaged, or changed since it was written: its SHA-256 is not that in run.json (key digests; "
-                "whoever changed it on purpose, or by the report of an older version, removes the entry)"
+                "whoever changed it on purpose, or by the report of an older version, removes the entry and the key "
+                f"{CONTENT})"
             )

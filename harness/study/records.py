@@ -6,6 +6,7 @@ know (see :meth:`harness.study.store.StudyFolder.read_study`).
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
@@ -40,7 +41,9 @@ class RunRecord:
     # a-a, ideal-data, data-only, dose-<tokenize|read|device>-<k>; for the probes: profiled, bare, with-<probe>
     control: str | None = None
     of: FolderName | None = None  # the arm this control belongs to
-    session: str = ""  # runs of one session alternated in time; only these are paired repetition by repetition
+    # Runs of one session alternated in time; only these are paired repetition by repetition. It begins with the id of
+    # the run's study (session_of), not a field of its own: an older state of the code would refuse to be sent that.
+    session: str = ""
     position: int = 0  # place in the block's order
     interleave: str = "runs"  # slices or runs, as used
     pid: int = 0
@@ -125,4 +128,20 @@ class StudyRecord:
     environment: JsonObject = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)  # of every corpus and tokenizer, by what it is
     notes: list[str] = field(default_factory=list)
+    id: str = ""  # of this study and of copies of it, whatever their folders are called; older ones have none
     schema: int = SCHEMA
+
+
+def new_study_id() -> str:
+    """An id that no other study has."""
+    return secrets.token_hex(6)
+
+
+def session_of(study_id: str, name: str) -> str:
+    """The session ``name`` of the study with that id; of one without an id the name alone."""
+    return f"{study_id}.{name}" if study_id else name
+
+
+def is_of_study(study_id: str, session: str) -> bool:
+    """Whether a run of that session is one of the study with that id; of a study without an id every run is."""
+    return session.startswith(session_of(study_id, ""))

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,10 +21,11 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
-from harness.study.digests import check, check_sealed, digest, digests_of, sealed
+from harness.study.digests import CONTENT, check, check_sealed, digest, digests_of, sealed, seals_digests
+from harness.study.links import check_no_links
 from harness.study.names import check_folder_name, folder_name
 from harness.study.probes_json import ProbesRecord, read_facts
-from harness.study.records import RunRecord, StudyRecord
+from harness.study.records import RunRecord, StudyRecord, is_of_study
 from harness.study.run_data import RunData, StoredTable
 from harness.study.tables import with_run, write_parquet, write_table
 from trainer.errors import InputError
@@ -85,7 +87,13 @@ class StudyFolder:
         write_json(self.study_json, sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
-        return _read_record(self.study_json, StudyRecord)
+        """What study.json says; InputError where it is damaged, or where files of the study are links to elsewhere.
+
+        Every command calls this before it reads, writes or removes anything else of a study that was there before.
+        """
+        record = _record_of(self.study_json, _read_json(self.study_json), StudyRecord)
+        check_no_links(self.path)
+        return record
 
     def write_run(self, record: RunRecord) -> None:
         write_json(self.run(record.arm, record.block) / "run.json", sealed(record.to_json()))
@@ -129,7 +137,7 @@ class StudyFolder:
         try:
             return _tables(path.parent, record), record
         except InputError:
-            again = _read_run(path)  # another report may have replaced a table since the record was read
+            again = self._read_run(path)  # another report may have replaced a table since the record was read
             if again.digests == record.digests:
                 raise
             return _tables(path.parent, again), again
@@ -158,16 +166,41 @@ class StudyFolder:
         """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
         path = self.run(arm, block) / "run.json"
         try:
-            return _read_run(path)
+            return self._read_run(path)
         except InputError:
             return None
+
+    def _read_run(self, path: Path) -> RunRecord:
+        """The record of the run in whose folder it lies; InputError where it is another's or another study's, or none.
+
+        InputError also where the run did not write a table that lies beside it.
+        """
+        content = _read_json(path)
+        record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
+        if f"{record.arm}/{record.block}" != place:  # what is written by its names would go to another's folder
+            raise InputError(
+                f"{path}: it is the record of {record.arm}/{record.block}, and lies in the folder of {place}"
+            )
+        study_id = _study_id(self.study_json)
+        if not is_of_study(study_id, record.session):
+            raise InputError(
+                f"{path}: it is a run of another study (its session is {record.session!r}, this study's id {study_id})"
+            )
+        if seals_digests(content):
+            for name in (f"{table}.parquet" for table in COLUMNS):
+                if name not in record.digests and (path.parent / name).exists():
+                    raise InputError(
+                        f"{path.parent / name}: the run did not write this file: run.json has no SHA-256 of it (key "
+                        f"digests; whoever put it there on purpose removes the key {CONTENT} of run.json)"
+                    )
+        return record
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm and block; one whose table is damaged or gone counts as failed."""
         paths = [path for path in self.path.glob("runs/*/*/run.json") if _of_a_run(path)]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
-                record = _read_run(path)
+                record = self._read_run(path)
             except InputError as error:
                 yield RunData(
                     RunRecord(path.parts[-3], int(path.parts[-2]), "failed", error=str(error)), None, None, None
@@ -233,7 +266,28 @@ def _study_json(record: StudyRecord) -> JsonObject:
         for key in ("contest", "code", "environment", "other_defaults"):
             if not arm[key]:  # of an arm that is no side of a regression check
                 del arm[key]
+    if not content["id"]:  # of a study that was begun before there were any
+        del content["id"]
     return content
+
+
+def _study_id(study_json: Path) -> str:
+    """The id that study.json says; none where it says none, or cannot be read, which :meth:`read_study` reports."""
+    try:
+        found = study_json.stat()
+    except OSError:
+        return ""
+    return _id_in(study_json, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=8)  # it is asked for with every run, and lists all of them
+def _id_in(study_json: Path, *_which: int) -> str:
+    """The id in that file, which is another one where any of ``_which`` differs."""
+    try:
+        found = _read_json(study_json).get("id")
+    except InputError:
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def _read_json(path: Path) -> JsonObject:
@@ -248,13 +302,12 @@ def _read_json(path: Path) -> JsonObject:
     return content
 
 
-def _read_record(path: Path, kind: type[Record]) -> Record:
+def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
     """A record from JSON; keys that a later version added are left out, a missing or wrong one is an InputError."""
     from pydantic import ValidationError
 
     from harness.study.validation import first_fault, made_of
 
-    content = _read_json(path)
     _check_schema(path, content)
     try:
         record = made_of(kind, content)
@@ -270,14 +323,6 @@ def _of_a_run(path: Path) -> bool:
     with suppress(ValueError):
         return block.isdecimal() and str(int(block)) == block and folder_name(arm) == arm
     return False
-
-
-def _read_run(path: Path) -> RunRecord:
-    """The record of the run in whose folder it lies; InputError where it is another's, or none."""
-    record, place = _read_record(path, RunRecord), "/".join(path.parts[-3:-1])
-    if f"{record.arm}/{record.block}" != place:  # what is written by the record's names would go to another's folder
-        raise InputError(f"{path}: it is the record of {record.arm}/{record.block}, and lies in the folder of {place}")
-    return record
 
 
 def _check_schema(path: Path, content: JsonObject) -> None:

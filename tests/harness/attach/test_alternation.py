@@ -101,7 +101,9 @@ steps: 40
     record = study.read_study()
     assert (record.status, record.interleave) == ("done", "slices")
     assert [sorted(order) for order in record.order] == [["none", "none+a-a", "one"]]
+    assert len(record.id) == 12
     for run in study.runs():
+        assert run.record.session.startswith(f"{record.id}.0-")
         assert run.steps is not None
         measured = [row["turn"] for row in run.steps.to_pylist() if not row["warmup"]]
         assert measured == [0] * 20 + [1] * 20

@@ -62,6 +62,8 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == len(rows(study_in(tmp_path))) == 80
     study = study_in(tmp_path)
+    assert len(study.read_study().id) == 12
+    assert {run.record.session for run in study.runs()} == {f"{study.read_study().id}.exec"}
     work = {name: mean_ms(study, f"work_{name}_ns") for name in ("read", "tokenize", "pack")}
     assert work[stage] >= 12  # a sleep is never shorter
     assert all(value < 6 for name, value in work.items() if name != stage)

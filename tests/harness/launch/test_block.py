@@ -128,13 +128,15 @@ def test_each_block_has_a_seed_for_all_its_arms_and_compared_startups_do_not_ove
     monkeypatch.setattr(study, "run_block", lambda runs, *_: begun.append((runs, _[-1])))
     config = TrainerConfig.model_validate({"seed": 7}).model_dump(mode="json")
     arms = [ArmRecord(name, config=config, contest=contest) for name in ("a", "b")]
-    record = StudyRecord("s", "q?", "running", arms=arms, scenario_text={"probes": {"host": False}})
+    record = StudyRecord("s", "q?", "running", arms=arms, scenario_text={"probes": {"host": False}}, id="0a1b")
     for number in range(2):
         study._run_block(
             StudyFolder(tmp_path), record, number, ["a", "b"], {}, {}, MagicMock(), MagicMock(), MagicMock()
         )
     assert [[run.config["seed"] for run in runs] for runs, _ in begun] == [[7, 7], [8, 8]]
-    assert len({run.session for runs, _ in begun for run in runs}) == 2
+    sessions = {run.session for runs, _ in begun for run in runs}
+    assert len(sessions) == 2
+    assert all(session.startswith("0a1b.") for session in sessions)
     assert [most for _, most in begun] == [at_once, at_once]
 
 

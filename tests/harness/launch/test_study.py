@@ -72,6 +72,7 @@ def test_a_study_leaves_what_the_contract_says(
     record = study.read_study()
     assert record.status == "done"
     assert record.interleave == interleave
+    assert len(record.id) == 12
     runs = list(study.runs())
     assert [(run.record.arm, run.record.block) for run in runs] == [
         *(("text", 0), ("text", 1), ("tokens", 0), ("tokens", 1))
@@ -81,6 +82,7 @@ def test_a_study_leaves_what_the_contract_says(
         assert run.steps is not None
         rows = run.steps.to_pylist()
         assert run.record.config["seed"] == run.record.block  # every block sees other documents
+        assert run.record.session.startswith(f"{record.id}.{run.record.block}-")
         measured = [row for row in rows if not row["warmup"]]
         assert len(measured) == 6
         assert {row["turn"] for row in measured} == set(range(repetitions))

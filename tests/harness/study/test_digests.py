@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from harness.study import run_data, store
 from harness.study.contract import RUN_COLUMNS, STEP_COLUMNS
-from harness.study.digests import sealed
+from harness.study.digests import digest, sealed
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
@@ -171,12 +173,97 @@ def test_a_table_replaced_has_one_digest_and_what_a_later_version_wrote_into_the
     assert "mine" in again.steps.column_names
 
 
-def test_whoever_changes_a_table_on_purpose_removes_its_digest(folder: StudyFolder) -> None:
-    (run,) = folder.runs()
+def test_whoever_changes_a_table_on_purpose_removes_its_digest_and_the_seal(folder: StudyFolder) -> None:
     one_step = {"step": [7], "warmup": [False], "start_ns": [1], "wall_ns": [1]}
     write_table(folder.run("a", 0) / "steps.parquet", STEP_COLUMNS, one_step)
-    digests = {name: one for name, one in run.record.digests.items() if name != "steps.parquet"}
-    folder.write_run(replace(run.record, digests=digests))
+    (run,) = folder.runs()
+    assert "removes the entry and the key content_sha256" in (run.record.error or "")
+    edit_record(folder, lambda content: content["digests"].pop("steps.parquet"))
+    (run,) = folder.runs()
+    assert run.record.status == "failed"
+    edit_record(folder, lambda content: content.pop("content_sha256"))
+    (run,) = folder.runs()
+    assert run.steps is not None
+    assert run.steps.column("step").to_pylist() == [7]
+
+
+def edit_record(folder: StudyFolder, change: Callable[[dict[str, Any]], object]) -> Path:
+    path = folder.run("a", 0) / "run.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(digests={}),
+        lambda content: content.pop("digests"),
+        lambda content: content["digests"].pop("spans.parquet"),
+        lambda content: content["digests"].pop("steps.parquet"),
+        lambda content: content["digests"]["spans.parquet"].append("sha256:0"),
+    ],
+    ids=["none", "no key", "one less", "without the steps", "one more"],
+)
+def test_who_takes_a_digest_away_switches_no_check_off(
+    folder: StudyFolder, change: Callable[[dict[str, Any]], object]
+) -> None:
+    path = edit_record(folder, change)
+    (run,) = folder.runs()
+    assert (run.record.status, run.has_steps, folder.is_done("a", 0)) == ("failed", False, False)
+    assert (run.record.error or "").startswith(
+        f"{path}: damaged, or changed since it was written: its key digests does not have the SHA-256 in its key "
+    )
+    edit_record(folder, lambda content: content.pop("digests_sha256"))
+    (run,) = folder.runs()
+    assert "does not have the SHA-256 in its key content_sha256" in (run.record.error or "")
+
+
+def test_a_table_that_the_run_did_not_write_is_not_used(folder: StudyFolder) -> None:
+    """As of another run, put into the folder of one that left none."""
+    path = folder.run("a", 0) / "spans.parquet"
+    kept = path.read_bytes()
+    path.unlink()
+    folder.write_whole_run(RunRecord("a", 0, "done"))
+    assert folder.is_done("a", 0)
+    path.write_bytes(kept)
+    (run,) = folder.runs()
+    assert (run.record.error or "").startswith(f"{path}: the run did not write this file: ")
+    assert not folder.is_done("a", 0)
+
+
+def test_a_run_of_before_its_digests_were_sealed_is_read_as_before(folder: StudyFolder) -> None:
+    def older(content: dict[str, Any]) -> None:
+        del content["digests_sha256"], content["content_sha256"]
+        plain = {key: value for key, value in content.items() if key != "digests"}
+        content["content_sha256"] = sealed(plain)["content_sha256"]
+        content["digests"] = {"steps.parquet": content["digests"]["steps.parquet"]}
+
+    edit_record(folder, older)
+    (run,) = folder.runs()
+    assert run.record.status == "done"
+    assert run.steps is not None
+    folder.write_steps(run.record, run.steps.append_column("mine", pa.array([1] * STEPS)))
     (again,) = folder.runs()
-    assert again.steps is not None
-    assert again.steps.column("step").to_pylist() == [7]
+    assert again.record.status == "done"
+
+
+def test_the_report_of_an_older_version_replaces_a_table_and_the_run_is_still_what_was_written(
+    folder: StudyFolder,
+) -> None:
+    """It leaves the seal as it finds it, and names the table's new digest."""
+    path = folder.run("a", 0) / "steps.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("mine", pa.array([1] * STEPS)), path)
+    edit_record(folder, lambda content: content["digests"].update({"steps.parquet": [digest(path)]}))
+    (run,) = folder.runs()
+    assert (run.record.status, folder.is_done("a", 0)) == ("done", True)
+
+
+def test_an_older_version_finds_the_seal_that_it_knows(folder: StudyFolder) -> None:
+    """It hashes everything but the digests of the files and the seal itself."""
+    content = json.loads((folder.run("a", 0) / "run.json").read_text())
+    own = {key: value for key, value in content.items() if key not in ("content_sha256", "digests")}
+    text = json.dumps(own, sort_keys=True, separators=(",", ":"))
+    assert content["content_sha256"] == hashlib.sha256(text.encode()).hexdigest()

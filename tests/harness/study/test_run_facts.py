@@ -30,6 +30,7 @@ def test_every_reference_study_opens_and_is_written_as_it_was_read(study: Path, 
         assert record is not None
         copy.write_run(record)
         again = json.loads((copy.run(record.arm, record.block) / "run.json").read_text())
+        written.pop("content_sha256", None)  # it covers that of the digests now
         assert {key: again[key] for key in written} == written
         assert list(again["facts"].items()) == list(written["facts"].items())
         assert record.facts.device == written["facts"]["device"]
