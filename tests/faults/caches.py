@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import random
 import re
@@ -29,6 +30,7 @@ from trainer.data.dataset import Epoch
 from trainer.data.prepare import prepare
 
 PATHS = ("text-padded", "text-stream", "tokens-padded", "tokens-stream")
+OTHERS, MANIFEST = "others", "manifest.json"
 SAID = re.compile("damaged in the cache: .*; (built|computed) again")
 
 
@@ -54,6 +56,24 @@ def other_json(path: Path, _: random.Random) -> None:
     path.write_text("[1, 2]")
 
 
+def swap(path: Path, _: random.Random) -> None:
+    """Put an entry of the same kind into the place of the file's entry: whole, and of another key."""
+    entry = path if path.parent.name == "facts" else path.parent
+    kind = entry.parent
+    one = next(one for one in (kind.parent.parent / OTHERS / kind.name).iterdir() if _like(one, entry))
+    if entry.is_dir():
+        shutil.rmtree(entry)
+        shutil.copytree(one, entry)
+    else:
+        shutil.copy(one, entry)
+
+
+def _like(one: Path, entry: Path) -> bool:
+    """Whether an entry holds the same: padded rows or lists of tokens, in the case of pretokenized files."""
+    manifests = [json.loads(path.read_text()) for path in (one / MANIFEST, entry / MANIFEST) if path.is_file()]
+    return len({manifest["format"] for manifest in manifests}) < 2
+
+
 def to_folder(path: Path, _: random.Random) -> None:
     path.unlink()
     path.mkdir()
@@ -67,6 +87,7 @@ DAMAGES = (
     Damage("another value", other_json),
     Damage("a folder in its place", to_folder),
     Damage("removed", lambda path, _: path.unlink()),
+    Damage("swapped with another entry of its kind", swap),
 )
 
 
@@ -80,9 +101,10 @@ class Result:
     content: str = ""
 
 
-def scenario(folder: Path, pretrained: bool = False) -> Path:
+def scenario(folder: Path, pretrained: bool = False, documents: int = 40) -> Path:
     """A scenario over a small corpus with every path's needs, written into ``folder`` with the corpus."""
-    texts = [" ".join(f"word{number * at % 31}" for at in range(3 + number % 17)) for number in range(40)]
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = [" ".join(f"word{number * at % 31}" for at in range(3 + number % 17)) for number in range(documents)]
     pq.write_table(pa.table({"text": texts}), folder / "corpus.parquet")
     tokenizer = f"pretrained: {_pretrained(folder, texts)}" if pretrained else "train: {kind: bpe, vocab_size: 300}"
     file = folder / "scenario.yaml"
@@ -175,9 +197,10 @@ def files(cache: Path) -> list[Path]:
 
 def campaign(work: Path, seed: int, share: float, pretrained: bool) -> Iterator[tuple[str, str, str, str]]:
     """Yield (file, damage, call, outcome) of each call; ``share`` of them is drawn."""
-    work.mkdir(parents=True, exist_ok=True)
-    file = scenario(work, pretrained)
+    file, other = scenario(work, pretrained), scenario(work / "other", pretrained, documents=30)
     pristine, cache = work / "pristine", work / "cache"
+    os.environ["HARNESS_CACHE"] = str(work / OTHERS)
+    _prepared(other)
     os.environ["HARNESS_CACHE"] = str(cache)
     for call in calls(file).values():  # the first builds
         assert call().code == 0

@@ -22,6 +22,9 @@ from trainer.leftovers import remove, remove_leftovers, temporary_path
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
 DIGESTS = "digests.json"  # of every other file in a cached folder
+# Which entry a cached folder is, as kind/key. It is a file like any other, so that an earlier version, which compares
+# each name in digests.json with a file, takes an entry of this one; its digest alone says whether it is the right one.
+ENTRY = "entry.txt"
 _REMEDY = "HARNESS_CACHE=DIR chooses another cache"
 
 # Digests that this process has computed, by what changes with any write. A file that was written within a tick of the
@@ -118,9 +121,14 @@ def folder(kind: str, key: object, build: Callable[[Path], None], check: Check =
     ``check(folder)`` raises InputError where the content is not what was asked for.
     """
     target = cache_root() / kind / fingerprint(key)
+
+    def build_entry(to: Path) -> None:
+        build(to)
+        write_text(to / ENTRY, _entry_of(target))
+
     _discard_damaged(target, check)
     if not target.is_dir():
-        create_folder(target, build)
+        create_folder(target, build_entry)
     return target
 
 
@@ -154,17 +162,18 @@ def create_folder(target: Path, build: Callable[[Path], None]) -> None:
         remove(temporary)
 
 
-def damage(folder: Path, *, may_hold_more: bool = False) -> str | None:
-    """What is wrong with a folder that :func:`create_folder` made; None where nothing is, or its digests are gone.
+def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
+    """What is wrong with a folder that :func:`create_folder` made; None where nothing is.
 
-    A file more than it was made with is damage (a library may read any name), unless ``may_hold_more``.
+    ``entry``: the kind/key that it must say it is; None for a user's folder, which may be moved and renamed, and may
+    lack digests. A file more than it was made with is damage (a library may read any name), unless ``may_hold_more``.
     """
     if not folder.is_dir():
         return "not a folder"
     try:
         known = read_json(folder / DIGESTS)
     except FileNotFoundError:  # of an earlier version, which kept none
-        return None
+        return None if entry is None else f"{DIGESTS} is gone"
     except (OSError, ValueError) as error:
         return f"{DIGESTS}: {_reason(error)}"
     if not isinstance(known, dict):
@@ -177,11 +186,14 @@ def damage(folder: Path, *, may_hold_more: bool = False) -> str | None:
             return f"{name} is gone"
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             return f"{name}: {_reason(error)}"
-    return None
+    if entry is None or known.get(ENTRY) == hashlib.sha256(entry.encode()).hexdigest():
+        return None
+    # One of an earlier version may be of any key: what is in it does not say what it was asked to be.
+    return "it is the entry of another key" if ENTRY in known else "an earlier version wrote it, without its key"
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove ``target`` where it is damaged; one of an earlier version gets the digests that it lacks."""
+    """Remove ``target`` where it is damaged, or not known to be the entry of its key."""
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
 
@@ -199,17 +211,17 @@ def _discard_damaged(target: Path, check: Check) -> None:
 
 
 def _problem(target: Path, check: Check) -> str | None:
-    if (found := damage(target)) is not None:
+    if (found := damage(target, entry=_entry_of(target))) is not None:
         return found
     try:
         check(target)
-        if not (target / DIGESTS).exists():
-            _write_digests(target)
     except InputError as error:
         return one_line(error).removeprefix(f"{target}: ").removeprefix(f"{target}/")
-    except OSError:
-        pass  # a cache that may only be read
     return None
+
+
+def _entry_of(target: Path) -> str:
+    return f"{target.parent.name}/{target.name}"
 
 
 def _write_digests(folder: Path) -> None:

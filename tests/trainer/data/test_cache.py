@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -150,7 +152,7 @@ def to_folder(path: Path) -> None:
         (lambda path: path.write_text(""), "one is not what was written|digests.json: not readable"),
         (to_folder, "one: Is a directory|digests.json: Is a directory"),
         (lambda path: path.write_text("[]"), "one is not what was written|digests.json: not an object"),
-        (lambda path: path.write_text("{}"), "one is not what was written"),
+        (lambda path: path.write_text("{}"), "one is not what was written|entry.txt is not what was written"),
     ],
 )
 def test_a_damaged_folder_is_built_again_and_says_so(
@@ -162,7 +164,7 @@ def test_a_damaged_folder_is_built_again_and_says_so(
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"damaged in the cache: {made}: ({why}); built again", line)
     assert (made / "one").read_text() == "content"
-    assert {path.name for path in made.iterdir()} == {"one", "two", cache.DIGESTS}
+    assert {path.name for path in made.iterdir()} == {"one", "two", cache.ENTRY, cache.DIGESTS}
     cache.folder("kind", 1, write_two)
     assert capsys.readouterr().err == ""
     assert list((fresh_cache / "kind").iterdir()) == [made]
@@ -182,23 +184,66 @@ def test_a_file_in_place_of_a_folder_and_a_file_that_is_gone(capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("fresh_cache")
-def test_a_folder_of_an_earlier_version_is_checked_once_and_gets_its_digests(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_that_is_not_what_was_asked_for_is_built_again(capsys: pytest.CaptureFixture[str]) -> None:
     def check(folder: Path) -> None:
         if (folder / "one").read_text() != "content":
             raise InputError(f"{folder}: one is wrong")
 
-    made = cache.folder("kind", 1, write_two)
-    (made / cache.DIGESTS).unlink()
-    cache.folder("kind", 1, write_two, check)
-    assert (made / cache.DIGESTS).is_file()
-    assert capsys.readouterr().err == ""
-    (made / cache.DIGESTS).unlink()
-    (made / "one").write_text("other")
-    cache.folder("kind", 1, write_two, check)
+    made = cache.folder("kind", 1, lambda to: (to / "one").write_text("other"))
+    assert cache.folder("kind", 1, write_two, check) == made
     assert capsys.readouterr().err == f"damaged in the cache: {made}: one is wrong; built again\n"
     assert (made / "one").read_text() == "content"
+
+
+@pytest.mark.usefixtures("fresh_cache")
+@pytest.mark.parametrize("kind", ["kind", "another kind"])
+def test_an_entry_under_another_key_or_kind_is_built_again(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    made = cache.folder("kind", 1, write_two)
+    other = cache.folder(kind, 2, lambda to: (to / "one").write_text("other"))
+    shutil.rmtree(made)
+    shutil.copytree(other, made)
+    assert cache.folder("kind", 1, write_two) == made
+    line = f"damaged in the cache: {made}: it is the entry of another key; built again\n"
+    assert capsys.readouterr().err == line
+    assert (made / "one").read_text() == "content"
+    cache.folder("kind", 1, write_two)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_memory_under_another_key_is_computed_again(fresh_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.remember("fact", 1, lambda: [1])
+    (one,) = (fresh_cache / "facts").iterdir()
+    cache.remember("fact", 2, lambda: [2])
+    (two,) = set((fresh_cache / "facts").iterdir()) - {one}
+    shutil.copy(two, one)
+    assert cache.remember("fact", 1, lambda: [1]) == [1]
+    assert capsys.readouterr().err.endswith("its digest is not that of its value; computed again\n")
+
+
+@pytest.mark.parametrize("digests", [True, False])
+@pytest.mark.usefixtures("fresh_cache")
+def test_an_entry_of_an_earlier_version_is_built_again(digests: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not say which entry it is, so it may be any."""
+    made = cache.folder("kind", 1, write_two)
+    known = json.loads((made / cache.DIGESTS).read_text())
+    (made / cache.ENTRY).unlink()
+    (made / cache.DIGESTS).unlink()
+    if digests:
+        del known[cache.ENTRY]
+        (made / cache.DIGESTS).write_text(json.dumps(known))
+    cache.folder("kind", 1, write_two)
+    why = "an earlier version wrote it, without its key" if digests else "digests.json is gone"
+    assert capsys.readouterr().err == f"damaged in the cache: {made}: {why}; built again\n"
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_an_earlier_version_takes_an_entry_of_this_one() -> None:
+    """It asks that digests.json has a file's name and digest for every key, and every file a key."""
+    made = cache.folder("kind", 1, write_two)
+    known = json.loads((made / cache.DIGESTS).read_text())
+    files = [path for path in made.iterdir() if path.name != cache.DIGESTS]
+    assert known == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_a_changed_memory_is_made_again_and_says_so(fresh_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -99,6 +100,15 @@ def test_the_users_folder_may_hold_more(corpus: Corpus, info: TokenizerInfo, tmp
     pretokenize(corpus, info, "padded", 16, out)
     (out / "README.md").write_text("ours")
     check_manifest(out, corpus, info, "padded", 16)
+
+
+def test_the_users_folder_may_be_moved_and_renamed(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
+    made = pretokenize(corpus, info, "padded", 16, tmp_path / "out")
+    Path(made.folder).rename(tmp_path / "renamed")
+    assert pretokenize(corpus, info, "padded", 16, tmp_path / "renamed").manifest == made.manifest
+    cached = pretokenize(corpus, info, "padded", 16)  # and so may a copy of what is in the cache
+    shutil.copytree(cached.folder, tmp_path / "copy")
+    assert pretokenize(corpus, info, "padded", 16, tmp_path / "copy").manifest == made.manifest
 
 
 def test_another_engine_version_is_stale(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:

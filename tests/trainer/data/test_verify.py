@@ -77,7 +77,9 @@ def forge(made: Pretokenized, column: str, document: int) -> None:
     path = Path(made.folder) / "manifest.json"
     changed = {"data_bytes": made.data.stat().st_size, "data_fingerprint": cache.file_fingerprint(made.data)}
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    (Path(made.folder) / cache.DIGESTS).unlink()
+    digests = Path(made.folder) / cache.DIGESTS
+    known = {name: cache.file_digest(Path(made.folder) / name) for name in json.loads(digests.read_text())}
+    digests.write_text(json.dumps(known))
 
 
 @pytest.mark.usefixtures("fresh_cache")
