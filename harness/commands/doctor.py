@@ -18,6 +18,7 @@ from trainer.errors import InputError, in_words
 if TYPE_CHECKING:
     from harness.machine.checks import Check
     from harness.machine.needs import Needs
+    from harness.scenario.plan import Plan
 
 COLUMNS = 120
 NAME_COLUMNS = 11
@@ -34,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """For which scenario, what is measured first, and how the checks are printed."""
     parser.epilog = NOTE
     parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="also check /dev/shm, open files and processes for this file"
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help="also check memory, /dev/shm, open files and processes for this file",
     )
     parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
@@ -51,10 +55,13 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.machine.examine import Examination
     from trainer.data.cache import cache_root
 
-    needs = None if arguments.scenario is None else _needs(arguments.scenario)
+    plan = None if arguments.scenario is None else _plan(arguments.scenario)
     calibrated = not arguments.calibrate or _calibrate(arguments.threads)  # first, as an examination takes cores
     examination = Examination(Path(arguments.out), cache_root(), os.environ)
-    checks = examination.checks(arguments.threads, needs)
+    if plan is None:
+        checks = examination.checks(arguments.threads)
+    else:
+        checks = examination.checks(arguments.threads, _needs(plan), lambda: _fit(plan))
     counts = Counter(check.status for check in checks)
     if arguments.json:
         content = {
@@ -69,14 +76,27 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 1 if counts["fail"] or not calibrated else 0
 
 
-def _needs(path: str) -> Needs:
-    """What the scenario at ``path`` needs, all its arms alive together unless it says otherwise."""
-    from harness.launch.needs import needs_of
+def _plan(path: str) -> Plan:
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
+
+    return make_plan(load_scenario(path, []), path, [])
+
+
+def _fit(plan: Plan) -> list[Check]:
+    """Whether memory and documents suffice for the runs of ``plan``. Free GPU memory is asked for with a timeout."""
+    from harness.launch.fit import check_fit
+    from harness.machine.gpu import LIMIT_S
+    from harness.machine.limits import Look
+
+    return Look(lambda: list(check_fit(plan)), LIMIT_S).result()
+
+
+def _needs(plan: Plan) -> Needs:
+    """What the runs of ``plan`` need, all its arms alive together unless the scenario says otherwise."""
+    from harness.launch.needs import needs_of
     from harness.study.contract import PROFILED
 
-    plan = make_plan(load_scenario(path, []), path, [])
     configs = [arm.config for arm in plan.arms if arm.control != PROFILED]
     return needs_of(configs, together=plan.scenario.interleave != "runs")
 

@@ -9,7 +9,7 @@ these at once, and the rest of one of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,7 @@ PROCESS = ByteRange(50 * MIB, 300 * MIB)
 WORKER = ByteRange(20 * MIB, 200 * MIB)  # a forked loader worker's own pages
 CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # of CUDA on the card: kernels and libraries
 MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
+FORCIBLE = ", or start it all the same with --force"
 MOST_ARMS = 64  # alive together: each has its workers and a socket
 
 
@@ -139,6 +140,67 @@ def free_host_bytes() -> int | None:
     return min((free for free in known if free is not None), default=None)
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """What runs that are alive together take of one kind of memory, and how much of it is free."""
+
+    group: tuple[RunNeed, ...]
+    where: str
+    free_bytes: int
+
+    @property
+    def takes(self) -> ByteRange:
+        """All that lasts, and what one of the runs takes beside that in a step."""
+        return _takes(self.group, self.where)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether even the low end is more than what is free."""
+        return self.takes.low_bytes > self.free_bytes
+
+    @property
+    def may_not_fit(self) -> bool:
+        return self.takes.high_bytes > self.free_bytes
+
+    @property
+    def range_text(self) -> str:
+        """Both ends, as "0.5 to 2.0 GiB of memory, 22.0 GiB is free"."""
+        low, high = _gib(self.takes.low_bytes), _gib(self.takes.high_bytes)
+        return f"{low} to {high} GiB of {self.where}, {_gib(self.free_bytes)} GiB is free"
+
+    @property
+    def name(self) -> str:
+        return f"arm {self.group[0].arm}" if len(self.group) == 1 else f"{len(self.group)} arms that alternate"
+
+    @property
+    def refusal(self) -> str:
+        """Why it is refused, with the arithmetic."""
+        largest = max(self.group, key=lambda need: _takes([need], self.where).low_bytes)
+        return (
+            f"{self.name}: needs at least {_gib(self.takes.low_bytes)} GiB of {self.where}, "
+            f"{_gib(self.free_bytes)} GiB is free: "
+            f"{f'the largest, arm {largest.arm}: ' if len(self.group) > 1 else ''}{largest.arithmetic()}"
+        )
+
+    @property
+    def advice(self) -> str:
+        alone_bytes = max(_takes([need], self.where).low_bytes for need in self.group)
+        if len(self.group) > 1 and alone_bytes <= self.free_bytes:
+            return f"give --interleave runs, which needs {_gib(alone_bytes)} GiB at a time"
+        return "make the model, data.batch_size, data.sequence_length or data.workers smaller"
+
+
+def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
+    """Each group of runs that are alive together, against each kind of memory of which it is known what is free."""
+    free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
+    together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
+    groups = [(need,) for need in needs if need not in together]
+    for group in [together, *groups] if together else groups:
+        for where, free_bytes in free.items():
+            if free_bytes is not None:
+                yield MemoryUse(group, where, free_bytes)
+
+
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
@@ -147,47 +209,19 @@ def check_memory(
     Prints a warning where only the high end is, or where ``force`` starts what cannot fit (None: a command that has no
     such option, so that none is advised). ``profiled``: arms whose runs are alone whatever ``interleave`` says.
     """
-    free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
-    together = [need for need in needs if need.arm not in profiled] if interleave == "slices" else []
-    groups = [[need] for need in needs if need not in together]
-    for group in [together, *groups] if together else groups:
-        for where, free_bytes in free.items():
-            if free_bytes is None:
-                continue
-            takes = _takes(group, where)
-            if takes.low_bytes > free_bytes and not force:
-                raise InputError(_refusal(group, where, takes.low_bytes, free_bytes, forcible=force is not None))
-            if takes.high_bytes > free_bytes:
-                print(
-                    f"warning: {_name(group)} may not fit: needs {_gib(takes.low_bytes)} to {_gib(takes.high_bytes)} "
-                    f"GiB of {where}, {_gib(free_bytes)} GiB is free",
-                    file=sys.stderr,
-                )
+    for use in memory_uses(needs, profiled, interleave):
+        if use.is_refused and not force:
+            forcible = "" if force is None else FORCIBLE
+            raise InputError(f"{use.refusal}; {use.advice}{forcible}")
+        if use.may_not_fit:
+            print(f"warning: {use.name} may not fit: needs {use.range_text}", file=sys.stderr)
 
 
-def _takes(group: list[RunNeed], where: str) -> ByteRange:
-    """What runs that alternate take together: all that lasts, and what one of them takes beside that in a step."""
+def _takes(group: Sequence[RunNeed], where: str) -> ByteRange:
     held = [need.in_memory if where == "memory" else need.on_card for need in group]
     lasting_bytes = sum(one.lasting_bytes for one in held)
     step_bytes = max(one.peak.low_bytes - one.lasting_bytes for one in held)
     return ByteRange(lasting_bytes + step_bytes, sum(one.peak.high_bytes for one in held))
-
-
-def _refusal(group: list[RunNeed], where: str, low_bytes: int, free_bytes: int, *, forcible: bool) -> str:
-    alone_bytes = max(_takes([need], where).low_bytes for need in group)
-    largest = max(group, key=lambda need: _takes([need], where).low_bytes)
-    advice = "make the model, data.batch_size, data.sequence_length or data.workers smaller"
-    if len(group) > 1 and alone_bytes <= free_bytes:
-        advice = f"give --interleave runs, which needs {_gib(alone_bytes)} GiB at a time"
-    return (
-        f"{_name(group)}: needs at least {_gib(low_bytes)} GiB of {where}, {_gib(free_bytes)} GiB is free: "
-        f"{f'the largest, arm {largest.arm}: ' if len(group) > 1 else ''}{largest.arithmetic()}; "
-        f"{advice}{', or start it all the same with --force' if forcible else ''}"
-    )
-
-
-def _name(group: list[RunNeed]) -> str:
-    return f"arm {group[0].arm}" if len(group) == 1 else f"{len(group)} arms that alternate"
 
 
 def _gib(amount_bytes: int) -> str:

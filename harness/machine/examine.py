@@ -63,10 +63,13 @@ class Examination:
         self.results = Look(lambda: storage.read_storage(results, read_mounts(root)), READ_S)
         self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), READ_S)
 
-    def checks(self, threads: int | None, needs: Needs | None = None) -> list[Check]:
+    def checks(
+        self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple
+    ) -> list[Check]:
         """Return all lines in reading order.
 
-        ``threads``: of the CPU's profile; None: torch's own choice. ``needs``: of a scenario, where one is asked about.
+        ``threads``: of the CPU's profile; None: torch's own choice. ``needs``: of a scenario, where one is asked about,
+        and ``fit``: what else is checked of it.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
@@ -91,6 +94,7 @@ class Examination:
             ("/dev/shm", lambda: memory_and_disk.check_shared_memory(self.shared_memory.result())),
             ("open files", lambda: memory_and_disk.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
             ("needs", lambda: [] if needs is None else check_needs(needs)),
+            ("memory need", fit),
             ("results", lambda: memory_and_disk.check_storage("results", self.results.result(), "--out DIR")),
             ("cache", lambda: memory_and_disk.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
             ("load", self._load),

@@ -268,6 +268,21 @@ def test_a_scenario_is_held_against_the_limits(tmp_path: Path, light: dict[str, 
 
 
 @pytest.mark.slow
+def test_a_scenario_that_run_refuses_fails(tmp_path: Path, light: dict[str, str]) -> None:
+    scenario = tmp_path / "s.yaml"
+    corpus = "{builtin: python-docs, documents: 60}"
+    base = f"{{model: {{preset: llama-8b, layers: 9999}}, data: {{workers: 99, corpus: {corpus}}}}}"
+    scenario.write_text(f"name: s\nquestion: Fit?\nbase: {base}\narms: {{one: null}}\ncontrols: []\n")
+    done = harness(str(scenario), **light)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\nfail  memory need arm one: needs at least " in done.stdout
+    assert "\nfail  documents  arm one: 99 loader workers for at most 60 documents" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("harness run cannot work here: ")
+    assert done.stdout.index("task need") < done.stdout.index("memory need") < done.stdout.index("results")
+    assert not (tmp_path / "cache").exists()  # no data were prepared
+
+
+@pytest.mark.slow
 def test_a_scenario_that_is_wrong_is_refused(tmp_path: Path) -> None:
     done = harness(str(tmp_path / "none.yaml"))
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,105 @@
+"""Checks of ``harness doctor SCENARIO`` by what ``harness run`` refuses: too little memory, too few documents.
+
+No data are prepared and no tokenizer is loaded. Where a model's size depends on one, both ends are tried: a vocabulary
+of nothing, and the one that ``data.tokenizer.train`` asks for, which a small corpus does not fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from harness.launch.memory import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
+from harness.machine.checks.check import Check, count, fail, ok, warn
+from harness.scenario.plan import Plan
+from harness.study.contract import PROFILED
+from trainer.config import PRESET_VOCABULARY, TrainerConfig
+from trainer.errors import InputError
+
+PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
+
+
+def check_fit(plan: Plan) -> Iterator[Check]:
+    """Whether memory suffices for the runs of ``plan``, and documents for their workers where it says how many."""
+    configs = {arm.name: arm.config for arm in plan.arms}
+    unknown = next((name for name, config in configs.items() if largest_vocabulary(config) is None), None)
+    try:
+        least, most = _uses(plan, lambda _: 0), _uses(plan, lambda config: largest_vocabulary(config) or 0)
+    except InputError as error:
+        yield fail("model", str(error), "correct it in the scenario")
+    else:
+        for where in PLACES:
+            yield from check_memory_need(
+                where,
+                [use for use in least if use.where == where],
+                [use for use in most if use.where == where],
+                unknown,
+            )
+    yield from check_documents(configs)
+
+
+def largest_vocabulary(config: TrainerConfig) -> int | None:
+    """How many tokens the tokenizer may have that sizes the model: 0 where none does, None where only it knows."""
+    fixed = config.model.vocab_size is not None or config.model.preset in PRESET_VOCABULARY
+    without_model = config.compute.work != "model" or config.compute.emulated is not None
+    if fixed or without_model or config.data.source is not None:
+        return 0
+    train = config.data.tokenizer.train
+    return None if train is None else train.vocab_size
+
+
+def check_memory_need(
+    where: str, least: list[MemoryUse], most: list[MemoryUse], unknown: str | None
+) -> Iterator[Check]:
+    """Check one kind of memory. ``least``, ``most``: with the smallest and largest vocabularies.
+
+    ``unknown``: an arm of which only the tokenizer knows how large its model is, if any.
+    """
+    name = PLACES[where]
+    if not most:
+        if where == "memory":
+            yield ok(name, "not compared: it is not known here how much memory is free")
+        return
+    worst = max(most, key=lambda use: use.takes.high_bytes)
+    refused = next((use for use in most if use.is_refused), None)
+    if any(use.is_refused for use in least):
+        use = refused or next(use for use in least if use.is_refused)
+        yield fail(name, use.refusal, f"{use.advice}{FORCIBLE}")
+    elif not worst.takes.high_bytes:  # of the card
+        return
+    elif unknown is not None:
+        yield ok(name, f"not known: the tokenizer, which harness run loads first, sizes the model of arm {unknown}")
+    elif refused is not None:
+        finding = f"{refused.refusal}; less if the tokenizer learns fewer tokens than data.tokenizer.train asks for"
+        yield warn(name, finding, f"{refused.advice}{FORCIBLE}")
+    elif worst.may_not_fit:
+        yield warn(name, f"{worst.name} may not fit: needs {worst.range_text}", worst.advice)
+    else:
+        yield ok(name, f"{worst.name}: {worst.range_text}")
+
+
+def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
+    """Check that each worker has a document, where ``data.corpus.documents`` says how many there are at most."""
+    known = {
+        name: (config.data.workers, config.data.corpus.documents)
+        for name, config in configs.items()
+        if config.data.source is None and config.data.workers and config.data.corpus.documents is not None
+    }
+    if not known:
+        return
+    worst = max(known, key=lambda name: known[name][0] - known[name][1])
+    workers, documents = known[worst]
+    finding = f"arm {worst}: {count(workers, 'loader worker')} for at most {count(documents, 'document')}"
+    if workers <= documents:
+        yield ok("documents", finding)
+    else:
+        fix = f"data.workers: at most {documents}, or a larger data.corpus.documents"
+        yield fail("documents", f"{finding}: each worker needs one of its own", fix)
+
+
+def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:
+    """What the runs of ``plan`` take with these vocabularies, alive together as ``harness run`` would decide."""
+    needs = [need_of(arm.name, arm.config, vocabulary(arm.config)) for arm in plan.arms]
+    profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
+    measured = [need for need in needs if need.arm not in profiled]
+    interleave, _ = choose_interleave(plan.scenario.interleave, measured)
+    return list(memory_uses(needs, profiled, interleave))

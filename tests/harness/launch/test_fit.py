@@ -1,0 +1,131 @@
+"""harness doctor says of a scenario what harness run would refuse: by the same arithmetic, without any data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.launch import memory
+from harness.launch.fit import check_fit
+from harness.launch.memory import GIB, check_memory, need_of
+from harness.machine.checks import Check
+from harness.scenario.load import load_scenario
+from harness.scenario.plan import Plan, make_plan
+from trainer.errors import InputError
+
+ARMS = "arms: {a: null, b: null, c: null, d: null, e: null}\ncontrols: []\n"
+WORKERS = f"{ARMS}base: {{compute.device: cpu, data.workers: 256}}\n"
+
+
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 22)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, host_gib: float | None, *cards_gib: float) -> None:
+    size = None if host_gib is None else int(host_gib * GIB)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: size)
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: size)
+    monkeypatch.setattr(memory, "free_gpu_memory", lambda: [int(card * GIB) for card in cards_gib])
+
+
+def plan(folder: Path, text: str) -> Plan:
+    file = folder / "s.yaml"
+    file.write_text(f"name: s\nquestion: Does it fit?\n{text}")
+    return make_plan(load_scenario(str(file)), str(file))
+
+
+def lines(folder: Path, text: str) -> dict[str, Check]:
+    return {check.name: check for check in check_fit(plan(folder, text))}
+
+
+def one(base: str) -> str:
+    return f"base: {{compute.device: cpu, {base}}}\narms: {{one: null}}\ncontrols: []\n"
+
+
+def test_workers_of_arms_that_alternate_are_too_many(tmp_path: Path) -> None:
+    """In the words of harness run, which refuses them."""
+    text = f"interleave: slices\n{WORKERS}"
+    line = lines(tmp_path, text)["memory need"]
+    assert line.status == "fail"
+    assert line.finding.startswith("5 arms that alternate: needs at least 25.")
+    assert "22.0 GiB is free: the largest, arm a: " in line.finding
+    assert line.fix.startswith("give --interleave runs, which needs 5.")
+    needs = [need_of(arm.name, arm.config, 4096) for arm in plan(tmp_path, text).arms]
+    with pytest.raises(InputError) as refused:
+        check_memory(needs, (), "slices")
+    assert str(refused.value) == f"{line.finding}; {line.fix}"
+
+
+def test_arms_that_run_one_after_the_other_need_what_one_needs(tmp_path: Path) -> None:
+    line = lines(tmp_path, f"interleave: auto\n{WORKERS}")["memory need"]
+    assert (line.status, line.fix[:14]) == ("warn", "make the model")  # as auto leads to runs here
+    assert line.finding.startswith("arm a may not fit: needs 5.")
+
+
+def test_a_model_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
+    line = lines(tmp_path, one("data.batch_size: 1"))["memory need"]
+    assert line.status == "ok"
+    assert line.finding.startswith("arm one: 0.1 to ")
+    assert line.finding.endswith(" GiB of memory, 22.0 GiB is free")
+    line = lines(tmp_path, one("model: {preset: llama-8b}, data.tokenizer.pretrained: nowhere"))["memory need"]
+    assert line.status == "fail"  # the preset says its vocabulary: no tokenizer is asked
+    assert "arm one: needs at least 1" in line.finding
+    assert line.fix.endswith(", or start it all the same with --force")
+
+
+def test_a_vocabulary_that_only_the_tokenizer_knows(tmp_path: Path) -> None:
+    line = lines(tmp_path, one("data.tokenizer.pretrained: nowhere"))["memory need"]
+    assert (line.status, line.finding[:9]) == ("ok", "not known")
+    assert not any(letter.isdigit() for letter in line.finding)
+    line = lines(tmp_path, one("data.tokenizer.pretrained: nowhere, model.width: 65536, model.layers: 9"))[
+        "memory need"
+    ]
+    assert line.status == "fail"  # whatever the vocabulary is
+
+
+def test_a_vocabulary_that_a_small_corpus_may_not_fill_is_a_warning(tmp_path: Path) -> None:
+    wide = "model.width: 4096, model.layers: 1, data.tokenizer.train.vocab_size: 1000000"
+    line = lines(tmp_path, one(wide))["memory need"]
+    assert line.status == "warn"
+    assert "less if the tokenizer learns fewer tokens than data.tokenizer.train asks for" in line.finding
+    line = lines(tmp_path, one(f"{wide}, model.vocab_size: 1000000"))["memory need"]
+    assert line.status == "fail"
+
+
+def test_a_card_has_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = "base: {compute.device: cuda, model.preset: llama-8b}\narms: {one: null}\ncontrols: []\n"
+    free(monkeypatch, 1000, 12, 80)
+    found = lines(tmp_path, big)
+    assert (found["memory need"].status, found["GPU need"].status) == ("ok", "fail")
+    assert "GiB of GPU memory, 80.0 GiB is free" in found["GPU need"].finding
+    assert "GPU need" not in lines(tmp_path, one("data.batch_size: 1"))
+
+
+def test_free_memory_that_is_not_known_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, None)
+    line = lines(tmp_path, one("model.preset: llama-8b"))["memory need"]
+    assert (line.status, line.finding[:12]) == ("ok", "not compared")
+
+
+def test_a_model_that_cannot_be_is_a_line(tmp_path: Path) -> None:
+    line = lines(tmp_path, one("model.heads: 7"))["model"]
+    assert (line.status, line.finding[:17]) == ("fail", "model.width: 128 ")
+
+
+def test_more_workers_than_documents(tmp_path: Path) -> None:
+    base = "data.corpus: {builtin: python-docs, documents: 60}, data.workers: "
+    line = lines(tmp_path, one(f"{base}61"))["documents"]
+    assert line.status == "fail"
+    assert line.finding == "arm one: 61 loader workers for at most 60 documents: each worker needs one of its own"
+    assert lines(tmp_path, one(f"{base}60"))["documents"].status == "ok"
+    assert "documents" not in lines(tmp_path, one("data.workers: 256"))
+
+
+@pytest.mark.slow
+def test_no_torch_is_imported() -> None:
+    code = "import sys, harness.launch.fit; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0
