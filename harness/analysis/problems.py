@@ -15,6 +15,7 @@ from harness.study.run_data import RunData
 StudyProblemKind = Literal[
     "nothing finished",
     "partial",
+    "stray",
     "status",
     "ended",
     "no measured step",
@@ -39,10 +40,11 @@ class StudyProblem:
     """Something that is missing from a study."""
 
     kind: StudyProblemKind
-    count: int = 0  # "partial": finished runs; "few blocks": blocks; "diverged": runs that did
+    count: int = 0  # "partial": finished ones of the planned runs; "few blocks": blocks; "diverged": runs that did
     planned: int = 0  # "partial": runs; "diverged": of so many
     status: str = ""  # "status": the study's
     arm: str = ""  # "no measured step", "diverged": whose
+    names: tuple[str, ...] = ()  # "partial": the other planned runs (``arm/block``); "stray": arms not of the study
     failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
     blocks: tuple[int, ...] = ()
 
@@ -72,18 +74,24 @@ def study_problems(
     """What is missing from ``study``, most important first. ``arms`` as in study.json, the rest by arm."""
     found = []
     profiled = {arm.name for arm in arms if arm.control == PROFILED}
-    profiled_runs = [record for name in profiled for record in records.get(name, ())]
-    planned = (len(arms) - len(profiled)) * blocks + len(profiled)
-    finished = sum(len(group) for group in ledgers.values()) + sum(r.status == "done" for r in profiled_runs)
+    known = {arm.name for arm in study.arms}
+    stray = [arm.name for arm in arms if known and arm.name not in known]
+    planned = _planned(study, [arm for arm in arms if arm.name not in stray], records)
+    done = {(name, block) for name, group in ledgers.items() for block in group}
+    done |= {(name, one.block) for name in profiled for one in records.get(name, ()) if one.status == "done"}
+    absent = [f"{name}/{block}" for name, block in planned if (name, block) not in done]
+    finished = len(planned) - len(absent)
     if not finished:
         found.append(StudyProblem("nothing finished"))
-    elif finished < planned:
-        found.append(StudyProblem("partial", finished, planned))
+    elif absent:
+        found.append(StudyProblem("partial", finished, len(planned), names=tuple(absent)))
+    if stray:
+        found.append(StudyProblem("stray", names=tuple(stray)))
     if study.status != "done":
         found.append(StudyProblem("status", status=study.status))
     endings: dict[RunFailure | str, list[int]] = {}  # one for all blocks of an arm that ended alike
     for name, group in records.items():
-        for record in group:
+        for record in group if name not in stray else ():
             if record.status != "done":
                 endings.setdefault(_failure(record), []).append(record.block)
             elif name not in profiled and record.block not in ledgers.get(name, {}):
@@ -99,6 +107,14 @@ def study_problems(
         one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it
         found.append(StudyProblem("few steps" if one_run else "few blocks", blocks))
     return tuple(found)
+
+
+def _planned(
+    study: StudyRecord, arms: Sequence[ArmRecord], records: Mapping[str, Sequence[RunRecord]]
+) -> list[tuple[str, int]]:
+    """Arm and block of every run of ``study``, in the order of the blocks; an arm is profiled once."""
+    blocks = range(study.blocks) if study.blocks else sorted({one.block for group in records.values() for one in group})
+    return [(arm.name, block) for block in blocks for arm in arms if block == blocks[0] or arm.control != PROFILED]
 
 
 def _diverged(

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,7 +172,10 @@ def _execute(
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
             environment = record_environment()  # now, not when the study was begun: a resumed one may find another
             total = len(todo) if enough is None else None
-            with Progress(total, sum(repetitions[name].total_steps for name in todo)) as progress:
+            with ExitStack() as shown:
+                progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
+                if todo:  # else there is no progress to show
+                    shown.enter_context(progress)
                 for block, names in enumerate(missing):
                     if names:
                         _run_block(folder, record, block, names, repetitions, environment, limits, data, progress)

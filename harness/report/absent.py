@@ -8,7 +8,7 @@ from harness.analysis.comparisons import Absent, Figure, Measured, Missing
 from harness.analysis.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.analysis.report_types import NoMfu
 from harness.analysis.statistics import MIN_BLOCKS
-from harness.report.words import blocks_named, count
+from harness.report.words import blocks_named, count, listing
 
 ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
 _NAMED_RUNS = 3  # of those that had a problem with a probe
@@ -86,12 +86,21 @@ def _named(runs: tuple[str, ...]) -> str:
     return ", ".join(runs[:_NAMED_RUNS]) + (", ..." if len(runs) > _NAMED_RUNS else "")
 
 
+def _some(runs: tuple[str, ...]) -> str:
+    """``a/0, a/1, b/0 and 2 more``"""
+    more = len(runs) - _NAMED_RUNS
+    return listing([*runs[:_NAMED_RUNS], *([f"{more} more"] if more > 0 else [])])
+
+
 def _problem(one: StudyProblem) -> str:
     match one.kind:
         case "nothing finished":
             return "No run has finished: there is nothing to report yet"
         case "partial":
-            return f"Partial study: {one.count} of {count(one.planned, 'run')} finished"
+            return f"Partial study: {one.count} of {count(one.planned, 'run')} finished; missing: {_some(one.names)}"
+        case "stray":
+            folders = _some(tuple(f"runs/{name}" for name in one.names))
+            return f"The runs in {folders} are of no arm of this study, and not counted"
         case "status":
             return f"The study's status is {one.status}"
         case "no measured step":

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import harness.launch.study as launch
+from harness.launch.preparation import StudyData
 from harness.launch.study import resume_study
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
@@ -185,6 +186,7 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
     if number == signal.SIGTERM:
         again = harness("run", "--resume", str(study.path))
         assert (again.returncode, "every run of this study is done" in again.stderr) == (0, True)
+        assert "0/0 runs" not in again.stderr
 
 
 @pytest.mark.slow
@@ -292,6 +294,15 @@ def test_a_study_that_no_longer_says_what_to_run_is_not_resumed(
     with pytest.raises(InputError) as refused:
         resume_study(tmp_path, ["harness"])
     assert str(refused.value).startswith(f"{tmp_path / 'study.json'}: {problem}")
+
+
+def test_a_study_that_is_done_shows_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "record_environment", dict)
+    record = StudyRecord("tiny", "?", "failed", scenario_text={"slice_steps": 5})
+    assert launch._execute(StudyFolder(tmp_path), record, StudyData([], {}, {})).status == "done"
+    assert capsys.readouterr().err == "every run of this study is done\n"
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from harness.analysis.report_types import (
     NotCompared,
     StudyReport,
 )
+from harness.analysis.study import analyse
 from harness.report.build import build_report
 from harness.report.confounds import confound_lines
 from harness.report.findings import host_finding
@@ -131,7 +132,7 @@ def test_a_partial_study_says_so_at_the_top(partial):
     folder, screen, summary, page = partial
     assert "not measured" in screen.headlines[0].text
     top = page[: page.index("## Verdict")]
-    assert "Partial study: 25 of 30 runs finished" in top
+    assert "Partial study: 25 of 30 runs finished; missing: tokens/0, tokens/1, tokens/2 and 2 more." in top
     assert "tokens: failed (killed by signal 9), blocks 0, 1, 2, 3, 4" in top
     assert summary["arms"]["tokens"]["tokens_per_s"] is None
     assert summary["comparisons"][0]["measured_ratio"] is None
@@ -163,10 +164,33 @@ def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(complete
     steps.unlink()
     assert "faster" in build_report(tmp_path).headlines[0].text
     page = (tmp_path / "summary.md").read_text()
-    assert "Partial study: 29 of 30 runs finished" in page
+    assert "Partial study: 29 of 30 runs finished; missing: tokens/2." in page
     assert "tokens: failed (it was done, but its steps.parquet is gone), block 2" in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["arms"]["tokens"]["blocks"] == 4
+
+
+@pytest.mark.usefixtures("empty_pictures")
+def test_runs_of_an_arm_that_the_study_does_not_have_are_named_and_not_counted(tmp_path):
+    study, runs = build([BASE, Arm("tokens"), Arm("old", failed_blocks=(1,)), Arm("older")], [], blocks=3)
+    study = replace(study, arms=study.arms[:2])
+    gone = [run for run in runs if (run.record.arm, run.record.block) == ("tokens", 1)]
+    write(StudyFolder(tmp_path), study, [run for run in runs if run not in gone])
+    build_report(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["problems"] == [
+        "Partial study: 5 of 6 runs finished; missing: tokens/1",
+        "The runs in runs/old and runs/older are of no arm of this study, and not counted",
+    ]
+
+
+def test_a_profiled_arm_is_planned_once():
+    profiled = BASE.variant("profiled")
+    study, runs = build([BASE, profiled], [], blocks=3)
+    planned = [run for run in runs if run.record.control is None or run.record.block == 0]
+    assert not [one for one in analyse(study, planned).problems if one.kind == "partial"]
+    (partial,) = [one for one in analyse(study, planned[:-2]).problems if one.kind == "partial"]
+    assert (partial.count, partial.planned, partial.names) == (2, 4, ("text/1", "text/2"))
 
 
 @pytest.mark.usefixtures("empty_pictures")
