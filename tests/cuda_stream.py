@@ -124,6 +124,8 @@ class _Event:
 class _Model:
     """The compute that CudaTimeline wraps: launches kernels, and waits where torch does."""
 
+    parameters: int | None = None
+
     device, asynchronous, emulated = "a CUDA stream on paper", True, False
 
     def __init__(self, stream: _Stream) -> None:
