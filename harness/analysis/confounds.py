@@ -22,6 +22,7 @@ ConfoundKind = Literal[
     "diverged",
     "losses",
     "mixed data",
+    "mixed code",
     "configuration",
     "fact",
     "environment",
@@ -55,6 +56,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("model", "data.tokenizer", "data.source"),
     "workers": ("data.workers", COMMAND),
     "attached": (COMMAND,),
+    "program_fingerprint": (COMMAND,),
 }
 # Facts that are measured, and differ from run to run.
 MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share"}
@@ -92,7 +94,7 @@ def confounds(
     """
     found = [
         *_losses(losses, names),
-        *_mixed_data(baseline, candidate, names),
+        *_mixed(baseline, candidate, names),
         *_configuration(baseline, candidate),
         *_facts(baseline, candidate),
         *_environment(baseline, candidate),
@@ -114,8 +116,8 @@ def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
     return found
 
 
-def _mixed_data(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Arms some of whose blocks read other data than the rest: a launcher of this version ends such runs."""
+def _mixed(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Arms some of whose blocks read other data (a launcher of this version ends such runs) or ran other code."""
     found = []
     for name, blocks in zip(names, (baseline, candidate), strict=True):
         facts = [run.record.facts for run in blocks.values()]
@@ -124,6 +126,8 @@ def _mixed_data(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> 
             "tokenizer_fingerprint": {one.tokenizer_fingerprint for one in facts},
         }
         found += [Confound("mixed data", (name, ""), key) for key, seen in contents.items() if len(seen - {None}) > 1]
+        if len({one.program_fingerprint for one in facts} - {None}) > 1:
+            found.append(Confound("mixed code", (name, "")))
     return found
 
 

@@ -197,7 +197,7 @@ class _CommandRun:
         place = self.folder.run(self.arm.name, self.block)
         (totals,) = write_tables(one, made_by, lambda _block: place, one.process.rank or 0, alternating=True)
         record = record_of(self.arm.name, self.block, one, totals, environment, self.exit_code, self.begun_utc)
-        return replace(record, config={**record.config, COMMAND: shlex.join(self.arm.program)})
+        return replace(record, config={**record.config, COMMAND: self.arm.text})
 
 
 def _run_block(

@@ -119,6 +119,7 @@ def record_of(
             workers=workers,
             cores=one.process.cores,
             torch=one.process.torch,
+            program_fingerprint=_last(one, "code"),
             attached=_attached(one),
             ranks=one.process.world,
             step_ends=_step_ends(one),

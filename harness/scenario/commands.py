@@ -5,21 +5,24 @@
     arms: {inline: {workers: 0}, two: {workers: 2}}
     matrix: {batch: [8, 16]}
 
-A word in braces is replaced by the arm's value; a word whose value is null goes.
+A word in braces is replaced by the arm's value; a word whose value is null goes. Instead of a command,
+``loop: MODULE:FUNCTION`` names a function that trains: it gets the arm's values as keyword arguments, without nulls.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from harness.scenario.checks import pair_problems
 from harness.scenario.errors import Problem, first_error, problems_of
@@ -31,27 +34,33 @@ from harness.scenario.shipped import SCENARIOS, find
 from harness.scenario.yaml import MAX_ARMS, Document, KeyPath
 from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config
+from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
+from trainer.user_code import fingerprint, named_function
 
 CommandControl = Literal["a-a", "ideal-data", "data-only", "dose"]
 BASELINES_ONLY: set[CommandControl] = {"a-a", "dose"}
 Interleave = Literal["slices", "runs"]
-Value = str | int | float | None
+Value = str | bool | int | float | None
+LOOP = "loop"
+CALL = Path(__file__).parents[1] / "attach" / "call.py"  # calls it, in a process of its own
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
 class CommandScenario(Config):
-    """One scenario file with a ``command``."""
+    """One scenario file with a ``command`` or a ``loop``."""
 
     name: Name
     question: str
-    command: str = Field(min_length=1)
+    command: str | None = Field(None, min_length=1)
     """The command of every arm, split into words as by a shell; {key} stands for the arm's value of that key."""
+    loop: Annotated[str, AfterValidator(named_function)] | None = None
+    """Instead of a command: a function that trains, called with the arm's values as keyword arguments."""
     extends: str | None = None
     base: dict[str, Value] = Field(default_factory=dict)
     """Values that all arms share."""
     arms: Annotated[dict[Name, dict[str, Value] | None], Field(min_length=1)]
-    """Named variants: the values that differ; ``command`` gives an arm a command of its own."""
+    """Named variants: the values that differ; ``command`` gives an arm a command of its own, ``loop`` a function."""
     matrix: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default_factory=dict)
     """Keys and their values: every arm is run with every combination."""
     controls: list[CommandControl] = Field(default_factory=list)
@@ -88,11 +97,17 @@ class CommandArm:
     folder: str | None = None  # in which it runs, where that is not this one
     code: str | None = None  # the state of the user's code in there
     comparison: str | None = None  # of two states of the code, that it belongs to
+    call: str | None = None  # the function that the program calls, as one writes it
+
+    @property
+    def text(self) -> str:
+        """What is run, for readers."""
+        return self.call or shlex.join(self.program)
 
     @property
     def declared(self) -> JsonObject:
         """What study.json says of it: its values or, where it has none, the command itself."""
-        found: JsonObject = {COMMAND: dict(self.values) or shlex.join(self.program)}
+        found: JsonObject = {COMMAND: dict(self.values) or self.text}
         return found if self.code is None else {**found, "code": self.code}
 
 
@@ -110,7 +125,7 @@ def read_if_commands(path: str, sets: Sequence[str], repeats: int | None, interl
     """The scenario file at ``path`` with its overrides; None where its arms are no commands."""
     file: Path = find(path, SCENARIOS)
     document = read_merged(file)
-    if COMMAND not in document.data:
+    if COMMAND not in document.data and LOOP not in document.data:
         return None
     for text in sets:
         apply_set(document, text)
@@ -146,7 +161,7 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
             if kind in BASELINES_ONLY and arm.name not in baselines:
                 continue
             for control in [f"dose-data-{times}" for times in DOSE_TIMES] if kind == "dose" else [kind]:
-                arms.append(CommandArm(f"{arm.name}+{control}", arm.program, control, arm.name, arm.values))
+                arms.append(replace(arm, name=f"{arm.name}+{control}", control=control, of=arm.name))
     return CommandPlan(
         scenario,
         tuple(arms),
@@ -157,7 +172,7 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
 
 def describe_commands(plan: CommandPlan) -> str:
     """Every command, and how many runs there are."""
-    lines = [f"{arm.name}: {shlex.join(arm.program)}" for arm in plan.arms]
+    lines = [f"{arm.name}: {arm.text}" for arm in plan.arms]
     runs = len(plan.arms) * len(plan.blocks)
     return "\n".join([*lines, f"{runs} runs: {len(plan.blocks)} blocks x {len(plan.arms)}"])
 
@@ -168,15 +183,34 @@ def _values(scenario: CommandScenario, name: str, point: MatrixPoint) -> dict[st
 
 def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm:
     values = _values(scenario, name, point)
-    template = str(values.pop(COMMAND, None) or scenario.command)
+    own = tuple(sorted({**point.values, **(scenario.arms[name] or {})}.items()))
+    what, template = _runs(scenario, values)
+    if what == LOOP:
+        given = {key: value for key, value in values.items() if value is not None}
+        # -P: neither the folder of that file nor another module of ours is within reach of the user's imports.
+        program = (sys.executable, "-P", str(CALL), template, json.dumps(given))
+        call = f"{template}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        return CommandArm(f"{name}{point.suffix}", program, values=own, call=call)
     parts = []
     for word in shlex.split(template):
         keys = _PLACE.findall(word)
         if any(values.get(key) is None for key in keys):
             continue
-        parts.append(_PLACE.sub(lambda found: str(values[found[1]]), word))
-    own = {**point.values, **(scenario.arms[name] or {})}
-    return CommandArm(f"{name}{point.suffix}", tuple(parts), values=tuple(sorted(own.items())))
+        parts.append(_PLACE.sub(lambda found: _word(values[found[1]]), word))
+    return CommandArm(f"{name}{point.suffix}", tuple(parts), values=own)
+
+
+def _runs(scenario: CommandScenario, values: dict[str, Value]) -> tuple[str, str]:
+    """What an arm with ``values`` runs: COMMAND or LOOP, and which; both keys leave ``values``."""
+    own = {what: values.pop(what, None) for what in (COMMAND, LOOP)}
+    for what, given in (*own.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
+        if given is not None:
+            return what, str(given)
+    return COMMAND, ""
+
+
+def _word(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _comparisons(scenario: CommandScenario, combinations: Sequence[MatrixPoint]) -> Iterator[ComparisonRecord]:
@@ -203,28 +237,10 @@ def _problems(scenario: CommandScenario) -> Iterator[Problem]:
     if len(scenario.arms) * len(combinations) > MAX_ARMS:
         yield Problem(("arms",), f"{len(scenario.arms) * len(combinations)} arms; at most {MAX_ARMS}")
         return
+    if scenario.command is not None and scenario.loop is not None:
+        yield Problem((LOOP,), "give a command or a loop, not both")
     for name, own in scenario.arms.items():
-        values = _values(scenario, name, combinations[0])
-        path: KeyPath = ("arms", name, COMMAND) if own and COMMAND in own else (COMMAND,)
-        template = str(values.pop(COMMAND, None) or scenario.command)
-        try:
-            empty = not shlex.split(template)
-        except ValueError as error:
-            yield Problem(path, str(error).lower())
-            continue
-        if empty:
-            yield Problem(path, "give a command")
-        used = set(_PLACE.findall(template))
-        for key in sorted(used - values.keys()):
-            yield Problem(path, f"{{{key}}}: arm {name} has no such value; values: {', '.join(values) or 'none'}")
-        if path == (COMMAND,):
-            for key in sorted(values.keys() - used):
-                at: KeyPath = ("arms", name, key) if key in (own or {}) else ("base", key)
-                yield Problem(
-                    at if key not in scenario.matrix else ("matrix", key), f"write {{{key}}} into the command"
-                )
-        for key in sorted(scenario.matrix.keys() & (own or {}).keys()):
-            yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
+        yield from _arm_problems(scenario, name, own or {}, _values(scenario, name, combinations[0]))
     names = {f"{name}{point.suffix}" for name in scenario.arms for point in combinations} | set(scenario.arms)
     for index, pair in enumerate(scenario.compare or ()):
         unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in names]
@@ -233,3 +249,32 @@ def _problems(scenario: CommandScenario) -> Iterator[Problem]:
             yield Problem(("compare", index, side), f"no arm {getattr(pair, side)!r}; arms: {arms}")
         if not unknown:
             yield from pair_problems(index, pair, list(scenario.arms))
+
+
+def _arm_problems(
+    scenario: CommandScenario, name: str, own: dict[str, Value], values: dict[str, Value]
+) -> Iterator[Problem]:
+    what, template = _runs(scenario, values)
+    path: KeyPath = ("arms", name, what) if what in own else (what,)
+    for key in sorted(scenario.matrix.keys() & own.keys()):
+        yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
+    if what == LOOP:
+        try:
+            fingerprint(LOOP, named_function(template))  # whether there is such a module; nothing is imported
+        except (InputError, ValueError) as error:
+            yield Problem(path, str(error).removeprefix(f"{LOOP}: "))
+        return
+    try:
+        empty = not shlex.split(template)
+    except ValueError as error:
+        yield Problem(path, str(error).lower())
+        return
+    if empty:
+        yield Problem(path, "give a command")
+    used = set(_PLACE.findall(template))
+    for key in sorted(used - values.keys()):
+        yield Problem(path, f"{{{key}}}: arm {name} has no such value; values: {', '.join(values) or 'none'}")
+    if path == (COMMAND,):
+        for key in sorted(values.keys() - used):
+            at: KeyPath = ("arms", name, key) if key in own else ("base", key)
+            yield Problem(at if key not in scenario.matrix else ("matrix", key), f"write {{{key}}} into the command")

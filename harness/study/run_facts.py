@@ -44,6 +44,7 @@ class RunFacts:
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
     model_fingerprint: str | None = None  # of the code of a model of the user's own
+    program_fingerprint: str | None = None  # of a program's own code, without libraries (harness.attach)
     # Of a program that nobody here wrote (harness.attach): what of it was timed, what ended a step, how much of its
     # measured time the main thread was blocked where nothing looked (and mostly where), was ready without a core, or
     # tokenized in no fetch.

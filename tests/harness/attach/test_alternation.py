@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.attach.test_exec import alone, losses, program, study_in
 
+PROGRAMS = Path(__file__).parent / "programs"
 LONG = 100_000  # steps: more than anybody takes
 slow = pytest.mark.slow
 
@@ -117,6 +119,34 @@ steps: 40
     resumed = harness("run", "--resume", str(path))
     message = f"harness: {path}: a study of commands is not resumed; run it again\n"
     assert (resumed.returncode, resumed.stderr) == (2, message)
+
+
+@slow
+def test_a_function_that_trains_is_called_beside_another(tmp_path: Path) -> None:
+    """Under its own name, so that workers find its classes; what it was fed with and its code are known."""
+    shutil.copy(PROGRAMS / "called.py", tmp_path)
+    (tmp_path / "harness.py").write_text("mine = True\n")  # the user's own: found before any of ours
+    (tmp_path / "called.yaml").write_text("""
+name: called
+question: Do workers help?
+loop: called:train
+base: {collate_ms: 4, workers: 0}
+arms: {none: , one: {workers: 1}, wrong: {size: 3}}
+repeats: 1
+steps: 20
+""")
+    done = harness("run", "called.yaml", cwd=tmp_path)
+    assert "called:train(workers, collate_ms=0) cannot be called: got an unexpected keyword argument" in done.stderr
+    (path,) = (tmp_path / "results" / "called").iterdir()
+    study = StudyFolder(path)
+    runs = {run.record.arm: run.record for run in study.runs()}
+    codes = [runs[arm].facts.program_fingerprint for arm in ("none", "one")]
+    assert codes[0] is not None
+    assert codes[0] == codes[1]
+    assert runs["one"].config["command"] == "called:train(collate_ms=4, workers=1)"
+    assert {arm: record.facts.workers for arm, record in runs.items()} == {"none": 0, "one": 1, "wrong": None}
+    log = (study.run("one", 0) / "log.txt").read_text()
+    assert log.splitlines()[0] == f"{tmp_path / 'called.py'} True"
 
 
 @slow

@@ -54,6 +54,23 @@ repeats: 3
     assert plan.arms[0].declared == {"command": {"w": 0, "b": 4}}
 
 
+def test_a_function_is_called_with_the_values_that_are_not_null(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("raise SystemExit('it is only looked for')")
+    text = """
+loop: mine:train
+base: {steps: 9, name: a b}
+arms: {one: , other: {workers: 2, name: null, fast: true}, command: {command: "t {fast}", fast: false}}
+"""
+    arms = {arm.name: arm for arm in planned(tmp_path, text).arms}
+    assert arms["one"].text == "mine:train(steps=9, name='a b')"
+    assert arms["other"].program[-2:] == ("mine:train", '{"steps": 9, "workers": 2, "fast": true}')
+    assert arms["other"].declared == {"command": {"fast": True, "name": None, "workers": 2}}
+    assert arms["command"].program == ("t", "false")
+
+
 def test_another_scenario_is_none(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(HEAD + "arms: {a: }\n")
     assert read_if_commands(str(tmp_path / "s.yaml"), (), None, None) is None
@@ -70,6 +87,11 @@ def test_another_scenario_is_none(tmp_path: Path) -> None:
             "command: t {w}\narms: {a: {w: 1}}\nmatrix: {w: [2]}",
             ["s.yaml:4: arms.a.w: the matrix sets w too; keep one of them"],
         ),
+        ("command: t\nloop: tests:x\narms: {a: }", ["s.yaml:4: loop: give a command or a loop, not both"]),
+        ("loop: t\narms: {a: }", ["s.yaml:3: loop: give MODULE:FUNCTION, such as mydata:make"]),
+        ("loop: no_such.mod:f\narms: {a: }", ["s.yaml:3: loop: no_such.mod:f: no module no_such.mod in "]),
+        ("command: t\narms: {a: {loop: x}}", ["s.yaml:4: arms.a.loop: give MODULE:FUNCTION"]),
+        ("loop: null\narms: {a: }\ncommand: null", ["s.yaml:5: command: give a command"]),
         ("command: t\narms: {a: }\nsteps: 0", ["s.yaml:5: steps: must be greater than or equal to 1; got 0"]),
         (
             "command: t\narms: {a: }\ncompare: [{baseline: a, candidate: b}]",

@@ -1,0 +1,54 @@
+"""Fingerprints the code that the program itself consists of: the modules that it has loaded from outside of libraries.
+
+Two runs of one command whose fingerprints differ ran different code: somebody edited it in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+
+from _harness_agent import boundaries, record
+
+_ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3))
+_OURS = tuple(os.path.join(_ROOT, one) + os.sep for one in ("harness", "trainer"))
+_PACKAGES = ("site-packages", "dist-packages")
+_MOST_FILES = 2000  # a repository that loads more is fingerprinted by the first, in the order of their names
+
+
+def patch() -> None:
+    """Note the fingerprint at the first step: until then a program has loaded what it trains with."""
+    boundaries.on_step.append(_on_step)
+
+
+def _on_step(number: int) -> None:
+    if number == 0:
+        record.note("code", fingerprint())
+
+
+def fingerprint() -> str:
+    """Digest of the contents of the program's own Python files, under the names that its modules have."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_own_files())[:_MOST_FILES]:
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError:
+            continue  # gone meanwhile, or within an archive
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _own_files() -> Iterator[tuple[str, str]]:
+    library = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str) or not path.endswith(".py"):
+            continue
+        real = os.path.realpath(path)
+        if real.startswith((library, *_OURS)) or any(f"{os.sep}{one}{os.sep}" in real for one in _PACKAGES):
+            continue
+        yield name, real

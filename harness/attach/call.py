@@ -1,0 +1,31 @@
+"""Run as a file: calls a function that trains, ``call.py MODULE:FUNCTION '{"argument": value}'``; scenarios' ``loop``.
+
+Standard library only, and of nothing of ours: it is the user's program. The working directory comes first on the path,
+as for a script that lies in it.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Call it; what it raises ends the process as it would end a script."""
+    name, given = sys.argv[1], json.loads(sys.argv[2])
+    module, _, function = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    found = getattr(importlib.import_module(module), function, None)
+    if not callable(found):
+        sys.exit(f"loop: {name}: {module} has no function {function}")
+    try:
+        inspect.signature(found).bind(**given)
+    except TypeError as error:
+        sys.exit(f"loop: {name}{inspect.signature(found)} cannot be called: {error}")
+    sys.argv[:] = [str(getattr(sys.modules[module], "__file__", module))]
+    found(**given)
+
+
+if __name__ == "__main__":
+    main()
