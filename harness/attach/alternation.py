@@ -28,6 +28,7 @@ from harness.machine.processes import descendants, with_variable
 LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
 ENDING_S = 30.0  # that a command may take to end by itself, and again to end by SIGTERM
 _KILLED_S = 10.0
+_LEAVING_S = 5.0  # that a command may take to end once a process that trained has closed its end of the gate
 BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
 
 
@@ -192,7 +193,7 @@ class AlternatingCommand:
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(LOOK_S)
+                self._process.wait(_LEAVING_S)
         code = self._process.poll()
         if code is not None or at_once:
             how = "its training process ended" if code is None else f"it ended with exit code {code}"
