@@ -44,6 +44,14 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def literal(value: object) -> str:
+    """``value`` as Python writes it, on one line."""
+    try:
+        return one_line(repr(value))
+    except ValueError:  # Python writes out no number of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
 def visible(text: str) -> str:
     """Write every character that steers a terminal or a page as an escape, such as ``\\x1b``.
 

@@ -88,7 +88,7 @@ class RunProcess:
         record = {key: value for key, value in self.record.to_json().items() if key in RECORD_FIELDS}
         start: StartMessage = {
             "record": record,
-            "study": str(self._folder.path),
+            "study": str(self._folder.path.absolute()),  # code of the user's may change the working directory
             "probes": self._probes.to_json(),
             "beat_s": self._limits.beat_s,
         }
@@ -132,10 +132,14 @@ class RunProcess:
     def _complete_record(self) -> None:
         """Add what was seen from outside to the record that the run has written."""
         written = self._folder.read_record(self.record.arm, self.record.block)
-        if written is not None:
-            seen = self.record
-            self.record = replace(written, startup_ns=seen.startup_ns, peak_memory_bytes=seen.peak_memory_bytes)
-            self._folder.write_run(self.record)
+        if written is None:
+            self._fail(
+                f"it ended well, but there is no run.json in {self._folder.run(self.record.arm, self.record.block)}"
+            )
+            return
+        seen = self.record
+        self.record = replace(written, startup_ns=seen.startup_ns, peak_memory_bytes=seen.peak_memory_bytes)
+        self._folder.write_run(self.record)
 
     def suspend(self) -> None:
         """Suspend the run and its workers (SIGSTOP): they use no core until :meth:`resume`."""

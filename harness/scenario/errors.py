@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 
 from harness.scenario.yaml import Document, KeyPath, Mark, dotted
-from trainer.errors import InputError, one_line
+from trainer.errors import InputError, literal, one_line
 
 
 class Problem(NamedTuple):
@@ -28,7 +28,7 @@ def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
 def shown(value: Any) -> str:
     """Format a value for a message: as YAML writes it, short, on one line."""
     spelled = {True: "true", False: "false"}
-    text = "null" if value is None else spelled[value] if isinstance(value, bool) else one_line(repr(value))
+    text = "null" if value is None else spelled[value] if isinstance(value, bool) else literal(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -48,7 +48,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
 
     documents, empty = cache.remember("corpus", [contents, column, config.documents], check)
     fingerprint = cache.fingerprint(contents, column, documents)
-    return Corpus(name, tuple(str(file) for file in files), column, documents, empty, fingerprint)
+    return Corpus(name, tuple(str(file.absolute()) for file in files), column, documents, empty, fingerprint)
 
 
 def iter_texts(corpus: Corpus, rows: int = ROW_GROUP) -> Iterator[list[str]]:

@@ -10,11 +10,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trainer.errors import InputError, one_line
+from trainer.errors import InputError, literal, one_line
 
 SPARSE = ("sparse", "sparsity")
 SHOWN_CHARACTERS = 60  # of a wrong value
 MERGE = "tag:yaml.org,2002:merge"  # the key <<
+MAX_BYTES = 2**18  # of a file; the longest here have 4 kB
 MAX_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
 PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
@@ -48,7 +49,11 @@ class _ProfileLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> Mapping[str, object]:
     """The mapping in ``path``; InputError where it cannot be read or states anything sparse."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _ProfileLoader)
+        with path.open("rb") as file:  # a device, such as /dev/zero, never ends
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise InputError(f"{path}: more than {MAX_BYTES // 1024} KiB; that is no device profile")
+        content = yaml.load(text.decode("utf-8"), _ProfileLoader)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; give a device profile (YAML)") from error
     except OSError as error:
@@ -56,6 +61,8 @@ def read_yaml(path: Path) -> Mapping[str, object]:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputError(f"{path}: {line}not readable YAML: {one_line(error.problem or error)}") from error
+    except InputError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # not text; a date like 2026-13-01; nested too deep
         raise InputError(f"{path}: not readable YAML: {one_line(error)}") from error
     keys = list(_keys(content, path))  # first: a message that shows a value must not expand a billion aliases
@@ -138,5 +145,5 @@ def _keys(content: Any, path: Path) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    text = "null" if value is None else one_line(repr(value))
+    text = "null" if value is None else literal(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."

@@ -289,6 +289,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
             "line 2: not readable YAML: could not determine a constructor",
         ),
         (OWN, "[" * 1000, "not readable YAML: "),
+        (OWN, "#" * 2**19, "more than 256 KiB; that is no device profile"),
+        ("title: A toy", f"title: 0x{'f' * 9000}", "title: must be text; got a number of thousands of digits"),
         (OWN, "name: \0", "not readable YAML: unacceptable character #x0000"),
         (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
         (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
