@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,6 +48,17 @@ def expanded(path: str | Path) -> Path:
         raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}") from error
 
 
+@contextmanager
+def naming(path: Path, temporary: Path) -> Iterator[None]:
+    """An OSError that names no file, or the one of a temporary name, names ``path``: which of the disks is full?"""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or str(error.filename) == str(temporary)):
+            error.filename = str(path)
+        raise
+
+
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Create ``path`` by ``write(temporary path)`` and a rename; its folder is made, the temporary file never stays.
 
@@ -56,8 +68,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
-        write(temporary)
-        temporary.replace(path)
+        with naming(path, temporary):
+            write(temporary)
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,24 @@ def write_tables(
 ) -> list[StepTotals]:
     """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
 
+    An error (a full disk) leaves nothing half written.
+
     ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
     ``alternating``: it alternated with other programs, repetition by repetition; all of it is one block.
     """
+    with ExitStack() as unfinished:
+        return _write_tables(one, made_by, folder_of, rank, unfinished, alternating=alternating)
+
+
+def _write_tables(
+    one: AttachedProcess,
+    made_by: MadeBy,
+    folder_of: Callable[[int], Path],
+    rank: int,
+    unfinished: ExitStack,
+    *,
+    alternating: bool,
+) -> list[StepTotals]:
     pid = one.process.pid
     length = one.steps + 1 if alternating else plan_blocks(one.steps, one.process.warmup, one.loader_warmup)
     found: list[StepTotals] = []
@@ -96,6 +112,7 @@ def write_tables(
             folder = folder_of(len(found))
             folder.mkdir(parents=True, exist_ok=True)
             tables = RunTables(recorder, folder, pid, one.process.tid, rank)
+            unfinished.callback(tables.discard)
             totals = StepTotals(warming_up=one.loader_warmup if found else 0)
             found.append(totals)
             for late in running:

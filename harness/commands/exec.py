@@ -118,10 +118,14 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     raw.mkdir()
     try:
         code = run_command(program, raw, _settings(arguments, arguments.steps))
-    except InputError:
+    except (InputError, OSError):  # it was not started
         remove(folder.path)
         raise
-    status = _report(folder, raw, program, command, code, begun_utc)
+    try:
+        status = _report(folder, raw, program, command, code, begun_utc)
+    except OSError:  # a full disk
+        print(f"harness: what was recorded is kept; harness exec --recorded {raw} makes a study of it", file=sys.stderr)
+        raise
     remove(raw)
     return status
 

@@ -71,6 +71,10 @@ class RunTables:
         finally:
             self._spans.discard()
 
+    def discard(self) -> None:
+        """Leave nothing half written; harmless after :meth:`write`."""
+        self._spans.discard()
+
     def _write_steps(self) -> None:
         steps = TableFile(self._folder / "steps.parquet", STEP_COLUMNS)
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.study.contract import RUN_COLUMNS, Columns, arrow_schema
 from harness.study.run_data import StoredTable
-from trainer.files import write_atomically
+from trainer.files import naming, write_atomically
 from trainer.leftovers import temporary_path
 
 if TYPE_CHECKING:
@@ -64,23 +64,28 @@ class TableFile:
         import pyarrow.parquet as pq
 
         table = with_run(self._path, make_table(self._columns, rows))
-        if self._writer is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._temporary, table.schema, **_options(table.schema))
-        self._writer.write_table(table, ROW_GROUP)
+        with naming(self._path, self._temporary):
+            if self._writer is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._writer = pq.ParquetWriter(self._temporary, table.schema, **_options(table.schema))
+            self._writer.write_table(table, ROW_GROUP)
 
     def close(self) -> None:
         """Give the file its name: until then nobody sees it."""
         if self._writer is None:
             self.append({})
-        self._writer.close()
-        self._temporary.replace(self._path)
+        with naming(self._path, self._temporary):
+            self._writer.close()
+            self._temporary.replace(self._path)
 
     def discard(self) -> None:
         """Leave nothing; harmless after :meth:`close`."""
-        if self._writer is not None:
-            self._writer.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            if self._writer is not None:
+                with naming(self._path, self._temporary):
+                    self._writer.close()  # which writes its end: not on a full disk
+        finally:
+            self._temporary.unlink(missing_ok=True)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -65,3 +65,22 @@ def test_a_limit_of_file_sizes(tmp_path: Path, kibibytes: int, what: str) -> Non
     assert done.stderr.startswith(f"harness: {tmp_path}/cache/{what}/")
     assert "File too large; HARNESS_CACHE=DIR chooses another cache" in done.stderr
     assert not list(tmp_path.rglob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_what_exec_recorded_is_kept_where_its_study_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = str(ROOT / "tests" / "harness" / "attach" / "programs" / "plain.py")
+    words = ("exec", "--out", str(tmp_path), "--", sys.executable, program, "--steps", "40")
+    with monkeypatch.context() as disk:
+        disk.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
+        done = harness(*words)
+    kept, last = done.stderr.splitlines()[-2:]
+    assert done.returncode == 1
+    assert last.startswith(f"harness: {tmp_path}/exec/")
+    assert last.endswith(".parquet: No space left on device")
+    assert not list(tmp_path.rglob(".*.tmp"))
+    raw = kept.removeprefix("harness: what was recorded is kept; harness exec --recorded ").split()[0]
+    again = harness("exec", "--out", str(tmp_path / "elsewhere"), "--recorded", raw)
+    assert (again.returncode, "script: " in again.stdout) == (0, True)
