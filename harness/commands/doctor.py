@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenario",
         nargs="?",
         metavar="SCENARIO",
-        help="also check memory, /dev/shm, open files and processes for this file",
+        help="also check devices, files, memory, /dev/shm, open files and processes for this file",
     )
     parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
@@ -72,7 +72,7 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
         }
         print(json.dumps(content, indent=2, default=str))
     else:
-        _print(checks)
+        _print(checks, plan is not None)
     return 1 if counts["fail"] or not calibrated else 0
 
 
@@ -131,10 +131,14 @@ def lines_of(check: Check) -> Iterator[str]:
         yield from _wrapped(f"fix: {check.fix}", INDENT)
 
 
-def conclusion(checks: Sequence[Check]) -> str:
-    """The last line."""
+def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
+    """The last line; of a ``scenario`` no data were prepared and no code of the user's was run."""
     counts = Counter(check.status for check in checks)
-    ability = "harness run cannot work here" if counts["fail"] else "harness run works here"
+    ability = "harness run works here"
+    if scenario:
+        ability = "nothing here stops harness run (not looked at: what the files hold and what own code does)"
+    if counts["fail"]:
+        ability = "harness run cannot work here"
     return f"{ability}: {counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail"
 
 
@@ -144,7 +148,7 @@ def _wrapped(text: str, head: str) -> list[str]:
     return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False)
 
 
-def _print(checks: Sequence[Check]) -> None:
+def _print(checks: Sequence[Check], scenario: bool = False) -> None:
     """In colour on a terminal, plain into a pipe and where colours are what is broken."""
     try:
         from rich.console import Console
@@ -156,11 +160,11 @@ def _print(checks: Sequence[Check]) -> None:
     if not coloured:
         for check in checks:
             print(*lines_of(check), sep="\n")
-        print(conclusion(checks))
+        print(conclusion(checks, scenario))
         return
     console = Console(highlight=False, soft_wrap=True)
     for check in checks:
         text = Text("\n".join(lines_of(check)))
         text.stylize(STYLES[check.status], 0, len(check.status))
         console.print(text)
-    console.print(Text(conclusion(checks), style=STYLES[worst(checks)]))
+    console.print(Text(conclusion(checks, scenario), style=STYLES[worst(checks)]))

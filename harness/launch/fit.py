@@ -1,4 +1,4 @@
-"""Checks of ``harness doctor SCENARIO`` by what ``harness run`` refuses: too little memory, too few documents.
+"""Checks of ``harness doctor SCENARIO`` by what ``harness run`` refuses: devices, files, memory, documents.
 
 No data are prepared and no tokenizer is loaded. Where a model's size depends on one, both ends are tried: a vocabulary
 of nothing, and the one that ``data.tokenizer.train`` asks for, which a small corpus does not fill.
@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from harness.launch.memory import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
+from harness.launch.preparation import check_devices
 from harness.machine.checks.check import Check, count, fail, ok, warn
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
+from trainer.data import pretrained
+from trainer.data.corpus import matching_files
 from trainer.errors import InputError
+from trainer.model import resolve_shape
+from trainer.user_code import fingerprint
 
 PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
 
 
 def check_fit(plan: Plan) -> Iterator[Check]:
-    """Whether memory suffices for the runs of ``plan``, and documents for their workers where it says how many."""
+    """Whether the devices and files that ``plan`` names are there, and memory and documents suffice for its runs."""
     configs = {arm.name: arm.config for arm in plan.arms}
+    yield from check_named(configs)
     unknown = next((name for name, config in configs.items() if largest_vocabulary(config) is None), None)
     try:
         least, most = _uses(plan, lambda _: 0), _uses(plan, lambda config: largest_vocabulary(config) or 0)
@@ -35,6 +41,48 @@ def check_fit(plan: Plan) -> Iterator[Check]:
                 unknown,
             )
     yield from check_documents(configs)
+
+
+def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
+    """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported."""
+    for what, check in _NAMED.items():
+        refused: dict[str, str] = {}
+        for name, config in configs.items():
+            try:
+                check(name, config)
+            except InputError as error:
+                refused.setdefault(str(error).removeprefix(f"arm {name}: "), name)
+        for reason, name in refused.items():
+            yield fail(what, f"arm {name}: {reason}", "correct it in the scenario, or call harness from another folder")
+
+
+def _check_device(name: str, config: TrainerConfig) -> None:
+    check_devices({name: config})
+    if config.compute.emulated is not None and config.compute.work == "model" and config.model.factory is None:
+        from trainer.compute.emulated import build_emulated
+
+        build_emulated(config, resolve_shape(config.model, 0, config.data.sequence_length))
+
+
+def _check_code(_name: str, config: TrainerConfig) -> None:
+    for key, function in (("data.source", config.data.source), ("model.factory", config.model.factory)):
+        if function is not None:
+            fingerprint(key, function)
+
+
+def _check_files(_name: str, config: TrainerConfig) -> None:
+    data = config.data
+    if data.source is None and data.corpus.builtin is None and data.corpus.parquet is not None:
+        matching_files(data.corpus.parquet)
+    if data.source is None and (folder := data.tokenizer.pretrained) is not None:
+        pretrained.check_there(folder)
+
+
+_NAMED: Mapping[str, Callable[[str, TrainerConfig], None]] = {
+    "device": _check_device,
+    "own code": _check_code,
+    "files": _check_files,
+}
 
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:
@@ -68,6 +116,8 @@ def check_memory_need(
         return
     elif unknown is not None:
         yield ok(name, f"not known: the tokenizer, which harness run loads first, sizes the model of arm {unknown}")
+    elif own := next((need.arm for use in most for need in use.group if need.own_model), None):
+        yield ok(name, f"not known: nobody knows how large the model of arm {own} is before model.factory builds it")
     elif refused is not None:
         finding = f"{refused.refusal}; less if the tokenizer learns fewer tokens than data.tokenizer.train asks for"
         yield warn(name, finding, f"{refused.advice}{FORCIBLE}")

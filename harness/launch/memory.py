@@ -54,6 +54,8 @@ class RunNeed:
     batch: ByteRange
     in_flight: int
     """Batches that are built ahead, and with none of these the one that is used."""
+    own_model: bool = False
+    """Its model is one of the user's own: what that takes comes on top, and is not known before it is built."""
 
     @property
     def in_memory(self) -> Holding:
@@ -114,7 +116,8 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
     elif device == "auto" and has_nvidia_driver():
         computes_on = "auto"
     ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
-    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1))
+    own_model = config.model.factory is not None
+    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), own_model)
 
 
 def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:
@@ -129,7 +132,9 @@ def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:
     if available is None:
         return "runs", f"free {where} is unknown here"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
-    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together, {available / GIB:.1f} GiB {where} is free"
+    without = " without the models of model.factory, whose size is not known" * any(need.own_model for need in needs)
+    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{without}, "
+    text += f"{available / GIB:.1f} GiB {where} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
 
 

@@ -40,7 +40,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         name, files, column = config.builtin, [_builtin_file()], "text"
     else:
         assert config.parquet is not None
-        name, files, column = Path(config.parquet).name, _matching_files(config.parquet), config.column
+        name, files, column = Path(config.parquet).name, matching_files(config.parquet), config.column
     contents = [cache.file_fingerprint(file) for file in files]
 
     def check() -> list[int]:
@@ -80,7 +80,8 @@ def _builtin_file() -> Path:
     return cache.folder("corpus", key, build) / "data.parquet"
 
 
-def _matching_files(pattern: str) -> list[Path]:
+def matching_files(pattern: str) -> list[Path]:
+    """The file ``pattern``, or those that it matches, in order; InputError where there is none."""
     path = expanded(pattern)
     if path.is_dir():
         raise InputError(

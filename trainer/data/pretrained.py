@@ -57,6 +57,12 @@ def import_tokenizer(name: str) -> Path:
     return cache.folder("tokenizer", key, build, train_tokenizer.read_facts)
 
 
+def check_there(name: str) -> None:
+    """InputError where the tokenizer ``name`` is not on this machine and cannot be looked for elsewhere."""
+    if _local_folder(name) is None:
+        _check_hub_resolves(name)
+
+
 def load_auto(location: str, name: str | None = None) -> Any:
     """Load an AutoTokenizer from ``location``; ``name`` is the user's name for it, for error messages.
 

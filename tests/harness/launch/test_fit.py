@@ -10,7 +10,7 @@ import pytest
 
 from harness.launch import memory
 from harness.launch.fit import check_fit
-from harness.launch.memory import GIB, check_memory, need_of
+from harness.launch.memory import GIB, check_memory, choose_interleave, need_of
 from harness.machine.checks import Check
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import Plan, make_plan
@@ -103,6 +103,39 @@ def test_a_card_has_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (found["memory need"].status, found["GPU need"].status) == ("ok", "fail")
     assert "GiB of GPU memory, 80.0 GiB is free" in found["GPU need"].finding
     assert "GPU need" not in lines(tmp_path, one("data.batch_size: 1"))
+
+
+def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    found = lines(tmp_path, one("model.factory: mine:make"))
+    assert found["memory need"].finding.startswith("not known: nobody knows how large the model of arm one is")
+    needs = [need_of(arm.name, arm.config, 0) for arm in plan(tmp_path, one("model.factory: mine:make")).arms]
+    assert "without the models of model.factory, whose size is not known" in choose_interleave("auto", needs)[1]
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "finding"),
+    [
+        ("compute.device: cuda", "device", "compute.device: cuda, but there is no NVIDIA device here"),
+        ("compute.device: {emulated: gh299}", "device", "unknown device profile 'gh299'"),
+        ("compute.device: {emulated: gh200}, model.preset: llama-8b", "device", "does not fit gh200"),
+        ("data.source: nowhere:make", "own code", "data.source: nowhere:make: no module nowhere in "),
+        ("model.factory: nowhere:make", "own code", "model.factory: nowhere:make: no module nowhere in "),
+        ("data.corpus: {parquet: no/such.parquet, column: text}", "files", "no file matches no/such.parquet"),
+        ("data.tokenizer.pretrained: no/such", "files", "no/such is neither a directory nor in the"),
+    ],
+)
+def test_what_is_not_there_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, name: str, finding: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://nowhere.invalid")
+    base = base if "compute.device" in base else f"compute.device: cpu, {base}"
+    text = f"base: {{{base}}}\narms: {{one: null, two: null}}\ncontrols: []\n"
+    line = lines(tmp_path, text)[name]
+    assert line.status == "fail"
+    assert line.finding.startswith("arm one: ")
+    assert finding in line.finding
 
 
 def test_free_memory_that_is_not_known_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
