@@ -75,14 +75,20 @@ def _rows(work: Path, nanogpt: Path | None) -> Iterator[Row]:
             command = [sys.executable, str(HERE / "programs" / f"{name}.py"), str(workers), str(WARMUP + STEPS + 20)]
             yield from _of_program(name.removesuffix("_loop"), workers, STAGES, command, work, work, None)
     if nanogpt is not None:
-        folder = work / "nanogpt"
-        shutil.copytree(nanogpt, folder, ignore=shutil.ignore_patterns(".git"))
-        data = folder / "data" / "numbers"
-        data.mkdir(parents=True)
-        for part in ("train", "val"):
-            np.random.default_rng(0).integers(0, 255, 100_000, dtype=np.uint16).tofile(data / f"{part}.bin")
+        folder = copy_nanogpt(nanogpt, work)
         command = [sys.executable, "train.py", *NANOGPT_SETTINGS.split(), f"--max_iters={WARMUP + STEPS + 20}"]
         yield from _of_program(NANOGPT, 0, {"read": "read"}, command, work, folder, HERE / "slow_memmap")
+
+
+def copy_nanogpt(clone: Path, work: Path) -> Path:
+    """A copy of it in ``work``, with data of random ids."""
+    folder = work / "nanogpt"
+    shutil.copytree(clone, folder, ignore=shutil.ignore_patterns(".git"))
+    data = folder / "data" / "numbers"
+    data.mkdir(parents=True)
+    for part in ("train", "val"):
+        np.random.default_rng(0).integers(0, 255, 100_000, dtype=np.uint16).tofile(data / f"{part}.bin")
+    return folder
 
 
 def _of_program(
