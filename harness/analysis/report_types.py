@@ -16,6 +16,7 @@ from harness.analysis.dose import Dose
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
+from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
@@ -225,6 +226,7 @@ class StudyReport:
     probe_problems: tuple[ProbeProblem, ...] = ()
     advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; of a study without comparisons, for each arm
     step_times: tuple[StepTimes, ...] = ()
+    group: GroupGain | None = None  # of a program whose ranks are the arms
 
     def arm(self, name: str) -> ArmReport | None:
         return next((arm for arm in self.arms if arm.name == name), None)

@@ -30,6 +30,7 @@ from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
 from harness.analysis.problems import failures, probe_problems, study_problems
+from harness.analysis.ranks import RankSteps, group_gain, rank_steps
 from harness.analysis.report_types import (
     ArmAdvice,
     ArmExplained,
@@ -58,6 +59,7 @@ class _Arms:
     records: Mapping[str, Sequence[RunRecord]]  # of all runs
     ledgers: Mapping[str, Blocks]  # of the runs that have measured steps, by block
     runs: Mapping[str, Sequence[RunData]]  # the same runs, in order of their blocks
+    ranks: Mapping[str, Mapping[int, RankSteps]]  # by arm and block, of a program with several
     declared: Sequence[ArmRecord]  # as in study.json
     controls: Controls
     blocks: int  # planned
@@ -92,6 +94,7 @@ def analyse(
         probe_problems=probe_problems(runs),
         advice=_advice(comparisons, arms),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
+        group=group_gain(arms.ranks) if not study.comparisons else None,
     )
 
 
@@ -99,10 +102,13 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
     records: dict[str, list[RunRecord]] = {}
     ledgers: dict[str, dict[int, RunLedger]] = {}
     measured: dict[str, list[RunData]] = {}
+    ranks: dict[str, dict[int, RankSteps]] = {}
     for run in sorted(runs, key=lambda run: (run.record.arm, run.record.block)):
         records.setdefault(run.record.arm, []).append(run.record)
         work_out(run)
         ledger = measure(run)
+        if (steps := rank_steps(run)) is not None:
+            ranks.setdefault(run.record.arm, {})[run.record.block] = steps
         while_whole(run)
         release(run)
         if ledger is not None:
@@ -111,7 +117,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
     declared = _arms(study, records)
     controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
-    return _Arms(records, ledgers, measured, declared, Controls(controls), blocks)
+    return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks)
 
 
 def _advice(comparisons: Sequence[Comparison | NotCompared], arms: _Arms) -> tuple[ArmAdvice, ...]:

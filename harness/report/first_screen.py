@@ -62,7 +62,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
             shown.add(c.baseline)
     if not report.comparisons:
         alone = [arm for arm in report.arms if not arm.control]
-        lines = [*group_lines(alone, names), *(line for arm in alone for line in lone_lines(arm, names))]
+        lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=" ".join(report.study.question.split()),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.ranks import GroupGain
 from harness.analysis.report_types import ArmReport
+from harness.analysis.statistics import Estimate
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
@@ -52,8 +54,10 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     return lines
 
 
-def group_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Which rank of one program waits longest for data: the others wait for it where they exchange gradients."""
+def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
+    """Which rank of one program waits longest for data, and for which stage: the others wait for it where they exchange
+    gradients. ``gain``: what all of them would gain.
+    """
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
         return []
@@ -66,13 +70,31 @@ def group_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
         finding = f"they wait about as long for data, {ms(min(waits.values()))} to {ms(max(waits.values()))} a step"
         support = ""
     else:
-        finding = f"{names.short(last.name)} waits {ms(waits[last.name])} of {ms(step_ms)} a step for data"
+        stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
+        mostly = f", mostly to {stage} ({ms(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
+        finding = f"{names.short(last.name)} waits {ms(waits[last.name])} of {ms(step_ms)} a step for data{mostly}"
         support = (
             f"The others wait {ms(max(others))} at most and, where all exchange gradients in each step, for "
             f"{names.short(last.name)}."
         )
-    note = "What a change of one rank would gain is not known from its own steps alone."
-    return [Headline(f"{len(ranks)} ranks", finding, f"{support} {note}".strip())]
+    return [Headline(f"{len(ranks)} ranks", finding, f"{support} {_together(ranks, gain, names)}".strip())]
+
+
+def _together(ranks: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> str:
+    if gain is None or any(arm.unseen is not None and arm.unseen.reason != "ranks" for arm in ranks):
+        return "What a change of one rank would gain is not known from its own steps alone."
+    alike, without = gain.slowest_alike, gain.without_data
+    text = "If all wait for the last of them in each step, they would together be "
+    if alike.median > 1 + NOTHING:
+        text += (
+            f"{ratio(alike.median)} as fast{_range(alike)} with {names.short(gain.slowest)} waiting no longer than the "
+            f"next, and "
+        )
+    return f"{text}{ratio(without.median)} as fast{_range(without)} without any data work."
+
+
+def _range(one: Estimate) -> str:
+    return f" ({interval(one)})" if one.ci_low is not None else ""
 
 
 def _mean_ms(arm: ArmReport) -> float:

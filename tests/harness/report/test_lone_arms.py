@@ -12,7 +12,7 @@ from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING
 from harness.report.first_screen import FirstScreen, first_screen
 from harness.report.lone_arms import lone_lines
 from harness.report.names import ArmNames
-from tests.harness.synthetic import Arm, build
+from tests.harness.synthetic import NOISE, Arm, build
 
 SEEN = {"attached": "fetch: DataLoader without workers; backward", "step_ends": "the update of AdamW"}
 
@@ -56,6 +56,41 @@ def test_where_too_much_was_not_seen_it_promises_nothing(facts: dict[str, Any], 
     text = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
     assert words in text
     assert "as fast" not in text
+
+
+def test_of_ranks_that_wait_for_one_another_the_gain_of_all_is_said() -> None:
+    """Rank 0 waits for rank 1 in its backward pass: together they take what rank 1 takes, and lose its data work."""
+    facts = {**SEEN, "ranks": 2}
+    compute = {"forward": 9.0, "backward": 17.0, "optimizer": 3.0}
+    waiting = {**compute, "backward": 17.0 + 8.8}
+    arms = [
+        Arm("rank-0", tokenize=0.2, compute=waiting, facts=facts),
+        Arm("rank-1", tokenize=9.0, compute=compute, facts=facts),
+    ]
+    found = analyse(*build(arms, [], noise=dict.fromkeys(NOISE, 0.0)))
+    assert found.group is not None
+    assert found.group.slowest == "rank-1"
+    step = 9.0 + 0.3 + 29.0  # reading and packing take 0.3
+    assert found.group.without_data.median == pytest.approx(step / 29.0, rel=0.002)
+    assert found.group.slowest_alike.median == pytest.approx(step / (step - 8.8), rel=0.002)
+    text = first_screen(found).headlines[0].text
+    assert text.startswith("2 ranks: rank-1 waits 9.30 ms of 38.3 ms a step for data, mostly to tokenize (9.00 ms).")
+    assert "If all wait for the last of them in each step, they would together be 1.298x as fast" in text
+    assert "with rank-1 waiting no longer than the next, and 1.320x as fast" in text
+
+
+def test_a_rank_that_computes_longer_gives_the_other_time_to_fetch() -> None:
+    """Rank 0 fetches for 6 ms more, rank 1 computes for 8 ms more before its backward pass: nothing is to be gained."""
+    facts = {**SEEN, "ranks": 2}
+    arms = [
+        Arm("rank-0", tokenize=6.2, compute={"forward": 9.0, "backward": 19.0}, facts=facts),
+        Arm("rank-1", tokenize=0.2, compute={"forward": 17.0, "backward": 17.0}, facts=facts),
+    ]
+    found = analyse(*build(arms, [], noise=dict.fromkeys(NOISE, 0.0))).group
+    assert found is not None
+    assert found.slowest_alike.ci_low == pytest.approx(1.0)  # rank 1 is the last, by the backward pass
+    assert found.slowest_alike.ci_high is not None
+    assert found.slowest_alike.ci_high > 1.1  # where they wait is not known
 
 
 def test_of_ranks_it_names_the_one_that_the_others_wait_for_and_promises_nothing() -> None:
