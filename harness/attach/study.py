@@ -30,6 +30,7 @@ class ExecResult:
     trained: tuple[str, ...]  # names of their arms
     started: int  # Python processes that imported torch and had something to say
     faults: tuple[str, ...] = ()  # of ours, a line each
+    profiled: tuple[str, ...] = ()  # arms that are the profiled window of one of these
 
 
 def make_study(
@@ -77,7 +78,8 @@ def make_study(
         for one in trained
         if one.noted("optimizer") and not one.noted("closes")
     ]
-    return ExecResult(tuple(arms), len(processes), tuple(faults))
+    profiled = tuple(record.arm for record in records if record.control == PROFILED)
+    return ExecResult(tuple(arms), len(processes), tuple(faults), profiled)
 
 
 def _runs(
@@ -218,6 +220,11 @@ def _study(
     if blocks > 1:
         notes.append("its blocks are parts of one run: the intervals do not hold what differs from run to run")
     for arm, one in arms.items():
+        if profiled := profiled_steps(one):
+            notes.append(
+                f"{arm}: its first {profiled} steps are {profiled_arm(arm)}, up to the end of the profiled window: "
+                "a profiler slows what it records, so none of them is measured"
+            )
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
         notes += [f"{arm}: our recording failed and was switched off: {text}" for text in one.noted("fault")]
         notes += [f"{arm}: what its device did is not recorded: {text}" for text in one.noted("device_fault")]

@@ -255,6 +255,9 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
     print_first_screen(folder.path, measured=True)
+    if found.profiled:
+        arms = ", ".join(found.profiled)
+        say(f"profiled, not measured: {arms}; on one timeline with its steps: harness trace {folder.path}")
     say(f"study: {folder.path}")
     return code
 

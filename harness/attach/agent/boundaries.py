@@ -62,6 +62,7 @@ class _State:
 
 state = _State()
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
+on_evaluation: list[Callable[[], None]] = []  # called before each batch that nobody trains on
 
 
 def forget() -> None:
@@ -140,6 +141,8 @@ def fetching(source: int, loader: bool = True) -> bool:
         state.sources.add(source)  # if a backward pass follows, it was one of training
     if not grad or (state.trained_on and source not in state.trained_on):
         state.events.append((EVALUATION,))
+        for action in on_evaluation:
+            action()
         return False
     state.loader_seen |= loader
     if not state.optimizers and state.backward_since and not state.by_hand:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from _harness_agent import boundaries, gate, guard, record, watching
 
+MOST_EVALUATING = 3  # batches of a step that nobody trains on: more are an evaluation, which may be a long one
 WARMUP = 1  # steps in which torch's profiler gets ready: its first events are slow
 TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, beside the frames
 # Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;
@@ -46,6 +47,7 @@ class _Window:
         self.start_ns = 0
         self.clock = (0, 0)  # realtime clock - CLOCK_MONOTONIC at the start, and by how much that can be off
         self.torch_over = False
+        self.evaluating = 0  # batches of this step that nobody trains on
         self.asked_ns = 0  # when py-spy was asked for, by this process or another one of the command
         self.asks = False  # it is this process
         self.sampled_ns = 0  # since when py-spy's window lasts
@@ -69,6 +71,7 @@ def patch() -> None:
         return
     boundaries.on_step.append(_on_step)
     if record.settings.get("profile_steps"):
+        boundaries.on_evaluation.append(_on_evaluation)
         from torch.autograd import profiler
 
         for name in ("_prepare_profiler", "_enable_profiler"):
@@ -119,6 +122,7 @@ def abandon() -> None:
 
 def _on_step(number: int) -> None:
     """The step ``number`` has begun."""
+    state.evaluating = 0
     if boundaries.state.measured_from is not None or watching.busy():
         return
     if number < max(gate.LEAST_WARM, record.number("warmup") or 0):
@@ -128,6 +132,18 @@ def _on_step(number: int) -> None:
         boundaries.state.measured_from = number + 1 + boundaries.state.in_flight
         if state.first or state.asked_ns:
             record.note("profiled", number)  # the first step that is not
+
+
+def _on_evaluation() -> None:
+    """End torch's window where an evaluation begins within it: it would fill the memory with events of no step."""
+    if state.profiler is None or boundaries.state.steps <= state.first:
+        return
+    state.evaluating += 1
+    if state.evaluating > MOST_EVALUATING:
+        try:
+            _write(boundaries.state.steps)
+        except Exception as error:
+            _give_up(error)
 
 
 def _over(part: Callable[..., bool], *given: int) -> bool:

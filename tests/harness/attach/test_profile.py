@@ -31,7 +31,9 @@ WITHOUT_PTRACE = Path(__file__).parents[1] / "probes" / "profilers" / "without_p
 AGENT = SHIM.parent / "agent" / "profiling.py"
 SETTINGS = {"warmup": 4, "steps": None, "profile_steps": 3}
 FIRST, LAST = 7, 9  # steps of the window: the watched ones are over by step 6, and the profiler warms up in that
-PLAIN, SHORT, SHORTER = "plain --steps 24 --workers 1", "plain --steps 9", "plain --steps 7"
+# Its workers begin anew within the window. The next two end there.
+PLAIN, SHORT, SHORTER = "plain --steps 24 --workers 1 --epoch 8", "plain --steps 9", "plain --steps 7"
+EVALUATING = "plain --steps 24 --evaluate-every 9"  # the first time in the second step of the window
 COMPILED = "compiled fullgraph"
 ITSELF = {
     "early": "the program profiles itself with torch's profiler",
@@ -39,6 +41,7 @@ ITSELF = {
     "late": None,
     "python": "the program profiles itself (sys.setprofile)",
 }
+PROGRAMS = [PLAIN, SHORT, SHORTER, EVALUATING, COMPILED, *(f"profiles_itself {how}" for how in ITSELF)]
 # Functions of the agent that are made to fail, each in a run of its own.
 HOOKS = (
     "_torch_is_over",
@@ -55,8 +58,7 @@ FAULTS = [*(f"profiling.{name}!{PLAIN}" for name in HOOKS), f"profiling._write!{
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    programs = [PLAIN, SHORT, SHORTER, COMPILED, *(f"profiles_itself {how}" for how in ITSELF)]
-    return run_all(tmp_path_factory.mktemp("plain") / "out", programs, None)
+    return run_all(tmp_path_factory.mktemp("plain") / "out", PROGRAMS, None)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,9 @@ def seen(raw: Path, plain: dict[str, Ran]) -> tuple[dict[str, Ran], dict[int, At
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [PLAIN, SHORT, SHORTER, COMPILED, *(f"profiles_itself {how}" for how in ITSELF)])
+@pytest.mark.parametrize(
+    "name", [PLAIN, SHORT, SHORTER, EVALUATING, COMPILED, *(f"profiles_itself {how}" for how in ITSELF)]
+)
 def test_no_loss_changes_and_no_graph_breaks(
     plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], name: str
 ) -> None:
@@ -91,10 +95,11 @@ def test_the_window_is_what_was_asked_for_or_what_the_program_left_of_it(
     seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], raw: Path
 ) -> None:
     ran, processes = seen
-    whole, cut, ended = (processes[ran[name].pid] for name in (PLAIN, SHORT, SHORTER))
-    assert [one.noted("torch_profiler")[0][1][2:] for one in (whole, cut)] == [(FIRST, LAST), (FIRST, 8)]
-    assert [profiled_steps(one) for one in (whole, cut, ended)] == [LAST + 1, 9, 0]
-    for one, steps in ((whole, 3), (cut, 2)):
+    whole, cut, ended, evaluating = (processes[ran[name].pid] for name in (PLAIN, SHORT, SHORTER, EVALUATING))
+    windows = [one.noted("torch_profiler")[0][1][2:] for one in (whole, cut, evaluating)]
+    assert windows == [(FIRST, LAST), (FIRST, FIRST + 1), (FIRST, FIRST + 1)]
+    assert [profiled_steps(one) for one in (whole, cut, ended, evaluating)] == [LAST + 1, 9, 0, 9]
+    for one, steps in ((whole, 3), (cut, 2), (evaluating, 2)):
         events = json.loads((raw / one.noted("torch_profiler")[0][0]).read_text())["traceEvents"]
         assert sum(event["name"].startswith("ProfilerStep#") for event in events if event["ph"] == "X") == steps
     assert ProfiledWindows(raw).missing(ended) == [
@@ -150,6 +155,8 @@ def test_operators_and_stacks_lie_in_the_phases_of_steps_that_are_not_measured(t
     assert lies_in["aten::addmm"] == ["forward"] * 6
     assert lies_in["AddmmBackward0"] == ["backward"] * 6
     assert lies_in["aten::addcdiv_"] == ["optimizer"] * 12  # of four parameters
+    assert f"profiled, not measured: script+{PROFILED}; " in done.stdout
+    assert "a profiler slows what it records" in study.read_study().notes[0]
     page = study.summary_md.read_text()
     assert f"steps {FIRST} to {LAST}" in page
     assert "`aten::addmm`" in page
@@ -162,7 +169,7 @@ def test_operators_and_stacks_lie_in_the_phases_of_steps_that_are_not_measured(t
     assert facts.steps > 50
     assert sources.stacks is not None
     stacks = [row["stack"] for row in sources.stacks.to_pylist() if row["role"] == "main"]
-    assert sum(any("Net.forward" in frame for frame in stack) for stack in stacks) > 0.3 * len(stacks)
+    assert sum(any("Net.forward" in frame for frame in stack) for stack in stacks) > 0.1 * len(stacks)
     assert {row["role"] for row in sources.stacks.to_pylist()} >= {"main", "loader-0"}
     assert "main thread: forward" in page
 
