@@ -172,7 +172,8 @@ def record_of(
 
 
 def _too_short(totals: StepTotals) -> str:
-    return f"it ended after {totals.begun} steps, all of them warm-up (--warmup) or with an evaluation within"
+    why = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
+    return f"it ended after {totals.begun} steps, all of them {why}"
 
 
 def _attached(one: AttachedProcess) -> str:

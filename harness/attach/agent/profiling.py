@@ -29,6 +29,7 @@ TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, b
 # Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;
 # py-spy has ended.
 ASKED, READY, DONE, OVER = (f"py-spy.{word}" for word in ("asked", "ready", "done", "over"))
+FROM = "py-spy.from"  # of the process that asked: from which step all ranks of its program go on, see _agree
 MOST_WAIT_S = 240.0  # for the launcher, besides the window itself: more than all its limits together
 # At either end of py-spy's window: functions that its samples show, at known times. See probes.profilers.py_spy.
 MARK = "harness_clock_mark_"
@@ -47,6 +48,8 @@ class _Window:
         self.start_ns = 0
         self.clock = (0, 0)  # realtime clock - CLOCK_MONOTONIC at the start, and by how much that can be off
         self.torch_over = False
+        self.begun = 0  # step in which it began, or would have: 0 is before that
+        self.agreed = 0  # step from which all ranks go on
         self.evaluating = 0  # batches of this step that nobody trains on
         self.asked_ns = 0  # when py-spy was asked for, by this process or another one of the command
         self.asks = False  # it is this process
@@ -127,9 +130,13 @@ def _on_step(number: int) -> None:
         return
     if number < max(gate.LEAST_WARM, record.number("warmup") or 0):
         return
-    if _over(_torch_is_over, number) and _over(_py_spy_is_over):
+    state.begun = state.begun or number
+    if _over(_torch_is_over, number) and _over(_py_spy_is_over, number):
+        # All ranks have to measure the same steps, whichever of them could be profiled: --steps ends all at one step.
+        active = record.number("profile_steps")
+        over = max(number, state.agreed, state.begun + WARMUP + active if active else 0)
         # What follows is trained on batches that were made meanwhile.
-        boundaries.state.measured_from = number + 1 + boundaries.state.in_flight
+        boundaries.state.measured_from = over + 1 + boundaries.state.in_flight
         if state.first or state.asked_ns:
             record.note("profiled", number)  # the first step that is not
 
@@ -215,7 +222,7 @@ def _call(action: Callable[[], None]) -> None:
         state.at_torch = False
 
 
-def _py_spy_is_over() -> bool:
+def _py_spy_is_over(number: int) -> bool:
     """Ask the launcher for py-spy's window, once; whether it is over, or was not asked for."""
     seconds = record.number("profile_seconds")
     if not seconds:
@@ -226,7 +233,7 @@ def _py_spy_is_over() -> bool:
         if state.asks:
             record.note("import_roots", _import_roots())
     if _exists(OVER):
-        return True
+        return _agree(number)
     if monotonic_ns() - state.asked_ns > (seconds + MOST_WAIT_S) * 1e9:
         raise TimeoutError("py-spy: no answer from the launcher")
     if state.asks and not state.sampled_ns and _exists(READY):
@@ -241,14 +248,47 @@ def _py_spy_is_over() -> bool:
     return False
 
 
+def _agree(number: int) -> bool:
+    """Have all ranks go on from the same step; whether that is known here.
+
+    The one that asked says from which, two steps ahead: ranks that train together are never further apart.
+    """
+    _, world = record.ranks()
+    path = os.path.join(record.folder(), FROM)
+    if world is None or world == 1:
+        return True
+    if state.asks:
+        state.agreed = number + 2
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(str(state.agreed))
+        os.replace(f"{path}.tmp", path)
+        return True
+    try:
+        with open(path, encoding="utf-8") as file:
+            agreed = int(file.read())
+    except FileNotFoundError:
+        return not _lives(ASKED)
+    if abs(agreed - number) <= 2:  # else they do not train together
+        state.agreed = agreed
+    return True
+
+
+def _lives(name: str) -> bool:
+    """Whether the process that created that file is there."""
+    with open(os.path.join(record.folder(), name), encoding="utf-8") as file:
+        pid = file.read()
+    return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")
+
+
 def _exists(name: str) -> bool:
     return os.path.exists(os.path.join(record.folder(), name))
 
 
 def _create(name: str) -> bool:
-    """Create that file; whether it was not there."""
+    """Create that file, which says by whom; whether it was not there."""
     try:
-        os.close(os.open(os.path.join(record.folder(), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        with open(os.path.join(record.folder(), name), "x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
         return False
     return True

@@ -15,9 +15,10 @@ import pytest
 
 from harness.attach import sampling
 from harness.attach.command import SHIM
-from harness.attach.frames import AttachedProcess, read
+from harness.attach.frames import AttachedProcess, events, read
 from harness.attach.profiled import ProfiledWindows, profiled_steps
 from harness.attach.sampling import RECORD, sampled
+from harness.probes.ledger.rows import STEP
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from harness.study.traces import profiles
@@ -100,8 +101,8 @@ def test_the_window_is_what_was_asked_for_or_what_the_program_left_of_it(
     assert windows == [(FIRST, LAST), (FIRST, FIRST + 1), (FIRST, FIRST + 1)]
     assert [profiled_steps(one) for one in (whole, cut, ended, evaluating)] == [LAST + 1, 9, 0, 9]
     for one, steps in ((whole, 3), (cut, 2), (evaluating, 2)):
-        events = json.loads((raw / one.noted("torch_profiler")[0][0]).read_text())["traceEvents"]
-        assert sum(event["name"].startswith("ProfilerStep#") for event in events if event["ph"] == "X") == steps
+        found = json.loads((raw / one.noted("torch_profiler")[0][0]).read_text())["traceEvents"]
+        assert sum(event["name"].startswith("ProfilerStep#") for event in found if event["ph"] == "X") == steps
     assert ProfiledWindows(raw).missing(ended) == [
         "not profiled by torch.profiler: the program ended before torch.profiler was warm"
     ]
@@ -118,6 +119,9 @@ def test_a_program_that_profiles_itself_keeps_its_profiler(
     one = processes[found.pid]
     assert one.noted("not_profiled") == ([] if why is None else [why])
     assert len(one.noted("torch_profiler")) == (1 if why is None else 0)
+    # Ranks that were profiled and others measure the same steps: --steps ends them together.
+    begun = [event for portion in events(one.path) for event in portion if event[0] == STEP]
+    assert [event[3] for event in begun if not event[5]] == list(range(LAST + 2, 24))
 
 
 @pytest.mark.slow
