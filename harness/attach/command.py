@@ -29,6 +29,8 @@ class AgentSettings:
     control: str | None = None  # serves batches otherwise (agent/controls.py)
     fetch: str | None = None  # function that returns a batch: "name" of the program itself, or "module:name"
     step_ends: str | None = None  # class of the optimizer whose update ends a step
+    profile_steps: int | None = None  # that torch.profiler records once the program is warm (agent/profiling.py)
+    profile_seconds: int | None = None  # that the launcher's py-spy samples it for (sampling.py)
 
     def write(self, raw: Path) -> None:
         (raw / "settings.json").write_text(json.dumps(asdict(self)))
@@ -42,6 +44,10 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> i
     settings.write(raw)
     process = start(program, env=environment_of(raw))
     with _forwarding(process):
+        if settings.profile_seconds is not None:
+            from harness.attach.sampling import sample_when_asked
+
+            sample_when_asked(process, raw, settings.profile_seconds)
         code = process.wait()
     return code if code >= 0 else 128 - code
 

@@ -20,6 +20,7 @@ EVALUATION, TOKENIZED, WORK = 6, 7, 9
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
+PROFILED_PART = -1  # in place of a block's number: the steps up to the end of a profiled window
 
 Event = tuple[Any, ...]
 MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
@@ -29,7 +30,8 @@ MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by proce
 class StepTotals:
     """What the measured steps of one block amount to, in nanoseconds."""
 
-    warming_up: int = 0  # steps at its beginning that are not measured: their batches were made in the block before
+    # Steps at its beginning that are not measured: their batches were made in the block before, or they were profiled.
+    warming_up: int = 0
     begun: int = 0  # steps, measured or not
     measured: int = 0
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
@@ -71,7 +73,13 @@ def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
 
 
 def write_tables(
-    one: AttachedProcess, made_by: MadeBy, folder_of: Callable[[int], Path], rank: int, *, alternating: bool = False
+    one: AttachedProcess,
+    made_by: MadeBy,
+    folder_of: Callable[[int], Path],
+    rank: int,
+    *,
+    alternating: bool = False,
+    profiled: int = 0,
 ) -> list[StepTotals]:
     """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
 
@@ -79,9 +87,11 @@ def write_tables(
 
     ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
     ``alternating``: it alternated with other programs, repetition by repetition; all of it is one block.
+    ``profiled``: so many steps at its beginning are those up to the end of a profiled window. They come first, as the
+    block PROFILED_PART, and none of them is measured.
     """
     with ExitStack() as unfinished:
-        return _write_tables(one, made_by, folder_of, rank, unfinished, alternating=alternating)
+        return _write_tables(one, made_by, folder_of, rank, unfinished, alternating=alternating, profiled=profiled)
 
 
 def _write_tables(
@@ -92,10 +102,13 @@ def _write_tables(
     unfinished: ExitStack,
     *,
     alternating: bool,
+    profiled: int,
 ) -> list[StepTotals]:
     pid = one.process.pid
-    length = one.steps + 1 if alternating else plan_blocks(one.steps, one.process.warmup, one.loader_warmup)
+    warmup = one.loader_warmup if profiled else one.process.warmup
+    length = one.steps + 1 if alternating else plan_blocks(one.steps - profiled, warmup, one.loader_warmup)
     found: list[StepTotals] = []
+    first = PROFILED_PART if profiled else 0
     tables: RunTables | None = None
     recorder = StepRecorder()
     works = _works(one)
@@ -103,17 +116,21 @@ def _write_tables(
     running: list[Kernel] = []  # what the device may be at when the next block begins, launched in this one
     for begun, body, ended, evaluated in _steps(one.path):
         totals = found[-1] if found else None
-        whole = totals is not None and totals.measured >= length
-        if tables is None or (whole and _left(one, found) >= length + one.loader_warmup):
+        if totals is not None and profiled and len(found) == 1:
+            whole = totals.begun == profiled
+        else:
+            whole = totals is not None and totals.measured >= length
+            whole = whole and _left(one, found) >= length + one.loader_warmup
+        if tables is None or whole:
             if tables is not None:
                 recorder.add([(PAUSE, begun[1], begun[2])])
                 tables.write()
             recorder = StepRecorder()
-            folder = folder_of(len(found))
+            folder = folder_of(first + len(found))
             folder.mkdir(parents=True, exist_ok=True)
             tables = RunTables(recorder, folder, pid, one.process.tid, rank)
             unfinished.callback(tables.discard)
-            totals = StepTotals(warming_up=one.loader_warmup if found else 0)
+            totals = StepTotals(warming_up=one.loader_warmup if found else profiled)
             found.append(totals)
             for late in running:
                 recorder.device(late)

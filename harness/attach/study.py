@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.steps import StepTotals, write_tables
+from harness.attach.profiled import ProfiledWindows, profiled_arm, profiled_steps
+from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.launch.study import now
 from harness.machine.environment import record_environment
+from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
@@ -28,6 +30,7 @@ class ExecResult:
     trained: tuple[str, ...]  # names of their arms
     started: int  # Python processes that imported torch and had something to say
     faults: tuple[str, ...] = ()  # of ours, a line each
+    profiled: tuple[str, ...] = ()  # arms that are the profiled window of one of these
 
 
 def make_study(
@@ -40,18 +43,20 @@ def make_study(
     environment = record_environment()
     records, study_id = [], new_study_id()
     session = session_of(study_id, "exec")
-    for arm, one in zip(_names(trained), trained, strict=True):
-        made_by = {worker.process.pid: worker.made for worker in workers}
-        rank = one.process.rank or 0
-        blocks = write_tables(one, made_by, lambda block, arm=arm: folder.run(arm, block), rank)  # type: ignore[misc]
-        for block, totals in enumerate(blocks):
-            record = replace(record_of(arm, block, one, totals, environment, code, begun_utc), session=session)
-            records.append(record)
-            folder.write_samples(arm, block, {})
-            folder.write_whole_run(record)
-    study = _study(program, command, code, begun_utc, environment, records, trained)
-    folder.write_study(replace(study, id=study_id))
-    faults = [
+    made_by = {worker.process.pid: worker.made for worker in workers}
+    windows = ProfiledWindows(raw)
+    arms = dict(zip(_names(trained), trained, strict=True))
+    lost: list[str] = []  # of what was to be profiled
+    for arm, one in arms.items():
+        for record in _runs(folder, arm, one, made_by, windows, environment, code, begun_utc):
+            records.append(replace(record, session=session))
+            folder.write_samples(record.arm, record.block, {})
+            folder.write_whole_run(records[-1])
+        lost += [f"{arm}: {line}" for line in windows.missing(one)]
+    study = _study(program, command, code, begun_utc, environment, records, arms)
+    folder.write_study(replace(study, id=study_id, notes=[*study.notes, *lost]))
+    faults = [*windows.problems, *lost]
+    faults += [
         f"process {one.process.pid}: our recording failed and was switched off ({str(text).strip().splitlines()[-1]}); "
         "the program was left alone"
         for one in processes
@@ -73,7 +78,39 @@ def make_study(
         for one in trained
         if one.noted("optimizer") and not one.noted("closes")
     ]
-    return ExecResult(tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults))
+    profiled = tuple(record.arm for record in records if record.control == PROFILED)
+    return ExecResult(tuple(arms), len(processes), tuple(faults), profiled)
+
+
+def _runs(
+    folder: StudyFolder,
+    arm: str,
+    one: AttachedProcess,
+    made_by: MadeBy,
+    windows: ProfiledWindows,
+    environment: JsonObject,
+    code: int,
+    begun_utc: str,
+) -> list[RunRecord]:
+    """Write the tables of the process ``one`` as blocks of ``arm``, its profiled window as a run of its own."""
+    profiled = profiled_steps(one)
+
+    def folder_of(block: int) -> Path:
+        return folder.run(profiled_arm(arm), 0) if block == PROFILED_PART else folder.run(arm, block)
+
+    blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled)
+    first = PROFILED_PART if profiled else 0
+    records = [
+        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc)
+        for block, totals in enumerate(blocks, first)
+    ]
+    if not profiled:
+        return records
+    windows.put(folder_of(PROFILED_PART), one)
+    window, *measured = records
+    # A program that ended within its window has no block of its own: it is a run that failed, for that reason.
+    measured = measured or [window]
+    return [replace(window, arm=profiled_arm(arm), control=PROFILED, of=arm, status="done", error=None), *measured]
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
@@ -135,7 +172,8 @@ def record_of(
 
 
 def _too_short(totals: StepTotals) -> str:
-    return f"it ended after {totals.begun} steps, all of them warm-up (--warmup) or with an evaluation within"
+    why = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
+    return f"it ended after {totals.begun} steps, all of them {why}"
 
 
 def _attached(one: AttachedProcess) -> str:
@@ -176,14 +214,18 @@ def _study(
     begun_utc: str,
     environment: JsonObject,
     records: Sequence[RunRecord],
-    trained: Sequence[AttachedProcess],
+    arms: Mapping[str, AttachedProcess],
 ) -> StudyRecord:
-    arms = list(dict.fromkeys(record.arm for record in records))
     blocks = max((record.block + 1 for record in records), default=0)
     notes = [f"the command ended with exit code {code}"] if code else []
     if blocks > 1:
         notes.append("its blocks are parts of one run: the intervals do not hold what differs from run to run")
-    for arm, one in zip(arms, trained, strict=True):
+    for arm, one in arms.items():
+        if profiled := profiled_steps(one):
+            notes.append(
+                f"{arm}: its first {profiled} steps are {profiled_arm(arm)}, up to the end of the profiled window: "
+                "a profiler slows what it records, so none of them is measured"
+            )
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
         notes += [f"{arm}: our recording failed and was switched off: {text}" for text in one.noted("fault")]
         notes += [f"{arm}: what its device did is not recorded: {text}" for text in one.noted("device_fault")]
@@ -199,7 +241,10 @@ def _study(
         interleave_reason="one command as it is, cut into blocks",
         blocks=blocks,
         order=[[record.arm for record in records if record.block == block] for block in range(blocks)],
-        arms=[ArmRecord(arm, config=next(r.config for r in records if r.arm == arm)) for arm in arms],
+        arms=[
+            ArmRecord(name, first.control, first.of, config=first.config)
+            for name, first in {record.arm: record for record in reversed(records)}.items()
+        ][::-1],
         environment=environment,
         notes=notes,
     )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MOST_STEPS = 10_000_000
 BLOCKS, MOST_BLOCKS = 5, 1000
 STEPS = 60
+TORCH, PY_SPY, BOTH = "torch", "py-spy", "both"  # --profile
+PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
+PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
 FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
 NOTE = """No line of the program changes: torch's DataLoader, backward pass and optimizers are timed from outside, and
 its losses stay what they are. The exit code is the program's own; 1 where it ended well but nothing could be attached.
@@ -33,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command, and how much of it is measured."""
     parser.epilog = NOTE
     parser.usage = (
-        "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] [--out DIR] "
-        "-- COMMAND [ARGUMENT ...]"
+        "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] "
+        "[--profile [KIND]] [--out DIR] -- COMMAND [ARGUMENT ...]"
     )
     parser.add_argument("program", nargs="*", metavar="-- COMMAND", help="what to run: python train.py, torchrun ...")
     parser.add_argument(
@@ -75,6 +78,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTIMIZER",
         help="class of the optimizer whose update ends a step, where several take part",
     )
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        const=TORCH,
+        choices=(TORCH, PY_SPY, BOTH),
+        help="record some steps after the warm-up, which are not measured: operators by torch.profiler (the default), "
+        "stacks of all processes by py-spy, or both",
+    )
+    parser.add_argument(
+        "--profile-steps", type=int, metavar="N", help=f"steps that torch.profiler records (default: {PROFILE_STEPS})"
+    )
+    parser.add_argument(
+        "--profile-seconds", type=int, metavar="S", help=f"how long py-spy samples (default: {PROFILE_SECONDS})"
+    )
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
     parser.add_argument(
         "--recorded",
@@ -96,6 +113,7 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         value = getattr(arguments, option)
         if value is not None and not least <= value <= MOST_STEPS:
             raise InputError(f"exec: --{option} {value}: allowed: {least} to {MOST_STEPS:,}")
+    _check_profile(arguments)
     if arguments.against is not None or arguments.controls is not None:
         return _compare(arguments, program, command)
     for option in ("repeats", "interleave"):
@@ -128,6 +146,25 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         raise
     remove(raw)
     return status
+
+
+def _check_profile(arguments: argparse.Namespace) -> None:
+    """InputError where the options of --profile do not fit it, or it does not fit the others."""
+    for option, kinds, most in (
+        ("profile_steps", (TORCH, BOTH), MOST_PROFILE_STEPS),
+        ("profile_seconds", (PY_SPY, BOTH), MOST_PROFILE_SECONDS),
+    ):
+        value, name = getattr(arguments, option), f"--{option.replace('_', '-')}"
+        if value is not None and arguments.profile not in kinds:
+            raise InputError(f"exec: {name} goes with --profile {' or '.join(kinds)}")
+        if value is not None and not 1 <= value <= most:
+            raise InputError(f"exec: {name} {value}: allowed: 1 to {most}")
+    if arguments.profile is None:
+        return
+    if arguments.against is not None or arguments.controls is not None:
+        raise InputError("exec: --profile does not go with --against or --controls: profile each command by itself")
+    if arguments.recorded is not None:
+        raise InputError("exec: --recorded runs nothing: there is nothing to --profile")
 
 
 def _compare(arguments: argparse.Namespace, program: list[str], command: list[str]) -> int:
@@ -185,7 +222,15 @@ def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], so
 def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentSettings:
     from harness.attach.command import AgentSettings
 
-    return AgentSettings(arguments.warmup, steps, fetch=arguments.fetch, step_ends=arguments.step_ends)
+    kind = arguments.profile
+    return AgentSettings(
+        arguments.warmup,
+        steps,
+        fetch=arguments.fetch,
+        step_ends=arguments.step_ends,
+        profile_steps=(arguments.profile_steps or PROFILE_STEPS) if kind in (TORCH, BOTH) else None,
+        profile_seconds=(arguments.profile_seconds or PROFILE_SECONDS) if kind in (PY_SPY, BOTH) else None,
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -214,6 +259,9 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
     print_first_screen(folder.path, measured=True)
+    if found.profiled:
+        arms = ", ".join(found.profiled)
+        say(f"profiled, not measured: {arms}; on one timeline with its steps: harness trace {folder.path}")
     say(f"study: {folder.path}")
     return code
 

@@ -32,7 +32,7 @@ def section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
 
 
 NOTE = (
-    "Recorded by torch.profiler, in a run of its own that measures nothing: it slows what it records. *self* is an "
+    "Recorded by torch.profiler, in steps of which none is measured: it slows what it records. *self* is an "
     "operator's time without that of the operators inside it, on the host; *device* that of the kernels that it "
     "launched itself, whenever they ran. A *mark* has no work of its own: its self time is Python between operators. "
     "*share* is self time over the time of the profiled steps (in a worker: from its first recorded event to its "

@@ -36,7 +36,7 @@ OUTSIDE = "none"  # neither phase nor stage: between steps; a worker that waits 
 TOP = 5  # functions and stacks kept of each place
 ROUGH = 1 / 3  # of a place's samples within the clock's doubt of a boundary: with more, it may show its neighbours
 # Files of the ledger's recorder. Its system calls are met by py-spy out of proportion to what they cost.
-RECORDER = ("harness/probes/", "trainer/telemetry.py")
+RECORDER = ("harness/probes/", "harness/attach/agent/", "trainer/telemetry.py")
 _LINE = re.compile(r":\d+\)$")
 
 

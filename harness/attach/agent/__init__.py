@@ -16,7 +16,7 @@ _patched = False
 def begin(folder: str) -> bool:
     """Patch torch and what else is worth watching, once, and record into ``folder``; whether it does."""
     global _patched
-    from _harness_agent import boundaries, controls, guard, loading, own_code, record, tokenizing, watching
+    from _harness_agent import boundaries, controls, guard, loading, own_code, profiling, record, tokenizing, watching
 
     if not record.begin(folder):
         return False
@@ -26,9 +26,10 @@ def begin(folder: str) -> bool:
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        for module in (loading, boundaries, tokenizing, watching, own_code):
+        for module in (loading, boundaries, tokenizing, watching, own_code, profiling):
             guard.carefully(module.patch)
         guard.carefully(_hide_from_dynamo)
+    guard.carefully(profiling.begin)
     return True
 
 

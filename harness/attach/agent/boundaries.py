@@ -55,11 +55,14 @@ class _State:
         self.maybe = 0  # steps that began if there is no optimizer
         self.without_optimizer = False
         self.steps = 0
+        self.unmeasured = 0  # of these, steps that are not measured
+        self.measured_from: int | None = 0  # step; None: a window of profiling comes first
         self.noted: set[Any] = set()
 
 
 state = _State()
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
+on_evaluation: list[Callable[[], None]] = []  # called before each batch that nobody trains on
 
 
 def forget() -> None:
@@ -138,6 +141,8 @@ def fetching(source: int, loader: bool = True) -> bool:
         state.sources.add(source)  # if a backward pass follows, it was one of training
     if not grad or (state.trained_on and source not in state.trained_on):
         state.events.append((EVALUATION,))
+        for action in on_evaluation:
+            action()
         return False
     state.loader_seen |= loader
     if not state.optimizers and state.backward_since and not state.by_hand:
@@ -188,7 +193,7 @@ def begin_step() -> None:
     if not state.closed or state.open or state.by_hand:
         return
     steps = record.number("steps")
-    if steps is not None and state.steps >= _warmup() + steps:
+    if steps is not None and state.steps - state.unmeasured >= steps:
         state.enough = True
     _open_step()
 
@@ -255,13 +260,16 @@ def leave_by_hand(name: str) -> None:
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     state.closed = state.backward_since = False
-    warmup = gate.state.warmup if gate.wanted() else state.steps < _warmup()
+    warmup = gate.state.warmup if gate.wanted() else _warms_up()
     flush((STEP, now, reading, state.steps, gate.state.repetition or 0, warmup))
     state.steps += 1
+    state.unmeasured += warmup
 
 
-def _warmup() -> int:
-    return record.number("warmup") or 0
+def _warms_up() -> bool:
+    """Whether the step that begins is one of the program's first, or of those up to the end of a profiled window."""
+    measured_from = state.measured_from
+    return measured_from is None or state.steps < max(record.number("warmup") or 0, measured_from)
 
 
 def _may_begin() -> None:

@@ -17,10 +17,11 @@ def fail(error: BaseException) -> None:
         fault = "".join(traceback.format_exception(error))[-2000:]
     on = False
     try:
-        from _harness_agent import gate, record
+        from _harness_agent import gate, profiling, record
 
         record.note("fault", fault)
         gate.give_up(fault.strip().splitlines()[-1])
+        profiling.abandon()
     except Exception:
         pass  # there is nobody left to tell
 

@@ -47,11 +47,12 @@ def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner
     _file, _owner = -1, 0
-    from _harness_agent import boundaries, controls, stages
+    from _harness_agent import boundaries, controls, guard, profiling, stages
 
     stages.forget()
     boundaries.forget()
     controls.forget()
+    guard.carefully(profiling.forget)
 
 
 def write(word: str, content: Any) -> None:
@@ -76,12 +77,18 @@ def note(what: str, text: Any) -> None:
 def end() -> None:
     """Write what is left, and close the file."""
     global _file, _folder, _owner
-    from _harness_agent import boundaries, guard
+    from _harness_agent import boundaries, guard, profiling
 
     if _owner == os.getpid():
+        guard.carefully(profiling.finish)
         guard.carefully(boundaries.flush)
         os.close(_file)
     _file, _folder, _owner = -1, "", 0
+
+
+def folder() -> str:
+    """Where this process writes; empty where nothing is recorded."""
+    return _folder
 
 
 def number(name: str) -> int | None:

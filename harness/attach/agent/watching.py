@@ -63,6 +63,11 @@ def patch() -> None:
     boundaries.on_step.append(_on_step)
 
 
+def busy() -> bool:
+    """Whether steps are being watched now."""
+    return _seen is not None
+
+
 def _on_step(number: int) -> None:
     global _seen, _until
     if number == 0 and record.settings.get("fetch"):

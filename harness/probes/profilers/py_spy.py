@@ -97,7 +97,8 @@ class PySpy(Probe):
             scratch = tempfile.TemporaryDirectory(prefix="py-spy")
             try:
                 output = Path(scratch.name) / "trace.json"
-                self._calibrated = SpyRecording(self._options("chrometrace"), output, metronome=True), scratch
+                recording = SpyRecording(options(self._settings, "chrometrace"), output, metronome=True)
+                self._calibrated = recording, scratch
             except BaseException:
                 scratch.cleanup()
                 raise
@@ -124,7 +125,7 @@ class PySpy(Probe):
         return ProbeReport(tuple(self.problems), self.facts(), self._failed)
 
     def _trace(self, next_step: Callable[[], int], output: Path) -> None:
-        recording = SpyRecording(self._options("chrometrace"), output, metronome=True)
+        recording = SpyRecording(options(self._settings, "chrometrace"), output, metronome=True)
         with _ended(recording):
             marks = list(_spin_marks(0, self._settings.rate_hz))
             recording.check()
@@ -153,7 +154,7 @@ class PySpy(Probe):
         write_bytes(self._folder / SPEEDSCOPE, json.dumps(file).encode())
 
     def _flame_graph(self, next_step: Callable[[], int], output: Path) -> None:
-        recording = SpyRecording(self._options("flamegraph"), output)
+        recording = SpyRecording(options(self._settings, "flamegraph"), output)
         with _ended(recording):
             self._take(next_step)
         title = f"Threads that run, {self._settings.rate_hz} samples a second for {self._settings.seconds:g} s (py-spy)"
@@ -167,13 +168,6 @@ class PySpy(Probe):
             steps += 1
         return steps
 
-    def _options(self, form: str) -> list[str]:
-        options = ["--format", form, "--rate", str(self._settings.rate_hz)]
-        switches = {name: getattr(self._settings, name) for name in _SWITCHES}
-        options += [f"--{name}" for name, on in switches.items() if on]
-        # A trace without the threads that wait would draw out, over their waiting, what they did last.
-        return options + ["--idle", "--threads"] * (form == "chrometrace")
-
     @contextmanager
     def _failures_reported(self) -> Iterator[None]:
         """Report what goes wrong with py-spy as a problem; what goes wrong in a step is the run's own error."""
@@ -182,6 +176,15 @@ class PySpy(Probe):
         except SpyFailed as error:
             self._failed = True
             self.problems.append(str(error))
+
+
+def options(settings: PySpySettings, form: str) -> list[str]:
+    """The options of py-spy for a file in the format ``form``."""
+    found = ["--format", form, "--rate", str(settings.rate_hz)]
+    switches = {name: getattr(settings, name) for name in _SWITCHES}
+    found += [f"--{name}" for name, on in switches.items() if on]
+    # A trace without the threads that wait would draw out, over their waiting, what they did last.
+    return found + ["--idle", "--threads"] * (form == "chrometrace")
 
 
 @contextmanager

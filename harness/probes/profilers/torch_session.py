@@ -67,16 +67,28 @@ def export(profiler: profile, path: Path) -> bool:
 
     OSError as writing does.
     """
-    text, packed = (path.with_name(f".{path.name}.{os.getpid()}.{part}.tmp") for part in ("text", "gz"))
+    text = path.with_name(f".{path.name}.{os.getpid()}.text.tmp")
     try:
         profiler.export_chrome_trace(str(text))
+        return keep(text, path)
+    finally:
+        for leftover in (text, text.with_name(f"{text.name}.tmp")):  # the last: torch's own
+            leftover.unlink(missing_ok=True)
+
+
+def keep(text: Path, path: Path) -> bool:
+    """Write ``path`` (.json.gz) from the trace that torch wrote to ``text``; whether it had to be cut to MOST_BYTES.
+
+    OSError as writing does, or where the trace is not whole.
+    """
+    packed = path.with_name(f".{path.name}.{os.getpid()}.gz.tmp")
+    try:
         if not _is_whole(text):  # torch raises nothing where it could not write
             raise OSError(errno.EIO, "torch could not write all of it: is the disk full, or the size of files limited?")
         cut = pack(text, packed, MOST_BYTES)
         packed.replace(path)
     finally:
-        for leftover in (text, packed, text.with_name(f"{text.name}.tmp")):  # the last: torch's own
-            leftover.unlink(missing_ok=True)
+        packed.unlink(missing_ok=True)
     return cut
 
 

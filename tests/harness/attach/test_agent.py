@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from tests.commands import harness
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
+SETTINGS = {"warmup": 4, "steps": None}
 # Programs, and how many steps each has.
 LOOPS = {
     "plain --steps 30": 30,
@@ -84,13 +86,15 @@ class Ran(NamedTuple):
     pid: int
 
 
-def run_all(folder: Path, programs: list[str], raw: Path | None) -> dict[str, Ran]:
+def run_all(
+    folder: Path, programs: list[str], raw: Path | None, settings: Mapping[str, object] = SETTINGS
+) -> dict[str, Ran]:
     """Run the programs, with the agent where there is a folder for what it records."""
     folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HARNESS_ATTACH")}
     if raw is not None:
         raw.mkdir()
-        (raw / "settings.json").write_text(json.dumps({"warmup": 4, "steps": None}))
+        (raw / "settings.json").write_text(json.dumps(settings))
         environment |= {"PYTHONPATH": str(SHIM), "HARNESS_ATTACH": str(raw)}
     command = [sys.executable, str(PROGRAMS / "several.py"), str(folder), *programs]
     subprocess.run(command, env=environment, check=True, timeout=300)

@@ -1,0 +1,386 @@
+"""Profiles a few steps where the settings ask for it: torch.profiler in this process, or py-spy by the launcher.
+
+The window comes once the program is warm, before any step is measured; so do the steps after it whose batches were made
+within it. The launcher is asked for py-spy by a file and answers by others, see ``attach/sampling.py``; the clock marks
+of its window are spun here, in the thread that is sampled.
+
+What fails here ends the profiling alone. A program that profiles itself is left to that: torch has one profiler, and a
+second one that begins would be an error in the middle of the user's program.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from time import monotonic_ns, time_ns
+from types import FunctionType
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, gate, guard, record, watching
+
+MOST_EVALUATING = 3  # batches of a step that nobody trains on: more are an evaluation, which may be a long one
+WARMUP = 1  # steps in which torch's profiler gets ready: its first events are slow
+TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, beside the frames
+# Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;
+# py-spy has ended.
+ASKED, READY, DONE, OVER = (f"py-spy.{word}" for word in ("asked", "ready", "done", "over"))
+FROM = "py-spy.from"  # of the process that asked: from which step all ranks of its program go on, see _agree
+MOST_WAIT_S = 240.0  # for the launcher, besides the window itself: more than all its limits together
+# At either end of py-spy's window: functions that its samples show, at known times. See probes.profilers.py_spy.
+MARK = "harness_clock_mark_"
+MARKS, MARK_NS, GAP_NS = 6, 30_000_000, 20_000_000
+HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # as in harness.study.traces.profiles
+_TRIES = 32  # readings of both clocks: the tightest counts, as in harness.probes.profilers.clocks
+_PR_SET_PTRACER = 0x59616D61  # linux/prctl.h: "Yama"
+
+
+class _Window:
+    """Of this process; a forked child has one of its own."""
+
+    def __init__(self) -> None:
+        self.profiler: Any = None  # torch's, from its warm-up to the end of the window
+        self.first = 0  # step that it records first
+        self.start_ns = 0
+        self.clock = (0, 0)  # realtime clock - CLOCK_MONOTONIC at the start, and by how much that can be off
+        self.torch_over = False
+        self.begun = 0  # step in which it began, or would have: 0 is before that
+        self.agreed = 0  # step from which all ranks go on
+        self.evaluating = 0  # batches of this step that nobody trains on
+        self.asked_ns = 0  # when py-spy was asked for, by this process or another one of the command
+        self.asks = False  # it is this process
+        self.sampled_ns = 0  # since when py-spy's window lasts
+        self.marked = False  # its end
+        self.at_torch = False  # torch's profiler is being called from here, not by the program
+
+
+state = _Window()
+_inherited: list[_Window] = []  # a forked child does not end the profiler of its parent
+_program_profiles = False  # the program has begun to profile itself, now or before
+
+
+def asked() -> bool:
+    """Whether steps of this program are to be profiled."""
+    return bool(record.settings.get("profile_steps") or record.settings.get("profile_seconds"))
+
+
+def patch() -> None:
+    """Look at every step, and notice a profiler of the program's own."""
+    if not asked():
+        return
+    boundaries.on_step.append(_on_step)
+    if record.settings.get("profile_steps"):
+        boundaries.on_evaluation.append(_on_evaluation)
+        from torch.autograd import profiler
+
+        for name in ("_prepare_profiler", "_enable_profiler"):
+            setattr(profiler, name, _noticed(getattr(profiler, name)))
+
+
+def begin() -> None:
+    """Let the launcher's py-spy trace this process under Yama, and have no step measured before the window."""
+    if record.settings.get("profile_seconds"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+    boundaries.state.measured_from = None if asked() else 0
+
+
+def forget() -> None:
+    """In a forked child: its own window is still to come. A worker that was forked within one records nothing."""
+    global state
+    if state.profiler is not None:
+        torch._C._autograd._enable_record_function(False)
+    _inherited.append(state)
+    state = _Window()
+    begin()
+
+
+def finish() -> None:
+    """As the program ends: write what torch's profiler has recorded so far."""
+    if state.profiler is not None:
+        try:
+            _write(boundaries.state.steps)
+        except Exception as error:
+            _give_up(error)
+
+
+def abandon() -> None:
+    """Stop torch's profiler, whatever it has recorded."""
+    profiler, state.profiler, state.torch_over = state.profiler, None, True
+    if profiler is not None:
+        state.at_torch = True
+        try:
+            profiler.stop()
+        finally:
+            state.at_torch = False
+
+
+# ---- the course of a window, from step to step
+
+
+def _on_step(number: int) -> None:
+    """The step ``number`` has begun."""
+    state.evaluating = 0
+    if boundaries.state.measured_from is not None or watching.busy():
+        return
+    if number < max(gate.LEAST_WARM, record.number("warmup") or 0):
+        return
+    state.begun = state.begun or number
+    if _over(_torch_is_over, number) and _over(_py_spy_is_over, number):
+        # All ranks have to measure the same steps, whichever of them could be profiled: --steps ends all at one step.
+        active = record.number("profile_steps")
+        over = max(number, state.agreed, state.begun + WARMUP + active if active else 0)
+        # What follows is trained on batches that were made meanwhile.
+        boundaries.state.measured_from = over + 1 + boundaries.state.in_flight
+        if state.first or state.asked_ns:
+            record.note("profiled", number)  # the first step that is not
+
+
+def _on_evaluation() -> None:
+    """End torch's window where an evaluation begins within it: it would fill the memory with events of no step."""
+    if state.profiler is None or boundaries.state.steps <= state.first:
+        return
+    state.evaluating += 1
+    if state.evaluating > MOST_EVALUATING:
+        try:
+            _write(boundaries.state.steps)
+        except Exception as error:
+            _give_up(error)
+
+
+def _over(part: Callable[..., bool], *given: int) -> bool:
+    """Whether a part of the window is over; so is one that fails."""
+    try:
+        return part(*given)
+    except Exception as error:
+        _give_up(error)
+        return True
+
+
+def _torch_is_over(number: int) -> bool:
+    """Take torch's profiler one step further; whether it is done, or was not asked for."""
+    active = record.number("profile_steps")
+    if state.torch_over or not active:
+        return True
+    if state.profiler is None:
+        reason = _own_profiler()
+        if reason is not None:
+            state.torch_over = True
+            record.note("not_profiled", reason)
+            return True
+        _start(active)
+        state.first = number + WARMUP
+        return False
+    if number < state.first + active:
+        _call(state.profiler.step)
+        if number == state.first:
+            state.start_ns = monotonic_ns()
+        return False
+    _write(number)
+    return True
+
+
+def _start(active: int) -> None:
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        activities.append(ProfilerActivity.CUDA)
+    steps = schedule(wait=0, warmup=WARMUP, active=active, repeat=1)
+    state.clock = _realtime_minus_monotonic()
+    state.profiler = profile(activities=activities, schedule=steps)
+    _call(state.profiler.start)
+
+
+def _write(number: int) -> None:
+    """Stop torch's profiler at the beginning of the step ``number`` (or after the last one), and write its trace."""
+    profiler, end_ns = state.profiler, monotonic_ns()
+    if number <= state.first:
+        abandon()
+        record.note("not_profiled", "the program ended before torch.profiler was warm")
+        return
+    offset, error_ns = _realtime_minus_monotonic()
+    offsets = (state.clock[0], offset)
+    profiler.add_metadata_json(HEADER, json.dumps({OFFSET: offsets, CUT: None}))
+    abandon()
+    name = f"{os.getpid()}-{end_ns}{TRACE}"
+    profiler.export_chrome_trace(os.path.join(record.folder(), name))
+    record.note("torch_profiler", (name, (state.start_ns, end_ns, state.first, number - 1), offsets, error_ns))
+
+
+def _call(action: Callable[[], None]) -> None:
+    """Call torch's profiler, which is then not the program that begins to profile itself."""
+    state.at_torch = True
+    try:
+        action()
+    finally:
+        state.at_torch = False
+
+
+def _py_spy_is_over(number: int) -> bool:
+    """Ask the launcher for py-spy's window, once; whether it is over, or was not asked for."""
+    seconds = record.number("profile_seconds")
+    if not seconds:
+        return True
+    if not state.asked_ns:
+        state.asked_ns = monotonic_ns()
+        state.asks = _create(ASKED)
+        if state.asks:
+            record.note("import_roots", _import_roots())
+    if _exists(OVER):
+        return _agree(number)
+    if monotonic_ns() - state.asked_ns > (seconds + MOST_WAIT_S) * 1e9:
+        raise TimeoutError("py-spy: no answer from the launcher")
+    if state.asks and not state.sampled_ns and _exists(READY):
+        record.note("clock_marks", list(_spin_marks(0)))
+        state.sampled_ns = monotonic_ns()
+        record.note("py_spy_window", (state.sampled_ns, 0))
+    elif state.sampled_ns and not state.marked and monotonic_ns() - state.sampled_ns >= seconds * 10**9:
+        state.marked = True
+        record.note("py_spy_window", (state.sampled_ns, monotonic_ns()))
+        record.note("clock_marks", list(_spin_marks(MARKS)))
+        _create(DONE)
+    return False
+
+
+def _agree(number: int) -> bool:
+    """Have all ranks go on from the same step; whether that is known here.
+
+    The one that asked says from which, two steps ahead: ranks that train together are never further apart.
+    """
+    _, world = record.ranks()
+    path = os.path.join(record.folder(), FROM)
+    if world is None or world == 1:
+        return True
+    if state.asks:
+        state.agreed = number + 2
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(str(state.agreed))
+        os.replace(f"{path}.tmp", path)
+        return True
+    try:
+        with open(path, encoding="utf-8") as file:
+            agreed = int(file.read())
+    except FileNotFoundError:
+        return not _lives(ASKED)
+    if abs(agreed - number) <= 2:  # else they do not train together
+        state.agreed = agreed
+    return True
+
+
+def _lives(name: str) -> bool:
+    """Whether the process that created that file is there."""
+    with open(os.path.join(record.folder(), name), encoding="utf-8") as file:
+        pid = file.read()
+    return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")
+
+
+def _exists(name: str) -> bool:
+    return os.path.exists(os.path.join(record.folder(), name))
+
+
+def _create(name: str) -> bool:
+    """Create that file, which says by whom; whether it was not there."""
+    try:
+        with open(os.path.join(record.folder(), name), "x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
+    """Run clock marks from number ``first`` on; when each began and ended."""
+    for number in range(first, first + MARKS):
+        _spin_until(monotonic_ns() + GAP_NS)
+        name = f"{MARK}{number}"
+        code = _spin_until.__code__
+        named: dict[str, Any] = {part: name for part in ("co_name", "co_qualname") if hasattr(code, part)}
+        mark = FunctionType(code.replace(**named), globals(), name)  # the stacks show its name
+        start_ns = monotonic_ns()
+        mark(start_ns + MARK_NS)
+        yield start_ns, monotonic_ns()
+
+
+def _spin_until(end_ns: int) -> None:
+    while monotonic_ns() < end_ns:
+        pass
+
+
+def _give_up(error: Exception) -> None:
+    """Profile no more, and say why; the recording of steps goes on."""
+    try:
+        abandon()
+    except Exception:
+        pass  # it could not be stopped: nothing more can be done about it
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
+    record.note("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
+
+
+# ---- a profiler of the program's own
+
+
+def _noticed(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def begins(*given: Any, **named: Any) -> Any:
+        if not state.at_torch:
+            guard.carefully(_give_way)
+        return before(*given, **named)
+
+    return begins
+
+
+def _give_way() -> None:
+    """The program begins to profile itself: stop first, as torch refuses a second profiler."""
+    global _program_profiles
+    _program_profiles = True
+    if state.profiler is not None:
+        try:
+            abandon()
+        except Exception:
+            pass  # torch tells the program what it thinks of a second profiler
+        record.note("not_profiled", "the program began to profile itself meanwhile")
+
+
+def _own_profiler() -> str | None:
+    """What profiles this program already, or has done so."""
+    if _program_profiles or torch._C._autograd._profiler_enabled():
+        return "the program profiles itself with torch's profiler"
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12: what cProfile uses there
+    if sys.getprofile() is not None or (monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID)):
+        return "the program profiles itself (sys.setprofile)"
+    return None
+
+
+# ---- facts
+
+
+def _realtime_minus_monotonic() -> tuple[int, int]:
+    """How far CLOCK_REALTIME is ahead, and by how much that can be off, in nanoseconds."""
+    best_width, best = 1 << 62, 0
+    for _ in range(_TRIES):
+        before = monotonic_ns()
+        realtime = time_ns()
+        after = monotonic_ns()
+        if after - before < best_width:
+            best_width, best = after - before, realtime - (before + after) // 2
+    return best, (best_width + 1) // 2
+
+
+def _import_roots() -> list[str]:
+    """Folders that modules were imported from, the longest first: frames are named from there on."""
+    roots = {os.path.abspath(entry) for entry in sys.path}
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if (
+            isinstance(path, str) and "." not in name and name != __package__
+        ):  # of an editable install, which need not be on sys.path
+            folder = os.path.dirname(os.path.abspath(path))
+            roots.add(os.path.dirname(folder) if hasattr(module, "__path__") else folder)
+    return sorted(roots, key=len, reverse=True)

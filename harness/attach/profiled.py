@@ -1,0 +1,147 @@
+"""Puts what the profilers left of a command into the study: a run of its own beside the one that it belongs to.
+
+Its steps are those up to the end of the profiled window, none of them measured; its files are those of a scenario's
+profiled run, so whatever reads these shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from harness.analysis.probes.stacks import process_roles
+from harness.attach.frames import AttachedProcess
+from harness.attach.sampling import sampled
+from harness.probes.profilers.py_spy import SPEEDSCOPE, TRACE
+from harness.probes.profilers.torch_session import MOST_BYTES, keep
+from harness.study.contract import PROFILED, SPAN_COLUMNS, STEP_COLUMNS
+from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
+from harness.study.run_data import StoredTable
+from harness.study.store import write_json
+from harness.study.traces.profiles import file_name
+from harness.study.traces.py_spy import read_stacks
+from harness.study.traces.speedscope import speedscope
+from trainer.errors import InputError
+from trainer.files import write_bytes
+
+ROOT = Path(__file__).parents[2]  # where frames of ours are named from: a program need not import us from there
+
+
+def profiled_arm(arm: str) -> str:
+    """The name of the arm that is the profiled window of ``arm``."""
+    return f"{arm}+{PROFILED}"
+
+
+def profiled_steps(one: AttachedProcess) -> int:
+    """Steps of a process up to the end of its profiled window; 0 where there was none.
+
+    All of them where it ended within the window.
+    """
+    ends = one.noted("profiled")
+    if ends:
+        return min(int(ends[-1]), one.steps)
+    return one.steps if one.noted("torch_profiler") or one.noted("import_roots") else 0
+
+
+class ProfiledWindows:
+    """What profilers left in ``raw``, and what came of it. ``problems``: what went wrong, a line each."""
+
+    def __init__(self, raw: Path) -> None:
+        self._raw = raw
+        self._asked = _settings(raw)
+        self._stacks = sampled(raw)  # None once they were given to a process
+        self._was_sampled = self._stacks is not None
+        self.problems: list[str] = []
+
+    def put(self, folder: Path, one: AttachedProcess) -> None:
+        """Write what was recorded of the process ``one`` into ``folder``, which has its tables already.
+
+        py-spy's samples hold all processes of the command. They go to the one that asked for them.
+        """
+        found = ProbesRecord()
+        if one.noted("import_roots"):
+            found, self._stacks = self._stacks or found, None
+        if one.noted("torch_profiler"):
+            found = _with_torch(found, folder, one, self._raw)
+        if found.py_spy is not None:
+            found = _with_stacks(found, found.py_spy, folder, one, self._raw)
+        write_json(folder / "probes.json", asdict(found))
+        self.problems += found.problems
+
+    def missing(self, one: AttachedProcess) -> list[str]:
+        """What was asked for of the process ``one`` and is not there, and why, a line each."""
+        found = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
+        found += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
+        if one.noted("profile_fault") or one.noted("fault"):
+            return found
+        ended = f"the program ended after {one.steps} steps"
+        if self._asked.get("profile_steps") and not found and not one.noted("torch_profiler"):
+            found.append(f"not profiled by torch.profiler: {ended}, before its window was over")
+        if self._asked.get("profile_seconds") and not self._was_sampled:
+            found.append(f"not sampled by py-spy: {ended}, before its window")
+        return found
+
+
+def _settings(raw: Path) -> Mapping[str, object]:
+    """The agent's settings as they were written into ``raw``; none where they cannot be read."""
+    try:
+        content = json.loads((raw / "settings.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _with_torch(found: ProbesRecord, folder: Path, one: AttachedProcess, raw: Path) -> ProbesRecord:
+    name, window, offsets, error_ns = one.noted("torch_profiler")[-1]
+    record = TorchProfilerRecord(
+        windows=(tuple(window),),
+        realtime_minus_monotonic_ns=tuple(offsets),
+        clock_error_ns=error_ns,
+    )
+    problem = None
+    try:
+        if keep(raw / Path(name).name, folder / file_name("main")):
+            problem = (
+                f"torch_profiler: the window is cut after {MOST_BYTES / 1e6:.0f} MB of text and in no table of "
+                "operators; profile fewer steps (--profile-steps)"
+            )
+    except OSError as error:
+        problem = f"torch_profiler: the window could not be written ({error.strerror or error})"
+    problems = found.problems if problem is None else (*found.problems, problem)
+    return replace(found, torch_profiler=record, problems=problems)
+
+
+def _with_stacks(
+    found: ProbesRecord, record: PySpyRecord, folder: Path, one: AttachedProcess, raw: Path
+) -> ProbesRecord:
+    if not one.noted("py_spy_window"):
+        line = "py-spy: the program took no step while it was sampled"
+        return replace(found, py_spy=None, problems=(*found.problems, line), failed=("py_spy",))
+    start_ns, end_ns = one.noted("py_spy_window")[-1]
+    record = replace(
+        record,
+        pid=one.process.pid,
+        marks=tuple(tuple(mark) for marks in one.noted("clock_marks") for mark in marks),
+        window=(start_ns, end_ns or max(start_ns, record.window[1])),  # it ends where the program did
+        roots=(str(ROOT), *one.noted("import_roots")[-1]),
+    )
+    record = replace(record, steps=_steps_in(folder, record))
+    problem = None
+    try:
+        trace = (raw / TRACE).read_bytes()
+        write_bytes(folder / TRACE, trace)
+        spans = StoredTable(folder / "spans.parquet", SPAN_COLUMNS)
+        samples = read_stacks(trace, record, process_roles(spans.batches(["pid", "role"])))
+        write_bytes(folder / SPEEDSCOPE, json.dumps(speedscope(samples)).encode())
+    except (OSError, InputError) as error:
+        problem = f"py-spy: {error}"
+    problems = found.problems if problem is None else (*found.problems, problem)
+    return replace(found, py_spy=record, problems=problems)
+
+
+def _steps_in(folder: Path, record: PySpyRecord) -> int:
+    """How many steps began within the window of py-spy."""
+    starts = StoredTable(folder / "steps.parquet", STEP_COLUMNS).read()["start_ns"].to_pylist()
+    return sum(record.window[0] <= start < record.window[1] for start in starts)

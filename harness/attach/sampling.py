@@ -1,0 +1,84 @@
+"""Samples a command with py-spy from the launcher's side, once the command asks for it (``agent/profiling.py``).
+
+py-spy samples the launcher with its children, so all processes of the command. These are suspended for each sample, and
+the one that asked spins the clock marks at both ends of the window.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic, monotonic_ns
+
+from harness.probes.profilers.py_spy import TRACE, PySpySettings, options
+from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
+from harness.study.probes_json import ProbesRecord, PySpyRecord, read_facts
+from trainer.errors import InputError
+from trainer.files import write_bytes, write_text
+
+# Files beside the frames: the command asks; py-spy samples; the command has marked the window's end; py-spy has ended.
+ASKED, READY, DONE, OVER = (f"py-spy.{word}" for word in ("asked", "ready", "done", "over"))
+RECORD = "py-spy.json"  # a probes.json: how TRACE, which lies there too, was recorded; or why it was not
+POLL_S = 0.05
+LATE_S = 60  # for the steps at both ends of the window, which may be long ones
+
+
+def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int) -> None:
+    """Wait until the command asks for py-spy (or ends), and sample it until its window of ``seconds`` is over.
+
+    What came of it goes into ``raw``; the command goes on in any case.
+    """
+    while not (raw / ASKED).exists():
+        if process.poll() is not None:
+            return
+        time.sleep(POLL_S)
+    output = raw / "py-spy.trace.json"
+    try:
+        found = ProbesRecord(py_spy=_record(process, raw, seconds, output))
+        write_bytes(raw / TRACE, gzip.compress(output.read_bytes(), 6))
+    except (SpyFailed, OSError) as error:
+        found = ProbesRecord((str(error) if isinstance(error, SpyFailed) else f"py-spy: {error}",), failed=("py_spy",))
+    finally:
+        with suppress(OSError):
+            (raw / OVER).touch()
+        with suppress(OSError):
+            output.unlink(missing_ok=True)
+    with suppress(OSError):
+        write_text(raw / RECORD, json.dumps(asdict(found)))
+
+
+def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
+    """Sample until the command has marked the window's end, or has ended, or lets wait too long. Raises SpyFailed."""
+    settings = PySpySettings(seconds=seconds)
+    recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
+    try:
+        (raw / READY).touch()
+        until = monotonic() + seconds + LATE_S
+        while not (raw / DONE).exists() and process.poll() is None and monotonic() < until:
+            time.sleep(POLL_S)
+        end_ns = monotonic_ns()
+    finally:
+        recording.end()
+    return PySpyRecord(
+        **asdict(settings),
+        # The launcher has no part in what is measured: like the metronome, its samples tell the time only.
+        metronome=(*recording.metronome_pids, os.getpid()),
+        started=(recording.started_ns, recording.ready_ns),
+        window=(recording.ready_ns, end_ns),
+        samples=recording.samples,
+        errors=recording.errors,
+    )
+
+
+def sampled(raw: Path) -> ProbesRecord | None:
+    """What :func:`sample_when_asked` left in ``raw``; None where the command never came so far."""
+    try:
+        return read_facts(raw / RECORD) if (raw / RECORD).exists() else None
+    except InputError as error:
+        return ProbesRecord((f"py-spy: {error}",), failed=("py_spy",))

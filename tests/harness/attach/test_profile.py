@@ -1,0 +1,260 @@
+"""``harness exec --profile``: what it records, that it measures none of that, and that it changes nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.attach import sampling
+from harness.attach.command import SHIM
+from harness.attach.frames import AttachedProcess, events, read
+from harness.attach.profiled import ProfiledWindows, profiled_steps
+from harness.attach.sampling import RECORD, sampled
+from harness.probes.ledger.rows import STEP
+from harness.study.contract import PROFILED
+from harness.study.run_data import RunData
+from harness.study.traces import profiles
+from harness.study.traces.clock_marks import MARK
+from harness.timeline.sources import read_sources
+from tests.commands import harness
+from tests.harness.attach.test_agent import Ran, losses, run_all
+from tests.harness.attach.test_exec import attached, program, study_in
+
+WITHOUT_PTRACE = Path(__file__).parents[1] / "probes" / "profilers" / "without_ptrace.py"
+AGENT = SHIM.parent / "agent" / "profiling.py"
+SETTINGS = {"warmup": 4, "steps": None, "profile_steps": 3}
+FIRST, LAST = 7, 9  # steps of the window: the watched ones are over by step 6, and the profiler warms up in that
+# Its workers begin anew within the window. The next two end there.
+PLAIN, SHORT, SHORTER = "plain --steps 24 --workers 1 --epoch 8", "plain --steps 9", "plain --steps 7"
+EVALUATING = "plain --steps 24 --evaluate-every 9"  # the first time in the second step of the window
+COMPILED = "compiled fullgraph"
+ITSELF = {
+    "early": "the program profiles itself with torch's profiler",
+    "within": "the program began to profile itself meanwhile",
+    "late": None,
+    "python": "the program profiles itself (sys.setprofile)",
+}
+PROGRAMS = [PLAIN, SHORT, SHORTER, EVALUATING, COMPILED, *(f"profiles_itself {how}" for how in ITSELF)]
+# Functions of the agent that are made to fail, each in a run of its own.
+HOOKS = (
+    "_torch_is_over",
+    "_own_profiler",
+    "_start",
+    "_write",
+    "_call",
+    "abandon",
+    "_realtime_minus_monotonic",
+    "_over",
+)
+FAULTS = [*(f"profiling.{name}!{PLAIN}" for name in HOOKS), f"profiling._write!{SHORT}", f"profiling.finish!{SHORT}"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    return run_all(tmp_path_factory.mktemp("plain") / "out", PROGRAMS, None)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("raw") / "raw"
+
+
+@pytest.fixture(scope="module")
+def seen(raw: Path, plain: dict[str, Ran]) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
+    ran = run_all(raw.parent / "out", [*plain, *FAULTS], raw, SETTINGS)
+    return ran, {one.process.pid: one for one in read(raw)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [PLAIN, SHORT, SHORTER, EVALUATING, COMPILED, *(f"profiles_itself {how}" for how in ITSELF)]
+)
+def test_no_loss_changes_and_no_graph_breaks(
+    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], name: str
+) -> None:
+    ran, processes = seen
+    assert (ran[name].code, plain[name].code) == (0, 0), ran[name].lines
+    kept = [[line for line in one[name].lines if line[:1].isdigit() or "own" in line] for one in (ran, plain)]
+    assert kept[0] == kept[1]
+    assert kept[0]
+    if name == COMPILED:
+        assert ran[name].lines[-1].split(" frames ")[0] == plain[name].lines[-1].split(" frames ")[0]
+    assert processes[ran[name].pid].noted("fault") == []
+    assert processes[ran[name].pid].noted("profile_fault") == []
+
+
+@pytest.mark.slow
+def test_the_window_is_what_was_asked_for_or_what_the_program_left_of_it(
+    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], raw: Path
+) -> None:
+    ran, processes = seen
+    whole, cut, ended, evaluating = (processes[ran[name].pid] for name in (PLAIN, SHORT, SHORTER, EVALUATING))
+    windows = [one.noted("torch_profiler")[0][1][2:] for one in (whole, cut, evaluating)]
+    assert windows == [(FIRST, LAST), (FIRST, FIRST + 1), (FIRST, FIRST + 1)]
+    assert [profiled_steps(one) for one in (whole, cut, ended, evaluating)] == [LAST + 1, 9, 0, 9]
+    for one, steps in ((whole, 3), (cut, 2), (evaluating, 2)):
+        found = json.loads((raw / one.noted("torch_profiler")[0][0]).read_text())["traceEvents"]
+        assert sum(event["name"].startswith("ProfilerStep#") for event in found if event["ph"] == "X") == steps
+    assert ProfiledWindows(raw).missing(ended) == [
+        "not profiled by torch.profiler: the program ended before torch.profiler was warm"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "why"), ITSELF.items())
+def test_a_program_that_profiles_itself_keeps_its_profiler(
+    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], how: str, why: str | None
+) -> None:
+    ran, processes = seen
+    found = ran[f"profiles_itself {how}"]
+    assert found.lines[-1] == "its own: True"
+    one = processes[found.pid]
+    assert one.noted("not_profiled") == ([] if why is None else [why])
+    assert len(one.noted("torch_profiler")) == (1 if why is None else 0)
+    # Ranks that were profiled and others measure the same steps: --steps ends them together.
+    begun = [event for portion in events(one.path) for event in portion if event[0] == STEP]
+    assert [event[3] for event in begun if not event[5]] == list(range(LAST + 2, 24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_profiling_changes_nothing_and_is_named(
+    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], raw: Path, fault: str
+) -> None:
+    """Training ends as it would have, to the last digit."""
+    ran, processes = seen
+    assert ran[fault].code == 0, ran[fault].lines
+    assert losses(ran[fault].lines) == losses(plain[fault.partition("!")[2]].lines)
+    assert [line for line in ran[fault].lines if "injected" in line] == []
+    one = processes[ran[fault].pid]
+    named = [*ProfiledWindows(raw).missing(one), *one.noted("fault")]
+    assert any("injected" in line for line in named), named
+
+
+@pytest.mark.slow
+def test_operators_and_stacks_lie_in_the_phases_of_steps_that_are_not_measured(tmp_path: Path) -> None:
+    options = ("--steps", "12", "--profile", "both", "--profile-seconds", "1")
+    done = attached(tmp_path, program("plain", "--steps", 100000, "--workers", 1, "--compute-ms", 4), *options)
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    runs = {run.record.arm: run for run in study.runs()}
+    window, measured = runs[f"script+{PROFILED}"], runs["script"]
+    assert (window.record.control, window.record.of) == (PROFILED, "script")
+    first, *_ = steps = [(row["step"], row["warmup"]) for run in (window, measured) for row in rows(run)]
+    assert first == (0, True)
+    assert [step for step, _ in steps] == list(range(len(steps)))
+    warm = len(rows(window)) + 3  # the loader had so many batches in flight, and one more was received
+    assert [step for step, warmup in steps if not warmup] == list(range(warm, warm + 12))
+    sources = read_sources(window)
+    assert sources.operators is not None
+    lies_in = operators_in_phases(window, sources.operators.to_pylist())
+    assert lies_in["aten::addmm"] == ["forward"] * 6
+    assert lies_in["AddmmBackward0"] == ["backward"] * 6
+    assert lies_in["aten::addcdiv_"] == ["optimizer"] * 12  # of four parameters
+    assert f"profiled, not measured: script+{PROFILED}; " in done.stdout
+    assert "a profiler slows what it records" in study.read_study().notes[0]
+    page = study.summary_md.read_text()
+    assert f"steps {FIRST} to {LAST}" in page
+    assert "`aten::addmm`" in page
+    assert "script" in json.loads(study.summary_json.read_text())["arms"]
+    facts = window.probes.py_spy
+    if facts is None:
+        assert "py-spy: no permission to trace this process; fix: " in done.stderr
+        assert "py_spy" in window.probes.failed
+        return
+    assert facts.steps > 50
+    assert sources.stacks is not None
+    stacks = [row["stack"] for row in sources.stacks.to_pylist() if row["role"] == "main"]
+    assert sum(any("Net.forward" in frame for frame in stack) for stack in stacks) > 0.1 * len(stacks)
+    assert {row["role"] for row in sources.stacks.to_pylist()} >= {"main", "loader-0"}
+    assert "main thread: forward" in page
+
+
+def rows(run: RunData) -> list[dict[str, Any]]:
+    assert run.steps is not None
+    found: list[dict[str, Any]] = run.steps.to_pylist()
+    return found
+
+
+def operators_in_phases(run: RunData, operators: list[dict[str, Any]]) -> Mapping[str, list[str]]:
+    """By operator: the phase of the main thread that holds each of its calls, as both clocks have it."""
+    assert run.spans is not None
+    phases = [row for row in run.spans.to_pylist() if row["role"] == "main"]
+    tolerance_ns = 50_000
+    found: dict[str, list[str]] = {}
+    for event in operators:
+        start, end = event["start_ns"], event["start_ns"] + event["duration_ns"]
+        within = [
+            phase["name"]
+            for phase in phases
+            if phase["start_ns"] - tolerance_ns <= start and end <= phase["end_ns"] + tolerance_ns
+        ]
+        found.setdefault(event["name"], []).extend(within or ["none"])
+    return found
+
+
+@pytest.mark.slow
+def test_where_tracing_is_not_permitted_the_command_goes_on_and_the_remedy_is_said(tmp_path: Path) -> None:
+    text = """if True:
+        import subprocess, sys
+        from pathlib import Path
+        from harness.attach.sampling import ASKED, sample_when_asked
+        (Path(sys.argv[1]) / ASKED).touch()
+        process = subprocess.Popen(["sleep", "60"])
+        sample_when_asked(process, Path(sys.argv[1]), 1)
+        print(process.poll())
+        process.kill()
+    """
+    command = [sys.executable, str(WITHOUT_PTRACE), sys.executable, "-c", text, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=False)
+    if done.returncode == 1 and not done.stderr:
+        pytest.skip("this kernel takes no filter of system calls")
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert (tmp_path / sampling.OVER).exists()
+    found = sampled(tmp_path)
+    assert found is not None
+    assert found.failed == ("py_spy",)
+    assert found.problems[0].startswith("py-spy: no permission to trace this process; fix: ")
+    assert (tmp_path / RECORD).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--profile-steps 2", "exec: --profile-steps goes with --profile torch or both"),
+        ("--profile --profile-seconds 2", "exec: --profile-seconds goes with --profile py-spy or both"),
+        ("--profile --profile-steps 0", "exec: --profile-steps 0: allowed: 1 to 100"),
+        ("--profile both --profile-seconds 61", "exec: --profile-seconds 61: allowed: 1 to 60"),
+        (
+            "--profile --controls a-a",
+            "exec: --profile does not go with --against or --controls: profile each command by itself",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(options: str, line: str) -> None:
+    done = harness("exec", *options.split(), "--", "true")
+    assert (done.returncode, done.stderr) == (2, f"harness: {line}\n")
+
+
+def test_the_agent_names_things_as_they_are_read() -> None:
+    """It runs in the user's process and imports nothing of ours: the names stand in it once more."""
+    found: dict[str, object] = {}
+    for one in ast.parse(AGENT.read_text()).body:
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
+            names = [ast.unparse(name) for name in one.targets[0].elts]
+            found |= dict(zip(names, eval(ast.unparse(one.value)), strict=True))
+        elif isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
+            found[ast.unparse(one.targets[0])] = one.value.value
+    for name in ("HEADER", "OFFSET", "CUT"):
+        assert found[name] == getattr(profiles, name)
+    for name in ("ASKED", "READY", "DONE", "OVER"):
+        assert found[name] == getattr(sampling, name)
+    assert found["MARK"] == MARK
