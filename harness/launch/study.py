@@ -81,10 +81,11 @@ def run_study(
     ``force``: also start what cannot fit into memory.
     """
     configs = {arm.name: arm.config for arm in plan.arms}
+    codes = {name: code for name, arm in (sequential.arms if sequential else {}).items() if (code := _code(arm))}
     check_devices(configs)
     check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
-        data = prepare_data(configs)
+        data = prepare_data(configs, {name: code for name, code in codes.items() if code.directory is not None})
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
@@ -205,6 +206,10 @@ def _finished_blocks(folder: StudyFolder, record: StudyRecord) -> int:
     return sum(all(folder.is_done(name, b) for name in order) for b, order in enumerate(record.order))
 
 
+def _code(arm: ArmRecord) -> Code | None:
+    return None if arm.code is None else Code(**asdict(arm.code))
+
+
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
     """How long to wait; the defaults where an older study does not say."""
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
@@ -248,7 +253,7 @@ def _run_block(
             folder,
             probes_of(section(record.scenario_text, "probes"), arms[name].control),
             limits,
-            None if (code := arms[name].code) is None else Code(**asdict(code)),
+            _code(arms[name]),
             data.by_arm[name],
         )
         for position, name in enumerate(names)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.regression.commands import State, at_states, find_state
+from harness.regression.commands import at_states
 from harness.regression.run import UntilDecided
+from harness.regression.states import State, find_state
 from harness.scenario.commands import CommandScenario, plan_commands
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
@@ -45,7 +46,8 @@ def test_arms_of_two_states() -> None:
     scenario = CommandScenario(
         name="n", question="q", command="t", arms={"a": None, "b": None}, controls=["ideal-data"]
     )
-    plan = at_states(plan_commands(scenario), State(Path("/base"), "1"), State(Path("/head"), "2+changes"))
+    base, head = State(Path("/base"), "1", Path("/base")), State(Path("/head"), "2+changes", Path("/head"))
+    plan = at_states(plan_commands(scenario), base, head)
     assert [(arm.name, arm.folder, arm.code, arm.control) for arm in plan.arms[:3]] == [
         ("a@base", "/base", "1", None), ("a@base+a-a", "/base", "1", "a-a"), ("a@head", "/head", "2+changes", None)
     ]  # fmt: skip
