@@ -156,7 +156,14 @@ class _CommandRun:
         self.raw = path / "raw"
         self.raw.mkdir()
         self.command = AlternatingCommand(
-            arm.program, self.raw.absolute(), path / "log.txt", gate, limits, arm.folder, f"run {arm.name}/{block}"
+            arm.program,
+            self.raw.absolute(),
+            path / "log.txt",
+            gate,
+            limits,
+            arm.folder,
+            arm.path,
+            f"run {arm.name}/{block}",
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:

@@ -58,11 +58,11 @@ def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:
     for arm in (one for one in plan.arms if one.control is None):
         ours, theirs = f"{arm.name}@{BASE}", f"{arm.name}@{HEAD}"
         here = replace(arm, comparison=arm.name)
-        first = replace(here, name=ours, folder=str(base.folder), code=base.label)
+        first = replace(here, name=ours, folder=str(base.folder), path=base.path, code=base.label)
         arms += [
             first,
             replace(first, name=f"{ours}+a-a", control="a-a", of=ours),
-            replace(here, name=theirs, folder=str(head.folder), code=head.label),
+            replace(here, name=theirs, folder=str(head.folder), path=head.path, code=head.label),
         ]
         compared.append(ComparisonRecord(ours, theirs))
     names = [arm.name for arm in arms]

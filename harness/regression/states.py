@@ -6,6 +6,8 @@ hold is not there.
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from harness.regression.plan import BASE, HEAD
 from trainer.errors import InputError
 
 _UNPACK_S = 600
+_START_S = 60  # for Python alone
 
 
 @dataclass(frozen=True)
@@ -25,27 +28,14 @@ class State:
     """A state of the user's code: where it lies, and its commit (``+changes`` where files differ from that).
 
     ``root``: the folder around it that holds all of the repository's files; ``folder`` where there is no repository.
+    ``path``: folders of this state that stand for those of the repository here that Python imports from, as from the
+    ``src/`` of a project that ``pip install -e`` installed.
     """
 
     folder: Path
     label: str
     root: Path
-
-    def path(self) -> list[str]:
-        """Folders of this state that stand for those of the repository here that this process imports from.
-
-        Code of the user's own may lie in them, as in the ``src/`` of a project that ``pip install -e`` installed.
-        """
-        here, top = Path.cwd(), _top(Path.cwd())
-        # An environment within the repository holds packages, which are none of the user's code.
-        packages = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(top)]
-        found = []
-        for place in (Path(one).resolve() for one in sys.path if one):
-            if place != here and place.is_relative_to(top) and not any(map(place.is_relative_to, packages)):
-                there = self.root / place.relative_to(top)
-                if there != place and there.is_dir():
-                    found.append(str(there))
-        return found
+    path: tuple[str, ...] = ()
 
 
 def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
@@ -63,11 +53,10 @@ def find_state(where: str, place: Path) -> State:
     here = Path.cwd()
     if Path(where).is_dir():
         folder = Path(where).resolve()
-        within = here.relative_to(_top(here))
-        root = _top(folder)
-        if folder != root / within:  # not as deep as this folder is
-            root = folder
-        return State(folder, describe_checkout(folder) or folder.name, root)
+        stands_for, root = _top(here), _top(folder)
+        if folder != root / here.relative_to(stands_for):  # not as deep as this folder is
+            stands_for, root = here, folder
+        return State(folder, describe_checkout(folder) or folder.name, root, _path(root, stands_for))
     try:
         commit = git(here, "rev-parse", "--verify", "--quiet", f"{where}^{{commit}}")
     except (OSError, subprocess.SubprocessError) as error:
@@ -83,7 +72,7 @@ def find_state(where: str, place: Path) -> State:
         raise InputError(f"{where}: cannot be unpacked ({done.stderr.strip() or 'git archive failed'})")
     if not (place / within).is_dir():
         raise InputError(f"{where}: has no folder {within}")
-    return State(place / within, commit[:12], place)
+    return State(place / within, commit[:12], place, _path(place, top))
 
 
 def _top(folder: Path) -> Path:
@@ -92,6 +81,23 @@ def _top(folder: Path) -> Path:
         return Path(git(folder, "rev-parse", "--show-toplevel")).resolve()
     except (OSError, subprocess.SubprocessError):
         return folder
+
+
+def _path(root: Path, stands_for: Path) -> tuple[str, ...]:
+    """Folders in ``root`` for those of the repository here that are on Python's path."""
+    # Asked of a process of its own: this one's path has what its command put there (a folder of tests, for one).
+    asked = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True, timeout=_START_S)
+    # An environment within the repository holds packages, which are none of the user's code.
+    packages = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(stands_for)]
+    found = []
+    for place in (Path(one).resolve() for one in json.loads(done.stdout.splitlines()[-1]) if one):
+        if place.is_relative_to(stands_for) and not any(map(place.is_relative_to, packages)):
+            there = root / place.relative_to(stands_for)
+            if there != place and there.is_dir():
+                found.append(str(there))
+    return tuple(found)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
 
 
 def _code(state: State) -> Code:
-    return Code(str(OWN_FOLDER), sys.executable, state.label, VERSION, str(state.folder), tuple(state.path()))
+    return Code(str(OWN_FOLDER), sys.executable, state.label, VERSION, str(state.folder), state.path)
 
 
 def _check(functions: set[tuple[str, str]], codes: Mapping[str, Code], states: Mapping[str, State]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.attach.command import environment_of
 from harness.regression.commands import at_states
 from harness.regression.run import UntilDecided
 from harness.regression.states import State, find_state
@@ -46,13 +48,21 @@ def test_arms_of_two_states() -> None:
     scenario = CommandScenario(
         name="n", question="q", command="t", arms={"a": None, "b": None}, controls=["ideal-data"]
     )
-    base, head = State(Path("/base"), "1", Path("/base")), State(Path("/head"), "2+changes", Path("/head"))
+    base = State(Path("/base"), "1", Path("/base"), ("/base/src",))
+    head = State(Path("/head"), "2+changes", Path("/head"))
     plan = at_states(plan_commands(scenario), base, head)
     assert [(arm.name, arm.folder, arm.code, arm.control) for arm in plan.arms[:3]] == [
         ("a@base", "/base", "1", None), ("a@base+a-a", "/base", "1", "a-a"), ("a@head", "/head", "2+changes", None)
     ]  # fmt: skip
+    assert [arm.path for arm in plan.arms[:3]] == [("/base/src",), ("/base/src",), ()]
     assert plan.comparisons == (ComparisonRecord("a@base", "a@head"), ComparisonRecord("b@base", "b@head"))
     assert {block[0] for block in plan.blocks[:6]} == {arm.name for arm in plan.arms}
+
+
+def test_what_a_state_holds_is_imported_before_what_lies_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/here/src")
+    found = environment_of(Path("/raw"), ("/base/src", "/base/more"))["PYTHONPATH"].split(os.pathsep)
+    assert found[1:] == ["/base/src", "/base/more", "/here/src"]  # behind the agent's
 
 
 @pytest.mark.slow
@@ -85,6 +95,8 @@ def test_a_working_copy_runs_beside_its_commit(repository: Path, monkeypatch: py
     assert {arm: run.record.environment["git_commit"] for arm, run in runs.items()} == {
         "loop@base": commit, "loop@base+a-a": commit, "loop@head": f"{commit}+changes"
     }  # fmt: skip
+    page = (path / "regression.md").read_text()
+    assert f" ms at {commit} and " in page or f" at {commit}" in done.stdout
     lasts = {
         arm: min(row["forward_ns"] for row in run.steps.to_pylist() if not row["warmup"])
         for arm, run in runs.items()

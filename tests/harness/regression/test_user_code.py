@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -230,6 +231,7 @@ def test_a_package_that_pip_installed_from_the_repository_is_taken_from_each_sta
     scenario = repository / "code" / "own.yaml"
     scenario.write_text(SCENARIO.replace("own_items:make", "theirs.items:make"))
     monkeypatch.chdir(repository / "code")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{repository / 'src'}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(repository / "src")])
     states = dict(zip((BASE, HEAD), find_states("HEAD", ".", tmp_path), strict=True))
     plan, records = with_states(asked(repository / "code", "data"), states)
