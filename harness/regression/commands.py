@@ -18,9 +18,9 @@ from harness.machine.git import checkout_fingerprint
 from harness.regression.gate import Limits, WhyUndecided, comparisons, nothing
 from harness.regression.plan import BASE, HEAD
 from harness.regression.run import RegressionResult, UntilDecided
-from harness.regression.states import State, find_states
+from harness.regression.states import State, check_functions, find_states
 from harness.regression.thresholds import MOST_BLOCKS_PLANNED
-from harness.scenario.commands import CommandArm, CommandPlan
+from harness.scenario.commands import LOOP, CommandArm, CommandPlan
 from harness.study.records import ComparisonRecord
 
 
@@ -32,11 +32,13 @@ def run_command_states(
 
     A block that runs then, because it is slow or hangs, is ended and left out.
 
-    InputError where a side is neither a folder nor a revision of the repository around this folder.
+    InputError where a side is neither a folder nor a revision of the repository around this folder, or lacks a function
+    that trains.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
         states = find_states(base, head, Path(place))
+        check_functions({(LOOP, arm.call.partition("(")[0]) for arm in plan.arms if arm.call is not None}, states)
         before = [checkout_fingerprint(state.folder) for state in states]
         folder = create_folder(out, plan.scenario.name)
         enough = UntilDecided(limits, budget_s)

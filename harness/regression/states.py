@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from harness.machine.git import describe_checkout, git
 from harness.regression.plan import BASE, HEAD
 from trainer.errors import InputError
+from trainer.user_code import files
 
 _UNPACK_S = 600
 _START_S = 60  # for Python alone
@@ -73,6 +74,36 @@ def find_state(where: str, place: Path) -> State:
     if not (place / within).is_dir():
         raise InputError(f"{where}: has no folder {within}")
     return State(place / within, commit[:12], place, _path(place, top))
+
+
+def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:
+    """Which of ``functions`` (a key, and MODULE:FUNCTION) are a library's, and so the same in all states.
+
+    Raises InputError where a state lacks one, so that the code of another would run.
+    """
+    roots = {state: state.root.resolve() for state in states}
+    shared = []
+    for key, name in sorted(functions):
+        found = {}
+        for state in roots:
+            try:
+                places = [str(state.folder), *state.path]
+                found[state] = [path.resolve() for path in files(key, name, places)]
+            except InputError as error:
+                raise InputError(f"{state.label}: {error}") from error
+        first, *others = found.values()
+        # An environment within the repository holds packages, too.
+        library = first[0].is_relative_to(sys.prefix) or not any(map(first[0].is_relative_to, roots.values()))
+        if library and all(other == first for other in others):
+            shared.append(f"{name} ({first[0]})")
+            continue
+        for state, root in roots.items():
+            if elsewhere := [path for path in found[state] if not path.is_relative_to(root)]:
+                raise InputError(
+                    f"{state.label}: {key}: {name}: no such module in {state.folder}, so {elsewhere[0]} would run; "
+                    "give a state that has it, and call harness from the folder in which it lies"
+                )
+    return shared
 
 
 def _top(folder: Path) -> Path:

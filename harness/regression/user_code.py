@@ -20,13 +20,12 @@ from harness.machine.environment import record_environment
 from harness.regression.gate import Limits
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regression.run import RegressionResult, is_base, run_comparisons, user_functions
-from harness.regression.states import State, find_states
+from harness.regression.states import State, check_functions, find_states
 from harness.study.records import ArmRecord
 from trainer.config import TrainerConfig
 from trainer.devices.profiles import is_file_name
 from trainer.errors import InputError
 from trainer.files import expanded
-from trainer.user_code import files
 
 
 def is_of_user_code(asked: ComparisonPlan, *states: str) -> bool:
@@ -60,7 +59,12 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
     kept = _only(asked, {arm.name for arm in asked.plan.arms if user_functions(arm.config)})
     functions = {one for arm in kept.plan.arms for one in user_functions(arm.config)}
     codes = {side: _code(state) for side, state in states.items()}
-    _check(functions, codes, states)
+    shared = check_functions(functions, states.values())
+    if len(shared) == len(functions):
+        raise InputError(
+            f"{', '.join(shared)}: both sides import what is installed; install it with pip install -e, or "
+            "call harness from the folder in which it lies"
+        )
     environment = record_environment()
     planned = []
     for arm in kept.plan.arms:
@@ -92,38 +96,6 @@ def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
 
 def _code(state: State) -> Code:
     return Code(str(OWN_FOLDER), sys.executable, state.label, VERSION, str(state.folder), state.path)
-
-
-def _check(functions: set[tuple[str, str]], codes: Mapping[str, Code], states: Mapping[str, State]) -> None:
-    """Raise InputError where a side would run code of the other, or where both sides would run the same."""
-    roots = [state.root.resolve() for state in states.values()]
-    shared = []
-    for key, name in sorted(functions):
-        found = {}
-        for side, code in codes.items():
-            try:
-                found[side] = [path.resolve() for path in files(key, name, code.places)]
-            except InputError as error:
-                raise InputError(f"{code.label}: {error}") from error
-        first = found[BASE][0]
-        # An environment within the repository holds packages, too.
-        if found[BASE] == found[HEAD] and (
-            first.is_relative_to(sys.prefix) or not any(map(first.is_relative_to, roots))
-        ):
-            shared.append(f"{name} ({first})")
-            continue
-        for root, (side, state) in zip(roots, states.items(), strict=True):
-            elsewhere = [path for path in found[side] if not path.is_relative_to(root)]
-            if elsewhere:
-                raise InputError(
-                    f"{state.label}: {key}: {name}: no such module in {state.folder}, so {elsewhere[0]} would run; "
-                    "give a state that has it, and call harness from the folder in which it lies"
-                )
-    if len(shared) == len(functions):
-        raise InputError(
-            f"{', '.join(shared)}: both sides import what is installed; install it with pip install -e, or "
-            "call harness from the folder in which it lies"
-        )
 
 
 def _anchored(config: TrainerConfig) -> TrainerConfig:

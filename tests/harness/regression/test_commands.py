@@ -122,3 +122,19 @@ def test_a_command_that_hangs_ends_with_the_budget(repository: Path) -> None:
     (path,) = (repository / "code" / "results" / "speed").iterdir()
     assert not list(path.glob("runs/*/0"))
     assert StudyFolder(path).read_study().blocks == 0
+
+
+@pytest.mark.slow
+def test_a_function_that_the_base_lacks_is_not_taken_from_the_head(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the present folder is on Python's path, its function ran in place of the base's."""
+    (repository / "code" / "called.py").write_text("def train():\n    pass\n")
+    (repository / "code" / "loop.yaml").write_text("name: loop\nquestion: q\nloop: called:train\narms: {loop: }\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(repository / "code")])
+    done = harness("regress", "loop.yaml", "--base", "HEAD", cwd=repository / "code")
+    assert done.returncode == 2
+    commit = git(repository, "rev-parse", "HEAD")[:12]
+    assert done.stderr.startswith(f"harness: {commit}: loop: called:train: no such module in ")
+    assert f"so {repository}/code/called.py would run; give a state that has it" in done.stderr
+    assert not (repository / "code" / "results").exists()
