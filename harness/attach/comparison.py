@@ -25,7 +25,7 @@ from harness.launch.ending import terminable
 from harness.launch.progress import Progress
 from harness.launch.study import now
 from harness.launch.waiting import BudgetSpent, WaitLimits
-from harness.machine.environment import record_environment
+from harness.machine.environment import record_user_environment
 from harness.scenario.commands import (
     CommandArm,
     CommandControl,
@@ -101,7 +101,7 @@ def run_comparison(
         order=[list(block) for block in plan.blocks],
         arms=[_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
-        environment=record_environment(),
+        environment=record_user_environment(),
         id=new_study_id(),
     )
     folder.write_study(study)

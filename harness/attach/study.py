@@ -11,7 +11,7 @@ from typing import Any
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import StepTotals, write_tables
 from harness.launch.study import now
-from harness.machine.environment import record_environment
+from harness.machine.environment import record_user_environment
 from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
@@ -37,7 +37,7 @@ def make_study(
     processes = read(raw)
     workers = [one for one in processes if one.made]
     trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
-    environment = record_environment()
+    environment = record_user_environment()
     records, study_id = [], new_study_id()
     session = session_of(study_id, "exec")
     for arm, one in zip(_names(trained), trained, strict=True):

@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
 from harness.launch.waiting import BudgetSpent, WaitLimits
-from harness.machine.environment import record_environment
+from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
@@ -104,7 +104,7 @@ def run_study(
         order=[list(block) for block in plan.blocks],
         arms=[(sequential.arms if sequential else {}).get(arm.name) or arm_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
-        environment=record_environment(),
+        environment=_environment(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
     )
@@ -171,7 +171,9 @@ def _execute(
                 print(planned if todo else "every run of this study is done", file=sys.stderr)
             else:
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
-            environment = record_environment()  # now, not when the study was begun: a resumed one may find another
+            environment = _environment(
+                configs.values()
+            )  # now, not when the study was begun: a resumed one may find another
             total = len(todo) if enough is None else None
             with ExitStack() as shown:
                 progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
@@ -208,6 +210,11 @@ def _finished_blocks(folder: StudyFolder, record: StudyRecord) -> int:
 
 def _code(arm: ArmRecord) -> Code | None:
     return None if arm.code is None else Code(**asdict(arm.code))
+
+
+def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
+    """One commit for all runs: that of the user's code where any of them runs some, else this code's."""
+    return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:

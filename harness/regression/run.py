@@ -138,12 +138,6 @@ def is_base(arm: str) -> bool:
     return arm.removesuffix("+a-a").endswith(f"@{BASE}")
 
 
-def user_functions(config: TrainerConfig) -> list[tuple[str, str]]:
-    """The code of the user's own that a run of ``config`` calls: keys, and MODULE:FUNCTION."""
-    named = ("data.source", config.data.source), ("model.factory", config.model.factory)
-    return [(key, name) for key, name in named if name is not None]
-
-
 def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
     """What another state of the code would have otherwise, by folder."""
     codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
@@ -151,7 +145,7 @@ def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
     for code, config in codes:
         if code.directory is not None:
             seen = found.setdefault(code.directory, {checkout_fingerprint(Path(code.directory))})
-            for key, name in user_functions(TrainerConfig.model_validate(config)):
+            for key, name in TrainerConfig.model_validate(config).user_functions:
                 try:
                     seen.add(f"{name} {user_fingerprint(key, name, [code.directory, *code.path])}")
                 except InputError:  # it is gone

@@ -19,7 +19,7 @@ from harness.launch.protocol import VERSION
 from harness.machine.environment import record_environment
 from harness.regression.gate import Limits
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
-from harness.regression.run import RegressionResult, is_base, run_comparisons, user_functions
+from harness.regression.run import RegressionResult, is_base, run_comparisons
 from harness.regression.states import State, check_functions, find_states
 from harness.study.records import ArmRecord
 from trainer.config import TrainerConfig
@@ -30,7 +30,7 @@ from trainer.files import expanded
 
 def is_of_user_code(asked: ComparisonPlan, *states: str) -> bool:
     """Whether an arm names code of the user's own, and none of ``states`` (folders or revisions) is of the harness."""
-    named = any(user_functions(arm.config) for arm in asked.plan.arms)
+    named = any(arm.config.user_functions for arm in asked.plan.arms)
     return named and not any(holds_code(state, Path.cwd()) for state in states)
 
 
@@ -56,8 +56,8 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
 
     Raises InputError where a state lacks what an arm names, or where none of it lies in the two states.
     """
-    kept = _only(asked, {arm.name for arm in asked.plan.arms if user_functions(arm.config)})
-    functions = {one for arm in kept.plan.arms for one in user_functions(arm.config)}
+    kept = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
+    functions = {one for arm in kept.plan.arms for one in arm.config.user_functions}
     codes = {side: _code(state) for side, state in states.items()}
     shared = check_functions(functions, states.values())
     if len(shared) == len(functions):

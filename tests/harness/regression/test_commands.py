@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.attach.command import environment_of
+from harness.machine.git import checkout_fingerprint
 from harness.regression.commands import at_states
 from harness.regression.run import UntilDecided
 from harness.regression.states import State, find_state
@@ -77,6 +78,18 @@ def test_a_revision_is_unpacked_and_nothing_is_registered(
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     with pytest.raises(InputError, match=r"^no-such: neither a folder nor a revision of the git repository at "):
         find_state("no-such", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_an_edit_is_noticed_in_whatever_encoding(repository: Path) -> None:
+    text = repository / "code" / "latin.txt"
+    text.write_bytes("caf\xe9\n".encode("latin-1"))
+    git(repository, "add", "-f", ".")
+    git(repository, "commit", "-qm", "another encoding")
+    before = checkout_fingerprint(repository)
+    text.write_bytes("caf\xe9s\n".encode("latin-1"))
+    assert checkout_fingerprint(repository) not in (before, "")
+    assert checkout_fingerprint(repository.parent) == ""
 
 
 @pytest.mark.slow

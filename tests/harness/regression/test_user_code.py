@@ -184,6 +184,19 @@ def test_code_that_fails_at_its_revision_is_named_with_it(repository: Path) -> N
     assert not (repository / "code" / "results").exists()
 
 
+def test_every_study_of_the_users_own_code_says_its_commit(repository: Path) -> None:
+    """It said the harness's own, or none where that is installed."""
+    scenario = repository / "code" / "own.yaml"
+    scenario.write_text(SCENARIO.replace("  plain: {}\n", "").replace("  model: {model.factory", "  # {model.factory"))
+    git(repository, "commit", "-qam", "one arm")
+    done = harness("run", "own.yaml", "--repeats", "1", cwd=repository / "code")
+    assert done.returncode == 0, done.stderr
+    (path,) = (repository / "code" / "results" / "own").iterdir()
+    commit = git(repository, "rev-parse", "HEAD")[:12]
+    assert StudyFolder(path).read_study().environment["git_commit"] == commit
+    assert {run.record.environment["git_commit"] for run in StudyFolder(path).runs()} == {commit}
+
+
 def test_whose_code_is_compared(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(repository / "code")
     own = asked(repository / "code")
@@ -244,6 +257,10 @@ def test_a_package_that_pip_installed_from_the_repository_is_taken_from_each_sta
     assert head.path == ()
     found = [files("data.source", "theirs.items:make", code.places)[0] for code in (base, head)]
     assert [path.parent for path in found] == [tmp_path / "base" / "src" / "theirs", package]
+
+    (tmp_path / "two").mkdir()
+    older, newer = find_states("HEAD~1", "HEAD", tmp_path / "two")
+    assert (older.path, newer.path) == ((), (str(tmp_path / "two" / "head" / "src"),))
 
     before = code_fingerprints(records)
     assert code_fingerprints(records) == before
