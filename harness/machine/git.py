@@ -39,7 +39,9 @@ def describe_checkout(folder: Path) -> str | None:
 
 def checkout_fingerprint(folder: Path) -> str:
     """Another one means that files which git knows have changed in the checkout; empty outside of one."""
+    but_bytecode = ":/", ":(top,exclude)*.pyc"  # which running code writes, where somebody committed it
     try:
-        return hashlib.sha256(git(folder, "diff", "HEAD").encode()).hexdigest() + git(folder, "rev-parse", "HEAD")
+        changes = git(folder, "diff", "HEAD", "--", *but_bytecode)
+        return hashlib.sha256(changes.encode()).hexdigest() + git(folder, "rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return ""
