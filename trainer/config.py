@@ -287,6 +287,12 @@ class TrainerConfig(Config):
     seed: int = Field(0, ge=0, lt=2**62)
     """Seed of weights and document order; block b of a study uses seed + b."""
 
+    @property
+    def user_functions(self) -> tuple[tuple[str, str], ...]:
+        """The code of the user's own that is called: keys, and MODULE:FUNCTION."""
+        named = ("data.source", self.data.source), ("model.factory", self.model.factory)
+        return tuple((key, name) for key, name in named if name is not None)
+
     @model_validator(mode="after")
     def _a_model_of_ones_own_is_computed(self) -> TrainerConfig:
         if self.model.factory is not None and self.compute.emulated is not None:

@@ -1,6 +1,7 @@
 """Finds, fingerprints and calls a function that the user wrote, named MODULE:FUNCTION in a scenario.
 
-It is looked for in the working directory first, as Python does for a script, then among the installed packages.
+It is looked for in the working directory first, as Python does for a script, then in the folders of ``CODE_PATH``, then
+among the installed packages.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 from trainer.errors import InputError, in_words
 from trainer.json_types import Json
 
+# More folders to look in, as PYTHONPATH has them. Whatever else a process imports is not looked for there.
+CODE_PATH = "HARNESS_CODE_PATH"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -29,13 +33,14 @@ def named_function(name: str) -> str:
     return name
 
 
-def fingerprint(key: str, name: str) -> str:
+def fingerprint(key: str, name: str, places: Sequence[str] | None = None) -> str:
     """A digest of the Python files that ``name`` comes with: of its module or, where it is in a package, of all of it.
 
-    Nothing is imported. Raises InputError, which begins with ``key``, where no such module is found.
+    Nothing is imported. Raises InputError, which begins with ``key``, where no such module is found. ``places``: where
+    a process in another folder would look first.
     """
     digest = hashlib.sha256()
-    for path in _files(key, name):
+    for path in files(key, name, places):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -66,9 +71,10 @@ def failed(key: str, name: str, error: Exception) -> InputError:
 
 def _function(key: str, name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    _files(key, name)  # says where it was looked for
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    files(key, name)  # says where it was looked for
+    for place in reversed(_places()):
+        if place not in sys.path:
+            sys.path.insert(0, place)
     try:
         found = getattr(importlib.import_module(module), function, None)
     except Exception as error:
@@ -78,18 +84,26 @@ def _function(key: str, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _files(key: str, name: str) -> list[Path]:
+def _places() -> list[str]:
+    return [str(Path.cwd()), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+
+
+def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path]:
+    """The Python files that ``name`` comes with; see :func:`fingerprint`."""
     module = name.partition(":")[0]
     top, *rest = module.split(".")
-    spec = PathFinder.find_spec(top, [str(Path.cwd()), *(path for path in sys.path if path)])
+    places = _places() if places is None else places
+    spec = PathFinder.find_spec(top, [*places, *(path for path in sys.path if path)])
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     inside = [place for folder in folders for place in _inside(folder, rest)] if rest else []
     if spec is None or (rest and not inside) or (spec.origin is None and not folders):
-        reason = f"no module {module} in {Path.cwd()}, nor among the installed packages"
+        reason = f"no module {module} in {places[0]}, nor among the installed packages"
         raise InputError(f"{key}: {name}: {reason}; give MODULE:FUNCTION, importable from where harness is called")
     if not folders:
         return [Path(str(spec.origin))]
-    return sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())
+    if not (found := sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())):
+        raise InputError(f"{key}: {name}: no Python file in {folders[0]}")
+    return found
 
 
 def _inside(folder: Path, parts: list[str]) -> list[Path]:

@@ -58,6 +58,12 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "attached": (COMMAND,),
     "program_fingerprint": (COMMAND,),
 }
+# Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.
+OF_USER_CODE = {
+    "corpus_fingerprint": ("data", "source"),
+    "tokenizer_fingerprint": ("data", "source"),
+    "model_fingerprint": ("model", "factory"),
+}
 # Facts that are measured, and differ from run to run.
 MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share"}
 
@@ -176,9 +182,17 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
             explained = any(
                 name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())
             )
+            if CODE in declared and key in OF_USER_CODE:
+                explained |= all(_has(record.config, OF_USER_CODE[key]) for record in (ours, theirs))
             if one != other and not explained:
                 found.append(Confound("fact", key=key, values=(one, other)))
     return found
+
+
+def _has(config: JsonObject, key: tuple[str, str]) -> bool:
+    section, name = key
+    inner = config.get(section)
+    return isinstance(inner, dict) and inner.get(name) is not None
 
 
 def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:

@@ -56,6 +56,7 @@ class AlternatingCommand:
     gate: Path  # socket; its path has at most 107 bytes
     limits: WaitLimits
     folder: str | None = None  # in which it runs
+    path: Sequence[str] = ()  # folders that it imports from before others
     name: str = "the command"  # in messages
     doing: str = "starting"
     _process: subprocess.Popen[bytes] | None = None
@@ -71,7 +72,7 @@ class AlternatingCommand:
             listening.listen()
             self._process = start(
                 self.program,
-                env=environment_of(self.raw),
+                env=environment_of(self.raw, self.path),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

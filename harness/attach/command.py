@@ -55,9 +55,12 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> i
 MARK = "HARNESS_ATTACH"  # environment variable: where the agent records, and by what its processes are known
 
 
-def environment_of(raw: Path) -> dict[str, str]:
-    """This process's environment, with the agent within reach; it records into ``raw``."""
-    path = os.pathsep.join([str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])])
+def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
+    """This process's environment, with the agent within reach; it records into ``raw``.
+
+    ``places``: folders that are imported from before all others.
+    """
+    path = os.pathsep.join([str(SHIM), *places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
 
 

@@ -25,7 +25,7 @@ from harness.launch.ending import terminable
 from harness.launch.progress import Progress
 from harness.launch.study import now
 from harness.launch.waiting import BudgetSpent, WaitLimits
-from harness.machine.environment import record_environment
+from harness.machine.environment import record_user_environment
 from harness.scenario.commands import (
     CommandArm,
     CommandControl,
@@ -101,7 +101,7 @@ def run_comparison(
         order=[list(block) for block in plan.blocks],
         arms=[_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
-        environment=record_environment(),
+        environment=record_user_environment(),
         id=new_study_id(),
     )
     folder.write_study(study)
@@ -156,7 +156,14 @@ class _CommandRun:
         self.raw = path / "raw"
         self.raw.mkdir()
         self.command = AlternatingCommand(
-            arm.program, self.raw.absolute(), path / "log.txt", gate, limits, arm.folder, f"run {arm.name}/{block}"
+            arm.program,
+            self.raw.absolute(),
+            path / "log.txt",
+            gate,
+            limits,
+            arm.folder,
+            arm.path,
+            f"run {arm.name}/{block}",
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:

@@ -12,7 +12,7 @@ from harness.attach.frames import AttachedProcess, read
 from harness.attach.profiled import ProfiledWindows, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.launch.study import now
-from harness.machine.environment import record_environment
+from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.run_facts import RunFacts
@@ -40,7 +40,7 @@ def make_study(
     processes = read(raw)
     workers = [one for one in processes if one.made]
     trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
-    environment = record_environment()
+    environment = record_user_environment()
     records, study_id = [], new_study_id()
     session = session_of(study_id, "exec")
     made_by = {worker.process.pid: worker.made for worker in workers}

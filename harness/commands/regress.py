@@ -62,6 +62,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.regression.plan import between_states
     from harness.regression.quantities import read_seconds
     from harness.regression.run import run_comparisons, with_codes
+    from harness.regression.user_code import is_of_user_code, run_user_states
     from harness.scenario.load import load_scenario
     from harness.study.store import StudyFolder
 
@@ -79,8 +80,14 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     if found is None:
         scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
         asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
-        asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
-        found = run_comparisons(asked, Path(arguments.out), command, arguments.scenario, limits, budget_s, arms)
+        out = Path(arguments.out)
+        if is_of_user_code(asked, arguments.base, arguments.head):
+            found = run_user_states(
+                asked, arguments.base, arguments.head, out, command, arguments.scenario, limits, budget_s
+            )
+        else:
+            asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
+            found = run_comparisons(asked, out, command, arguments.scenario, limits, budget_s, arms)
     comparisons = found.comparisons
     notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.packages import CONSTRAINTS, Packages, packages_of
-from harness.launch.protocol import PATHS, Paths, protocol_of
+from harness.launch.protocol import NOT_THIS_PROJECT, PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.git import describe_checkout, git
 from harness.study.records import CodeRecord
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
+from trainer.user_code import CODE_PATH
 
 OWN_FOLDER = Path(__file__).parents[2]  # of the code that is running now
 INSTALLED = ("site-packages", "dist-packages")  # folders that pip puts this code into, unless it is told `-e`
@@ -61,9 +62,20 @@ class Code(CodeRecord):
         """Its module paths."""
         return PATHS[self.protocol]
 
+    @property
+    def places(self) -> list[str] | None:
+        """Where its runs look for code of the user's own before they look among what is installed; None: as here."""
+        return None if self.directory is None else [self.directory, *self.path]
+
     def environment(self) -> dict[str, str]:
         """Variables for a process that runs this code."""
-        return environment_for(Path(self.folder))
+        found = environment_for(Path(self.folder))
+        if self.directory is None:
+            return found
+        # What is named from the launcher's working directory is meant from there.
+        others = [str(Path(one).absolute()) for one in found.get("PYTHONPATH", "").split(os.pathsep) if one]
+        own = {CODE_PATH: os.pathsep.join(self.path), "HARNESS_CACHE": str(cache_root())}
+        return {**found, **own, **({"PYTHONPATH": os.pathsep.join(others)} if others else {})}
 
     def command(self, *arguments: str) -> list[str]:
         """Its Python with ``arguments``."""
@@ -83,6 +95,20 @@ def environment_for(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
+def holds_code(where: str, repository: Path) -> bool | None:
+    """Whether ``where``, as of :func:`find_code`, holds this project's code; None where it is no folder or revision."""
+    servers = [paths.fork_server.replace(".", "/") + ".py" for paths in PATHS.values()]
+    folder = Path(where)
+    if folder.is_dir():
+        return (folder / "trainer").is_dir() and any((folder / server).is_file() for server in servers)
+    try:
+        commit = _commit(where, repository)
+    except InputError:
+        return None
+    found = git(repository, "ls-tree", "--full-tree", "--name-only", commit, "trainer", *servers).splitlines()
+    return "trainer" in found and len(found) > 1
+
+
 def find_code(where: str, repository: Path) -> Code:
     """``where`` is a folder with the code, or a revision of the git repository around ``repository``.
 
@@ -96,6 +122,10 @@ def find_code(where: str, repository: Path) -> Code:
         label = describe_checkout(folder) or folder.name
     else:
         commit = _commit(where, repository)
+        if not holds_code(where, repository):  # before git registers a worktree in a repository of something else
+            raise InputError(
+                f"{where}: its commit {commit[:12]} holds no harness/launch/ and trainer/: {NOT_THIS_PROJECT}"
+            )
         with _alone(cache_root() / "code"):
             folder, label = _worktree(commit, repository), commit[:12]
     try:

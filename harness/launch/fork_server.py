@@ -58,7 +58,7 @@ class ForkServer:
 
         # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
         environment = {
-            **environment_for(OWN_FOLDER if code is None else Path(code.folder)),
+            **(environment_for(OWN_FOLDER) if code is None else code.environment()),
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
@@ -70,6 +70,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments] if code is None else code.command(*arguments),
                 stdin=subprocess.DEVNULL,
+                cwd=None if code is None else code.directory,
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what is kept

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from harness.launch.code import Code
 from harness.launch.memory import RunNeed, need_of
 from harness.launch.probing import probes_of
 from harness.launch.progress import announced
@@ -54,10 +56,11 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
             )
 
 
-def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
+def prepare_data(configs: dict[str, TrainerConfig], codes: Mapping[str, Code] | None = None) -> StudyData:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    Raises InputError where an arm cannot work.
+    ``codes``: of the arms that run another state of the user's own code than the one here. Raises InputError where an
+    arm cannot work.
     """
     from trainer.compute.emulated import build_emulated
     from trainer.data.cache import known_digests
@@ -71,25 +74,25 @@ def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
     needs = []
     for name, config in configs.items():
         data = config.data
-        key = json.dumps(
-            [data.source or data.corpus.model_dump(), data.tokenizer.model_dump(), data.path, data.sequence_length],
-            sort_keys=True,
-        )
+        code = None if codes is None else codes.get(name)
+        places, at = (None, "") if code is None else (code.places, f" at {code.label}")
+        of = data.source or data.corpus.model_dump()
+        key = json.dumps([of, data.tokenizer.model_dump(), data.path, data.sequence_length, places], sort_keys=True)
         if key not in prepared:
             what = data.source or data.path
             with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
-                prepared[key] = prepare(data)
+                prepared[key] = prepare(data, places)
         found = by_arm[name] = prepared[key]
         check_workers(data, found)
         if data.source is not None:
-            fingerprints[f"code of data.source {data.source}"] = found.corpus.fingerprint
-            tried.check(name, config)
+            fingerprints[f"code of data.source {data.source}{at}"] = found.corpus.fingerprint
+            tried.check(name, config, code)
         else:
             fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:
-            fingerprints[f"code of model.factory {factory}"] = fingerprint("model.factory", factory)
+            fingerprints[f"code of model.factory {factory}{at}"] = fingerprint("model.factory", factory, places)
         else:
             shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
             if config.compute.emulated is not None and config.compute.work == "model":

@@ -42,10 +42,13 @@ class RunProcess:
         code: Code | None = None,
         data: DataMessage | None = None,
     ) -> None:
-        """``code``: what it runs, if not this code. ``data``: what this code must find; another state is not told."""
+        """``code``: what it runs, if not this code and the user's in this folder.
+
+        ``data``: what this code must find; another state of the harness is not told.
+        """
         self.record = record
         self.code = code
-        self._data = data if code is None else None
+        self._data = data if code is None or code.directory is not None else None
         self._limits = limits
         self._beats = False  # whether it sends signs of life, which an older state of the code does not
         self._doing = "starting"
@@ -88,7 +91,7 @@ class RunProcess:
         record = {key: value for key, value in self.record.to_json().items() if key in RECORD_FIELDS}
         start: StartMessage = {
             "record": record,
-            "study": str(self._folder.path.absolute()),  # code of the user's may change the working directory
+            "study": str(self._folder.path.absolute()),  # it may run in, or change to, another folder
             "probes": self._probes.to_json(),
             "beat_s": self._limits.beat_s,
         }

@@ -59,6 +59,10 @@ RECORD_FIELDS = (
 )  # fmt: skip
 # Of another state only its files are read, never its code: the number stands in the line that begins so.
 _VERSION_LINE = "VERSION = "
+NOT_THIS_PROJECT = (
+    "not a state of this project; code of your own is compared by a scenario that names some (data.source, "
+    "model.factory, command or loop)"
+)
 
 
 class ForkRequest(TypedDict):
@@ -143,5 +147,5 @@ def protocol_of(folder: Path) -> int:
     server = folder.joinpath(*PATHS[version].fork_server.split(".")).with_suffix(".py")
     if not server.is_file() or not (folder / "trainer").is_dir():
         wanted = server.relative_to(folder)
-        raise InputError(f"{folder}: holds no {wanted} and trainer/: not a state of this project")
+        raise InputError(f"{folder}: holds no {wanted} and trainer/: {NOT_THIS_PROJECT}")
     return version

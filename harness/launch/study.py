@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
 from harness.launch.waiting import BudgetSpent, WaitLimits
-from harness.machine.environment import record_environment
+from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
@@ -81,10 +81,11 @@ def run_study(
     ``force``: also start what cannot fit into memory.
     """
     configs = {arm.name: arm.config for arm in plan.arms}
+    codes = {name: code for name, arm in (sequential.arms if sequential else {}).items() if (code := _code(arm))}
     check_devices(configs)
     check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
-        data = prepare_data(configs)
+        data = prepare_data(configs, {name: code for name, code in codes.items() if code.directory is not None})
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
@@ -103,7 +104,7 @@ def run_study(
         order=[list(block) for block in plan.blocks],
         arms=[(sequential.arms if sequential else {}).get(arm.name) or arm_record(arm) for arm in plan.arms],
         comparisons=list(plan.comparisons),
-        environment=record_environment(),
+        environment=_environment(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
     )
@@ -170,7 +171,9 @@ def _execute(
                 print(planned if todo else "every run of this study is done", file=sys.stderr)
             else:
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
-            environment = record_environment()  # now, not when the study was begun: a resumed one may find another
+            environment = _environment(
+                configs.values()
+            )  # now, not when the study was begun: a resumed one may find another
             total = len(todo) if enough is None else None
             with ExitStack() as shown:
                 progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
@@ -203,6 +206,15 @@ def _execute(
 
 def _finished_blocks(folder: StudyFolder, record: StudyRecord) -> int:
     return sum(all(folder.is_done(name, b) for name in order) for b, order in enumerate(record.order))
+
+
+def _code(arm: ArmRecord) -> Code | None:
+    return None if arm.code is None else Code(**asdict(arm.code))
+
+
+def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
+    """One commit for all runs: that of the user's code where any of them runs some, else this code's."""
+    return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
@@ -248,7 +260,7 @@ def _run_block(
             folder,
             probes_of(section(record.scenario_text, "probes"), arms[name].control),
             limits,
-            None if (code := arms[name].code) is None else Code(**asdict(code)),
+            _code(arms[name]),
             data.by_arm[name],
         )
         for position, name in enumerate(names)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from harness.launch.code import OWN_FOLDER, environment_for
+from harness.launch.code import OWN_FOLDER, Code, environment_for
 from harness.launch.progress import announced
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line
@@ -21,17 +21,24 @@ class TriedSources:
     """Each source is tried once for all arms that use it alike."""
 
     def __init__(self) -> None:
-        self._tried: dict[str, tuple[int, int]] = {}
+        self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
 
-    def check(self, arm: str, config: TrainerConfig) -> None:
-        """Raise InputError where the source gives no batch, or one that the arm's model cannot take."""
+    def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
+        """Raise InputError where the source gives no batch, or one that the arm's model cannot take.
+
+        ``code``: the state of the user's code, if not the one here.
+        """
         data = config.data
         assert data.source is not None
         keys = {"source", "arguments", "batch_size", "sequence_length", "shuffle", "extra_reads"}
-        asked = data.model_dump_json(include=keys)
+        asked = data.model_dump_json(include=keys), code
+        at = "" if code is None else f" at {code.label}"
         if asked not in self._tried:
-            with announced(f"trying data.source {data.source}"):
-                self._tried[asked] = _try(data)
+            with announced(f"trying data.source {data.source}{at}"):
+                try:
+                    self._tried[asked] = _try(data, code)
+                except InputError as error:
+                    raise (InputError(f"{code.label}: {error}") if code else error) from error
         if config.model.factory is not None:
             return  # it knows itself how many ids it takes
         smallest, largest = self._tried[asked]
@@ -48,14 +55,15 @@ class TriedSources:
             )
 
 
-def _try(data: DataConfig) -> tuple[int, int]:
+def _try(data: DataConfig, code: Code | None) -> tuple[int, int]:
     """The smallest and the largest id of its first batch."""
     process = subprocess.Popen(
         [sys.executable, "-m", "trainer.data.user_trial"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment_for(OWN_FOLDER),
+        cwd=None if code is None else code.directory,
+        env=environment_for(OWN_FOLDER) if code is None else code.environment(),
         start_new_session=True,
     )
     try:

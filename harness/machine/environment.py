@@ -67,6 +67,11 @@ def record_environment() -> JsonObject:
     return read_environment().to_json()
 
 
+def record_user_environment() -> JsonObject:
+    """The same where code of the user's own is measured: its commit is that of the checkout around this folder."""
+    return {**record_environment(), "git_commit": describe_checkout(Path.cwd())}
+
+
 def has_nvidia_driver() -> bool:
     """Whether an NVIDIA driver is loaded. It is much faster than asking torch, whose import takes seconds."""
     return Path("/dev/nvidiactl").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -15,7 +16,16 @@ def git(folder: Path, *arguments: str) -> str:
     """What ``git -C folder arguments`` prints. Raises OSError or subprocess.SubprocessError where it fails."""
     clean = {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK}
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S, env=clean).stdout.strip()
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",  # a file's content may be in another encoding
+        check=True,
+        timeout=_GIT_S,
+        env=clean,
+    )
+    return done.stdout.strip()
 
 
 def describe_checkout(folder: Path) -> str | None:
@@ -25,3 +35,13 @@ def describe_checkout(folder: Path) -> str | None:
         return head + ("+changes" if git(folder, "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def checkout_fingerprint(folder: Path) -> str:
+    """Another one means that files which git knows have changed in the checkout; empty outside of one."""
+    but_bytecode = ":/", ":(top,exclude)*.pyc"  # which running code writes, where somebody committed it
+    try:
+        changes = git(folder, "diff", "HEAD", "--", *but_bytecode)
+        return hashlib.sha256(changes.encode()).hexdigest() + git(folder, "rev-parse", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -225,7 +225,7 @@ def _comparison(
     sides = _Sides(*(by_arm.get(name, {}) for name in (baseline, candidate, control)))
     shared = sorted(set(sides.baseline) & set(sides.candidate))
     first, second = (arms.get(name, ArmRecord(name)) for name in (baseline, candidate))
-    ours_is, theirs_is = (arm.name if arm.code is None else arm.code.label for arm in (first, second))
+    ours_is, theirs_is = map(_state, (first, second))
     name = first.contest or f"{candidate} against {baseline}"
     if not shared:
         return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
@@ -262,6 +262,14 @@ def _comparison(
         other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
+
+
+def _state(arm: ArmRecord) -> str:
+    """What the side is called: the state of the code that it runs, else the arm."""
+    if arm.code is not None:
+        return arm.code.label
+    declared = arm.declared.get("code")  # of a command, which runs none of ours
+    return declared if isinstance(declared, str) else arm.name
 
 
 def _typical(

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from harness.launch.code import EXAMINE_S, examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
+from harness.machine.git import checkout_fingerprint
 from harness.regression.decision import is_look
 from harness.regression.gate import Limits, StateComparison, WhyUndecided, comparisons, nothing
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regression.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten
-from harness.scenario.plan import Arm
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
+from trainer.user_code import fingerprint as user_fingerprint
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ def run_comparisons(
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
-    folders = sorted({arm.code.folder for arm in arms.values() if arm.code is not None})
-    states = {folder: fingerprint(Path(folder)) for folder in folders}
+    states = code_fingerprints(arms)
     enough = UntilDecided(limits, budget_s)
     outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms, end_ns))
     folder = StudyFolder(outcome.folder)
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
-    changed = [where for where, before in states.items() if fingerprint(Path(where)) != before]
+    after = code_fingerprints(arms)
+    changed = [where for where in sorted(states) if after[where] != states[where]]
     if changed:
         missing = WhyUndecided("code changed", tuple(changed))
         decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
@@ -99,7 +100,7 @@ def with_codes(
         raise InputError(f"--base {base}, --head {head}: both are {codes[BASE].folder}; give two states")
     configs = [arm.config.model_dump(mode="json") for arm in asked.plan.arms]
     defaults = TrainerConfig().model_dump(mode="json")
-    sides = [BASE if _is_base(arm) else HEAD for arm in asked.plan.arms]
+    sides = [BASE if is_base(arm.name) else HEAD for arm in asked.plan.arms]
     limit_s = min(timeout_s, EXAMINE_S)
     examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
     other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
@@ -132,5 +133,21 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
     )
 
 
-def _is_base(arm: Arm) -> bool:
-    return arm.name.removesuffix("+a-a").endswith(f"@{BASE}")
+def is_base(arm: str) -> bool:
+    """Whether the arm of that name is the base of a comparison of two states, or its A/A control."""
+    return arm.removesuffix("+a-a").endswith(f"@{BASE}")
+
+
+def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
+    """What another state of the code would have otherwise, by folder."""
+    codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
+    found = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
+    for code, config in codes:
+        if code.directory is not None:
+            seen = found.setdefault(code.directory, {checkout_fingerprint(Path(code.directory))})
+            for key, name in TrainerConfig.model_validate(config).user_functions:
+                try:
+                    seen.add(f"{name} {user_fingerprint(key, name, [code.directory, *code.path])}")
+                except InputError:  # it is gone
+                    seen.add(name)
+    return found

@@ -95,6 +95,7 @@ class CommandArm:
     of: str | None = None
     values: tuple[tuple[str, Json], ...] = ()
     folder: str | None = None  # in which it runs, where that is not this one
+    path: tuple[str, ...] = ()  # more folders with that state of the user's code
     code: str | None = None  # the state of the user's code in there
     comparison: str | None = None  # of two states of the code, that it belongs to
     call: str | None = None  # the function that the program calls, as one writes it

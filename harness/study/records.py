@@ -76,12 +76,18 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """A state of the code: ``folder`` holds harness/ and trainer/, ``python`` runs them."""
+    """A state of the code: ``folder`` holds harness/ and trainer/, ``python`` runs them.
+
+    ``directory``: the working directory of its runs, which holds a state of the user's own code; None: the launcher's.
+    ``path``: more folders with code of that state.
+    """
 
     folder: str
     python: str
     label: str  # a commit, with +changes, or a folder's name
     protocol: int = 1  # see launch.protocol; studies recorded before it existed do not say
+    directory: str | None = None
+    path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

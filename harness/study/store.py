@@ -266,6 +266,9 @@ def _study_json(record: StudyRecord) -> JsonObject:
         for key in ("contest", "code", "environment", "other_defaults"):
             if not arm[key]:  # of an arm that is no side of a regression check
                 del arm[key]
+        for key in ("directory", "path"):
+            if "code" in arm and not arm["code"][key]:  # of a state that is not one of the user's own code
+                del arm["code"][key]
     if not content["id"]:  # of a study that was begun before there were any
         del content["id"]
     return content

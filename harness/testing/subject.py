@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.regression.plan import ComparisonPlan
+    from harness.regression.run import RegressionResult
+    from harness.scenario.commands import CommandScenario
     from harness.scenario.model import Scenario
 
 BASELINE = "baseline"
@@ -55,7 +57,8 @@ class Subject:
         different times differ by the machine's drift.
 
         ``other``: an arm of the same scenario; or "baseline", where no arm has that name: the state of the code that
-        ``--harness-base`` names or, without it, the figures kept for this environment. ``memory_within`` and
+        ``--harness-base`` names or, without it, the figures kept for this environment. The code is the harness's where
+        that state holds it, else the user's own that the scenario names. ``memory_within`` and
         ``startup_within``: "off" leaves them out. Undecided within ``budget``: what ``harness_undecided`` says.
         """
         if self.benchmark is not None and not self.benchmark.enabled:
@@ -73,18 +76,28 @@ class Subject:
         pytest.fail(wrong, pytrace=False)
 
     def _judge(self, other: str, within: str | None, budget: str, memory: str, startup: str) -> StateComparison:
+        from harness.scenario.commands import load_command_scenario, read_if_commands
         from harness.scenario.load import load_scenario
         from harness.scenario.matrix import variants
 
         base = self.config.getoption("--harness-base")
-        scenario = load_scenario(self.path, self.sets)
-        an_arm = other in {one.name for one in variants(scenario)}
+        document = read_if_commands(str(self.path), self.sets, None, None)
+        scenario = load_scenario(self.path, self.sets) if document is None else None
+        an_arm = scenario is not None and other in {one.name for one in variants(scenario)}
         limits = Limits(
             read_share(within or (ALTERNATED if base or an_arm else APART), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
         budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
+        if document is not None:
+            if other != BASELINE or not base or self.control:
+                raise InputError(
+                    f'{self.path}: an arm that is a command is compared with "{BASELINE}" and without a control, where '
+                    "--harness-base names a state; harness run compares arms"
+                )
+            return self._command(load_command_scenario(document), base, limits, budget_s)
+        assert scenario is not None
         if an_arm:
             from harness.regression.plan import between_arms
 
@@ -93,14 +106,39 @@ class Subject:
         if other != BASELINE:
             raise InputError(f"{self.path}: no arm {other!r} to be no slower than; allowed: an arm, or {BASELINE!r}")
         if base:
+            from harness.launch.code import holds_code
             from harness.regression.plan import between_states
             from harness.regression.run import with_codes
+            from harness.regression.user_code import is_of_user_code, run_user_states
 
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
-            head = Path(__file__).parents[2]
-            asked, arms = with_codes(asked, base, str(head), head)
+            if is_of_user_code(asked, base):
+                return self._compared(run_user_states(asked, base, ".", *self._study(), limits, budget_s))
+            head, here = Path(__file__).parents[2], Path.cwd()
+            repository = here if holds_code(base, here) is False else head  # it is refused with the right reason
+            asked, arms = with_codes(asked, base, str(head), repository)
             return self._comparison(asked, limits, budget_s, arms)
         return self._kept(scenario, limits, budget_s)
+
+    def _command(self, scenario: CommandScenario, base: str, limits: Limits, budget_s: float) -> StateComparison:
+        """The arm's command at that state and as it is."""
+        from harness.regression.commands import run_command_states
+        from harness.scenario.commands import plan_commands
+        from harness.scenario.errors import did_you_mean
+
+        plan = plan_commands(scenario)
+        arms = tuple(arm for arm in plan.arms if arm.name == self.arm)
+        if not arms:
+            names = [arm.name for arm in plan.arms if arm.control is None]
+            raise InputError(
+                f"{self.path}: arms: no arm {self.arm!r}{did_you_mean(self.arm, names) or ';'} arms: {', '.join(names)}"
+            )
+        plan = replace(plan, arms=arms)
+        return self._compared(run_command_states(plan, base, ".", *self._study(), limits, budget_s))
+
+    def _study(self) -> tuple[Path, list[str], str]:
+        """Where a study goes, and what it says it was asked by and of."""
+        return Path(self.config.getoption("--harness-out")), ["pytest", self.test], str(self.path)
 
     def _comparison(
         self,
@@ -109,19 +147,21 @@ class Subject:
         budget_s: float,
         arms: Mapping[str, ArmRecord] | None = None,
     ) -> StateComparison:
-        from harness.regression import report as regression
-        from harness.regression.report import sentence
         from harness.regression.run import run_comparisons
 
-        out = Path(self.config.getoption("--harness-out"))
-        found = run_comparisons(asked, out, ["pytest", self.test], str(self.path), limits, budget_s, arms)
+        return self._compared(run_comparisons(asked, *self._study(), limits, budget_s, arms))
+
+    def _compared(self, found: RegressionResult) -> StateComparison:
+        from harness.regression import report as regression
+        from harness.regression.report import sentence
+
         folder = StudyFolder(found.folder)
         regression.write(folder, found.comparisons)
         if found.status == "interrupted":
             raise KeyboardInterrupt
         if found.status == "failed":
             pytest.fail(f"{sentence(found.comparisons[0])}; some runs failed, see {folder.path}", pytrace=False)
-        return self._end(found.comparisons[0], folder, asked.plan.arms[2].name)
+        return self._end(found.comparisons[0], folder, folder.read_study().comparisons[0].candidate)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
         """The scenario's own number of blocks, as far as the budget lasts."""
@@ -135,9 +175,7 @@ class Subject:
         asked = alone(scenario, str(self.path), self.arm, self.control)
         outcome = run_study(
             asked.plan,
-            Path(self.config.getoption("--harness-out")),
-            ["pytest", self.test],
-            str(self.path),
+            *self._study(),
             Sequential(
                 lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1),
                 records_of(asked),

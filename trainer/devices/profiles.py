@@ -162,9 +162,14 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def is_file_name(name: str) -> bool:
+    """Whether ``name`` is a file of the user's, rather than a shipped profile."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
 def load_profile(name: str) -> DeviceProfile:
     """Load a shipped profile by name, or a YAML file by path (with a ``/``, or ending in .yaml)."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if is_file_name(name):
         return read_profile(expanded(name))
     names = profile_names()
     if name in names:

@@ -49,6 +49,24 @@ def test_declared_differences_are_not_listed():
     assert listed(Arm("c", declared={"data.tokenizer.train.vocab_size": 500}, facts={"vocab_size": 500})) == []
 
 
+def test_the_fingerprint_of_the_users_own_code_is_what_two_states_of_it_declare():
+    facts = (
+        {"corpus_fingerprint": "a", "tokenizer_fingerprint": "a"},
+        {"corpus_fingerprint": "b", "tokenizer_fingerprint": "b"},
+    )
+    own = {"config": {"data.source": "mydata:make"}}
+    declared = {"declared": {"code": "1"}}, {"declared": {"code": "2"}}
+
+    def listed(one, other, **config):
+        arms = [Arm("base", facts=facts[0], **one, **config), Arm("c", facts=facts[1], **other, **config)]
+        (comparison,) = analyse(*build(arms, [("base", "c")], blocks=2)).compared
+        return [line for line in confound_lines(comparison.confounds) if "fingerprint" in line]
+
+    assert listed(*declared, **own) == []
+    assert len(listed(*declared)) == 2  # it was given other texts
+    assert len(listed({}, {}, **own)) == 2  # edited between two runs of one state
+
+
 def test_a_declared_key_brings_the_defaults_of_its_section_along():
     inject = {"declared": {"data.inject.read_ms": 5}, "config": {"data.inject.how": "busy"}}
     assert listed(Arm("c", **inject)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.regression.commands import State, at_states, find_state
+from harness.attach.command import environment_of
+from harness.machine.git import checkout_fingerprint
+from harness.regression.commands import at_states
 from harness.regression.run import UntilDecided
+from harness.regression.states import State, find_state
 from harness.scenario.commands import CommandScenario, plan_commands
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
@@ -45,12 +49,21 @@ def test_arms_of_two_states() -> None:
     scenario = CommandScenario(
         name="n", question="q", command="t", arms={"a": None, "b": None}, controls=["ideal-data"]
     )
-    plan = at_states(plan_commands(scenario), State(Path("/base"), "1"), State(Path("/head"), "2+changes"))
+    base = State(Path("/base"), "1", Path("/base"), ("/base/src",))
+    head = State(Path("/head"), "2+changes", Path("/head"))
+    plan = at_states(plan_commands(scenario), base, head)
     assert [(arm.name, arm.folder, arm.code, arm.control) for arm in plan.arms[:3]] == [
         ("a@base", "/base", "1", None), ("a@base+a-a", "/base", "1", "a-a"), ("a@head", "/head", "2+changes", None)
     ]  # fmt: skip
+    assert [arm.path for arm in plan.arms[:3]] == [("/base/src",), ("/base/src",), ()]
     assert plan.comparisons == (ComparisonRecord("a@base", "a@head"), ComparisonRecord("b@base", "b@head"))
     assert {block[0] for block in plan.blocks[:6]} == {arm.name for arm in plan.arms}
+
+
+def test_what_a_state_holds_is_imported_before_what_lies_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/here/src")
+    found = environment_of(Path("/raw"), ("/base/src", "/base/more"))["PYTHONPATH"].split(os.pathsep)
+    assert found[1:] == ["/base/src", "/base/more", "/here/src"]  # behind the agent's
 
 
 @pytest.mark.slow
@@ -65,6 +78,21 @@ def test_a_revision_is_unpacked_and_nothing_is_registered(
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     with pytest.raises(InputError, match=r"^no-such: neither a folder nor a revision of the git repository at "):
         find_state("no-such", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_an_edit_is_noticed_in_whatever_encoding(repository: Path) -> None:
+    text, compiled = repository / "latin.txt", repository / "code" / "train.pyc"
+    text.write_bytes("caf\xe9\n".encode("latin-1"))
+    compiled.write_bytes(b"1")
+    git(repository, "add", "-f", ".")
+    git(repository, "commit", "-qm", "another encoding")
+    before = checkout_fingerprint(repository)
+    compiled.write_bytes(b"2")  # no edit, though it was committed
+    assert checkout_fingerprint(repository / "code") == before
+    text.write_bytes("caf\xe9s\n".encode("latin-1"))
+    assert checkout_fingerprint(repository / "code") not in (before, "")
+    assert checkout_fingerprint(repository.parent) == ""
 
 
 @pytest.mark.slow
@@ -83,6 +111,8 @@ def test_a_working_copy_runs_beside_its_commit(repository: Path, monkeypatch: py
     assert {arm: run.record.environment["git_commit"] for arm, run in runs.items()} == {
         "loop@base": commit, "loop@base+a-a": commit, "loop@head": f"{commit}+changes"
     }  # fmt: skip
+    page = (path / "regression.md").read_text()
+    assert f" ms at {commit} and " in page or f" at {commit}" in done.stdout
     lasts = {
         arm: min(row["forward_ns"] for row in run.steps.to_pylist() if not row["warmup"])
         for arm, run in runs.items()
@@ -108,3 +138,19 @@ def test_a_command_that_hangs_ends_with_the_budget(repository: Path) -> None:
     (path,) = (repository / "code" / "results" / "speed").iterdir()
     assert not list(path.glob("runs/*/0"))
     assert StudyFolder(path).read_study().blocks == 0
+
+
+@pytest.mark.slow
+def test_a_function_that_the_base_lacks_is_not_taken_from_the_head(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the present folder is on Python's path, its function ran in place of the base's."""
+    (repository / "code" / "called.py").write_text("def train():\n    pass\n")
+    (repository / "code" / "loop.yaml").write_text("name: loop\nquestion: q\nloop: called:train\narms: {loop: }\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(repository / "code")])
+    done = harness("regress", "loop.yaml", "--base", "HEAD", cwd=repository / "code")
+    assert done.returncode == 2
+    commit = git(repository, "rev-parse", "HEAD")[:12]
+    assert done.stderr.startswith(f"harness: {commit}: loop: called:train: no such module in ")
+    assert f"so {repository}/code/called.py would run; give a state that has it" in done.stderr
+    assert not (repository / "code" / "results").exists()
