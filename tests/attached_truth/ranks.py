@@ -1,0 +1,95 @@
+"""``python -m tests.attached_truth.ranks --work DIR --out FOLDER``: two ranks under torchrun, the data of one is slow.
+
+What ``harness exec`` predicts of one run (no rank has data work) beside what its ideal-data control measures: the same
+program again, which gets its first batches over and over, in fresh processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.analysis.statistics import Estimate
+from harness.analysis.study import analyse
+from harness.study.store import StudyFolder
+from tests.attached_truth.__main__ import HERE
+
+ROOT = HERE.parents[1]
+SLOW_MS = 20
+CASES = (("read", 0), ("tokenize", 0), ("collate", 0), ("tokenize", 2))  # stage, loader workers of each rank
+STEPS, BLOCKS = 200, 5
+WITHIN = 0.10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the studies")
+    parser.add_argument("--out", type=Path, required=True, help="folder for ranks.md")
+    arguments = parser.parse_args()
+    lines = [
+        "# Two ranks, the data of rank 1 slow: predicted beside measured",
+        "",
+        f"DDP over gloo under torchrun, {SLOW_MS} ms slower a batch in rank 1 alone. Predicted: of one run under "
+        "`harness exec`, without any data work. Measured: its ideal-data control (`--controls ideal-data`, "
+        f"{BLOCKS} blocks of fresh processes). `python -m tests.attached_truth.ranks`.",
+        "",
+        "| slower in rank 1 | workers | named | step ms | predicted | measured | off | the first sentence |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for number, (stage, workers) in enumerate(CASES):
+        lines.append(_row(arguments.work.absolute() / str(number), stage, workers))
+        print(lines[-1], flush=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "ranks.md").write_text("\n".join(lines) + "\n")
+
+
+def _row(work: Path, stage: str, workers: int) -> str:
+    said = _exec(work / "alone", stage, workers, 10 + STEPS, ["--warmup", "10"])
+    controls = ["--controls", "ideal-data", "--repeats", str(BLOCKS), "--steps", "60", "--interleave", "runs"]
+    _exec(work / "controls", stage, workers, 100_000, controls)
+    alone, ideal = (
+        analyse(one.read_study(), list(one.runs())) for one in map(_study, (work / "alone", work / "controls"))
+    )
+    measured = next(arm.explained.ideal_measured for arm in ideal.arms if arm.control is None)
+    assert alone.group is not None
+    assert measured is not None
+    predicted, named = alone.group.without_data, alone.group.slowest
+    step_ms = next(arm.totals.step_ms for arm in alone.arms if arm.name == named)
+    assert step_ms is not None
+    off = predicted.median / measured.median - 1
+    error = f"{off:+.1%}{'' if abs(off) <= WITHIN else ' **out**'}"
+    figures = f"{step_ms.median:.1f} | {_shown(predicted)} | {_shown(measured)} | {error}"
+    return f"| {stage} | {workers} | {named} | {figures} | {said} |"
+
+
+def _shown(one: Estimate) -> str:
+    low, high = one.ci_low, one.ci_high
+    return f"{one.median:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
+
+
+def _study(out: Path) -> StudyFolder:
+    (path,) = (out / "exec").iterdir()
+    return StudyFolder(path)
+
+
+def _exec(out: Path, stage: str, workers: int, steps: int, options: Sequence[str]) -> str:
+    """Run it under ``harness exec``; the first sentence of what it prints."""
+    out.mkdir(parents=True)
+    launcher = ["torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    program = [*launcher, str(HERE / "programs" / "ddp_loop.py"), str(workers), str(steps)]
+    words = [sys.executable, "-m", "harness", "exec", "--out", str(out), *options, "--", *program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLOW": f"{stage}={SLOW_MS}", "SLOW_LOG": str(out / "slept")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    text = " ".join(done.stdout.split())
+    place = text.find("2 ranks: ")
+    return text[place:].partition(". ")[0] if place >= 0 else ""
+
+
+if __name__ == "__main__":
+    main()
