@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from harness.scenario.commands import LOOP, CommandScenario
 from harness.scenario.errors import dotted_keys
 from harness.scenario.model import NAME, Scenario
+from harness.study.records import COMMAND
 from trainer.config import TrainerConfig
 from trainer.json_types import JsonObject
 
@@ -19,7 +21,10 @@ def schema_text() -> str:
 
 
 def scenario_schema() -> JsonObject:
-    """Build the schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists."""
+    """Build the schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists.
+
+    A file with a ``command`` or a ``loop`` is a CommandScenario.
+    """
     schema = Scenario.model_json_schema()
     trainer = TrainerConfig.model_json_schema()
     definitions: _Schema = {**schema.pop("$defs"), **trainer.pop("$defs")}
@@ -43,7 +48,17 @@ def scenario_schema() -> JsonObject:
     # A file that extends another needs no key of its own.
     required = schema.pop("required")
     schema["anyOf"] = [{"required": required}, {"required": ["extends"]}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+    commands = CommandScenario.model_json_schema()
+    for name, found in commands.pop("$defs").items():
+        definitions.setdefault(name, found)
+    commands["anyOf"] = [{"required": commands.pop("required")}, {"required": ["extends"]}]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "if": {"anyOf": [{"required": [COMMAND]}, {"required": [LOOP]}]},
+        "then": {"$ref": "#/$defs/CommandScenario"},
+        "else": {"$ref": "#/$defs/Scenario"},
+        "$defs": {**definitions, "Scenario": schema, "CommandScenario": commands},
+    }
 
 
 def _subschema(trainer: _Schema, definitions: _Schema, key: str) -> _Schema:

@@ -152,7 +152,10 @@ def test_the_committed_schema_is_the_printed_one() -> None:
         "description": "",
     }
     assert {"model", "data.inject", "data.tokenizer.train.vocab_size", "steps"} <= set(overrides)
-    assert schema["properties"]["matrix"]["properties"]["data.workers"]["items"] == overrides["data.workers"]
+    scenario, commands = schema["$defs"]["Scenario"], schema["$defs"]["CommandScenario"]
+    assert scenario["properties"]["matrix"]["properties"]["data.workers"]["items"] == overrides["data.workers"]
+    assert {"command", "loop", "arms", "limits"} <= set(commands["properties"])
+    assert schema["then"]["$ref"] == "#/$defs/CommandScenario"
     for reference in re.findall(r'"#/\$defs/(\w+)"', done.stdout):
         assert reference in schema["$defs"]
 
