@@ -54,17 +54,17 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
             )
 
 
-def prepare_data(configs: dict[str, TrainerConfig]) -> StudyData:
+def prepare_data(configs: dict[str, TrainerConfig], start_s: float) -> StudyData:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    Raises InputError where an arm cannot work.
+    ``start_s``: how long a trial of the user's own code may take. Raises InputError where an arm cannot work.
     """
     from trainer.compute.emulated import build_emulated
     from trainer.data.cache import known_digests
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
-    tried = TriedSources()
+    tried = TriedSources(start_s)
     prepared: dict[str, Prepared] = {}
     by_arm: dict[str, Prepared] = {}
     fingerprints: dict[str, str] = {}

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryFile
 
 from harness.launch.code import OWN_FOLDER, environment_for
+from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.progress import announced
+from harness.launch.waiting import looks
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line
 from trainer.model import resolve_shape
 
-TRIAL_S = 900.0  # for the user's imports, his function, and one batch
+TRIAL = ("-m", "trainer.data.user_trial")
 SHOWN = 6  # last lines of what he printed
 
 
 class TriedSources:
     """Each source is tried once for all arms that use it alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_s: float) -> None:
+        """``start_s``: how long one trial may take, the user's imports among it (``limits.start_s``)."""
+        self._start_s = start_s
         self._tried: dict[str, tuple[int, int]] = {}
 
     def check(self, arm: str, config: TrainerConfig) -> None:
@@ -31,7 +39,7 @@ class TriedSources:
         asked = data.model_dump_json(include=keys)
         if asked not in self._tried:
             with announced(f"trying data.source {data.source}"):
-                self._tried[asked] = _try(data)
+                self._tried[asked] = _try(data, self._start_s)
         if config.model.factory is not None:
             return  # it knows itself how many ids it takes
         smallest, largest = self._tried[asked]
@@ -48,25 +56,33 @@ class TriedSources:
             )
 
 
-def _try(data: DataConfig) -> tuple[int, int]:
+def _try(data: DataConfig, start_s: float) -> tuple[int, int]:
     """The smallest and the largest id of its first batch."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.data.user_trial"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment_for(OWN_FOLDER),
-        start_new_session=True,
-    )
-    try:
-        out, errors = process.communicate(data.model_dump_json().encode(), timeout=TRIAL_S)
-    except subprocess.TimeoutExpired as error:
-        raise InputError(f"data.source: {data.source} gave no batch within {TRIAL_S / 60:g} minutes") from error
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-            process.communicate()
-    printed = errors.decode(errors="replace").strip()
+    # Files, no pipes: a process that the source has started keeps its end of a pipe open for as long as it lives.
+    with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
+        asked.write(data.model_dump_json().encode())
+        asked.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, *TRIAL],
+            stdin=asked,
+            stdout=answer,
+            stderr=errors,
+            env=environment_for(OWN_FOLDER),
+            start_new_session=True,
+        )
+        try:
+            if not _ends(process, start_s):
+                finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
+                raise InputError(
+                    f"data.source: {data.source} gave no batch within {start_s:g} s (limits.start_s): {finding}"
+                )
+        finally:
+            with suppress(ProcessLookupError):  # where nothing that it started is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answer.seek(0)
+        errors.seek(0)
+        out, printed = answer.read(), errors.read().decode(errors="replace").strip()
     try:
         found = json.loads(out)
     except ValueError as error:
@@ -81,3 +97,13 @@ def _try(data: DataConfig) -> tuple[int, int]:
     if not found["trained_tokens"]:
         raise InputError(f"data.source: {data.source}: no label of its first batch counts (all are -100)")
     return found["smallest_id"], found["largest_id"]
+
+
+def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait until it has ended, in several looks; False where it has not."""
+    parts = looks(limit_s)
+    for _ in range(parts):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s / parts)
+            return True
+    return False

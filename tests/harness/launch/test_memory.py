@@ -185,7 +185,7 @@ def test_measured_peaks_lie_within_the_estimate() -> None:
 
 def test_harness_run_refuses_before_a_study_is_made(tmp_path: Path, free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = StudyData([need_of("big", LARGE, 4096)], {}, {})
-    monkeypatch.setattr("harness.launch.study.prepare_data", lambda _configs: found)
+    monkeypatch.setattr("harness.launch.study.prepare_data", lambda _configs, _start_s: found)
     free(22)
     (tmp_path / "big.yaml").write_text(
         "name: big\nquestion: Does it fit?\nbase: {compute.device: cpu}\narms: {big: {}}\n"
