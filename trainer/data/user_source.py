@@ -11,15 +11,26 @@ scenario's, so that they can be varied; a worker makes every n-th batch of one o
 from __future__ import annotations
 
 import functools
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
 from torch.utils.data import default_collate as collate_by_torch
 
 from trainer import telemetry
@@ -41,14 +52,24 @@ ENCODERS = {
     "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
     "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
 }
+# Batches of indices drawn together, so that the random states are changed once for all of them. One of 8 takes 300 B.
+MOST_DRAWN = 100_000
+
+
+@dataclass(frozen=True)
+class Order:
+    """The indices of each batch of an epoch. ``batches``: how many there are; None where nobody knows, or no end is."""
+
+    begin: Callable[[], Iterator[list[Any]]]
+    batches: int | None
 
 
 @dataclass(frozen=True)
 class UserSource:
-    """What the user's function gave. ``order``: the indices of each batch of an epoch; None for an iterable dataset."""
+    """What the user's function gave. ``order``: None for an iterable dataset."""
 
     dataset: Any
-    order: Callable[[], Iterator[list[Any]]] | None
+    order: Order | None
     collate: Callable[[Any], Any]
     batch_size: int | None
     """Items in a batch of an iterable dataset; None where each item is a batch."""
@@ -76,20 +97,67 @@ def open_source(config: DataConfig, seed: int) -> UserSource:
         raise InputError(f"{KEY}: {config.source} gave {len(given)} items, less than one batch of {config.batch_size}")
     sampler = RandomSampler(given) if config.shuffle else SequentialSampler(given)
     batches = BatchSampler(sampler, config.batch_size, drop_last=True)
-    return UserSource(given, lambda: iter(batches), collate, None)
+    return UserSource(given, Order(lambda: iter(batches), len(batches)), collate, None)
 
 
 def _of_loader(loader: DataLoader[Any]) -> UserSource:
     if isinstance(loader.dataset, IterableDataset):
         return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size)
     if loader.batch_sampler is None:  # each item is a batch
-        return UserSource(loader.dataset, lambda: ([index] for index in loader.sampler), _only, None)
+        order = Order(lambda: ([index] for index in loader.sampler), _length_of(loader.sampler))
+        return UserSource(loader.dataset, order, _only, None)
     sampler = loader.batch_sampler
-    return UserSource(loader.dataset, lambda: iter(sampler), loader.collate_fn, None)
+    return UserSource(loader.dataset, Order(lambda: iter(sampler), _length_of(sampler)), loader.collate_fn, None)
+
+
+def _length_of(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):  # torch's own samplers need none
+        return None
 
 
 def _only(items: list[Any]) -> Any:
     return items[0]
+
+
+class Randomness:
+    """A random state of its own for torch, numpy and Python's ``random``, in place of this process's within ``with``.
+
+    So what is drawn in it is the same in every process, whatever that process drew before; and it goes on where it was.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._others = _random_states()
+        torch.manual_seed(seed % 2**63)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        self._own = _random_states()
+        _set_random_states(self._others)
+
+    def __enter__(self) -> None:
+        self._others = _random_states()
+        _set_random_states(self._own)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._own = _random_states()
+        _set_random_states(self._others)
+
+    def pass_on(self) -> None:
+        """Let numpy and ``random`` go on outside as they were left within: what was seeded there is drawn from here."""
+        _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
+
+
+def _random_states() -> tuple[Any, Any, Any]:
+    return torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_random_states(states: tuple[Any, Any, Any]) -> None:
+    torch.random.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 class UserPipeline:
@@ -103,7 +171,11 @@ class UserPipeline:
         self._worker, self._workers = worker, workers
         self._injector, self._extra = injector, config.extra_reads
         self._length = config.sequence_length
-        self._source = open_source(config, seed)
+        randomness = Randomness(seed)
+        with randomness:  # a split of the rows that nobody seeded must be the same in every worker
+            self._source = open_source(config, seed)
+        if get_worker_info() is None:  # a worker goes on with the state that torch gave it; torch's is the model's
+            randomness.pass_on()
         if self._extra and self._source.order is None:
             raise InputError(
                 f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
@@ -176,15 +248,19 @@ class UserPipeline:
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 
     def _order(self, epoch: int) -> Iterator[list[Any]]:
-        """One epoch's batches of indices, the same in every worker: samplers draw their seed as they begin."""
+        """One epoch's batches of indices, the same in every worker, whatever the sampler draws them from and when."""
         assert self._source.order is not None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed * 1_000_003 + epoch)
-            order = self._source.order()
-            first = next(order, None)
-        if first is not None:
-            yield first
-            yield from order
+        randomness = Randomness(self._seed * 1_000_003 + epoch)
+        with randomness:
+            order = self._source.order.begin()
+        # Of an order without an end only the next batch may be drawn.
+        at_once = max(1, min(self._source.order.batches or 1, MOST_DRAWN))
+        while True:
+            with randomness:
+                drawn = list(islice(order, at_once))
+            yield from drawn
+            if len(drawn) < at_once:
+                return
 
 
 def _unmarked(_: str) -> AbstractContextManager[None]:

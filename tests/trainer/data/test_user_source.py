@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +26,8 @@ from trainer.inject import Injector
 from trainer.user_code import fingerprint, named_function
 
 CODE = """
+import random
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -60,6 +64,29 @@ def batched(): return DataLoader(Batched(), batch_size=None)
 def listed(): return [torch.full((8,), index) for index in range(12)]
 def three(): return 3
 def few(): return Rows(3)
+class Drawn:
+    # 24 rows in batches of 4; length: what it says it has, if anything
+    def __init__(self, how, length=6): self.how, self.length = how, length
+    def __len__(self):
+        if self.length is None: raise TypeError("endless")
+        return self.length
+    def __iter__(self):
+        if self.how == "lazy":
+            for half in (0, 12):
+                rows = (torch.randperm(12) + half).tolist()
+                yield from (rows[at:at + 4] for at in range(0, 12, 4))
+            return
+        rows = list(range(24))
+        if self.how == "random": random.shuffle(rows)
+        if self.how == "numpy": rows = np.random.permutation(24).tolist()
+        while True:
+            yield from (rows[at:at + 4] for at in range(0, 24, 4))
+            if self.how != "endless": return
+            rows = random.sample(rows, 24)
+def drawn(how, length=6): return DataLoader(Rows(24), batch_sampler=Drawn(how, length))
+def split():
+    random.seed(random.random())
+    return torch.utils.data.random_split(Rows(24), [12, 12])[0]
 def floats(): return [torch.full((8,), 0.5)] * 12
 def long(): return Rows(12, length=99)
 def words(): return [{"text": "a"}] * 12
@@ -119,6 +146,50 @@ def test_workers_share_one_order_that_changes_from_epoch_to_epoch() -> None:
         assert sorted(index for batch in epoch for index in batch) == list(range(12))
     assert first != second
     assert rows_of(batches(data, 6, seed=2)) != first
+
+
+@pytest.mark.parametrize(
+    ("how", "length"), [("random", 6), ("numpy", 6), ("lazy", 6), ("lazy", None), ("endless", None), ("endless", 6)]
+)
+def test_workers_share_one_order_whatever_it_is_drawn_from_and_when(how: str, length: int | None) -> None:
+    data = config("drawn", arguments={"how": how, "length": length})
+
+    def other_process(number: int, count: int, **place: int) -> list[list[int]]:
+        """A pipeline in a process whose own random states are anything, and change between batches."""
+        pipeline = make_pipeline(data, prepare(data), 1, place.get("worker", 0), place.get("workers", 1))
+        found = []
+        for batch in range(count):
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(number * 100 + batch)
+            made = pipeline.next_batch()
+            assert made is not None
+            found += rows_of([made])
+        return found
+
+    alone = other_process(1, 12)
+    shared = [other_process(2 + worker, 6, worker=worker, workers=2) for worker in (0, 1)]
+    assert [one for pair in zip(*shared, strict=True) for one in pair] == alone
+    for epoch in (alone[:6], alone[6:]):
+        assert sorted(row for batch in epoch for row in batch) == list(range(24))
+    assert alone[:6] != alone[6:]
+
+
+def test_rows_that_the_function_draws_are_the_same_in_every_process() -> None:
+    found = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        found.append(rows_of(batches(config("split"), 3)))
+    assert found[0] == found[1]
+
+
+def test_drawing_an_order_leaves_every_random_state_as_it_was() -> None:
+    data = config("drawn", arguments={"how": "endless", "length": None})
+    pipeline = make_pipeline(data, prepare(data), 1, 0, 1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()
+    pipeline.next_batch()
+    pipeline.next_batch()
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist())
 
 
 def test_a_shuffled_dataset_leaves_the_random_state_as_it_was() -> None:
