@@ -4,8 +4,9 @@
     tokenize   a tokenizer's calls within it (tokenizers, transformers, tiktoken, sentencepiece)
     pack       collating
 
-Of a DataLoader its dataset, its order and its collate function are taken. Workers, prefetch and pinning are the
-scenario's, so that they can be varied; a worker makes every n-th batch of one order, as a DataLoader's does.
+Of a DataLoader its dataset, its order, drop_last, its collate function and its worker_init_fn are taken. Workers,
+prefetch and pinning are the scenario's, so that they can be varied; a worker makes every n-th batch of one order, as a
+DataLoader's does.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data import default_collate as collate_by_torch
+from torch.utils.data._utils import worker as torch_worker
 
 from trainer import telemetry
 from trainer.config import DataConfig
@@ -73,6 +75,10 @@ class UserSource:
     collate: Callable[[Any], Any]
     batch_size: int | None
     """Items in a batch of an iterable dataset; None where each item is a batch."""
+    drop_last: bool = False
+    """Whether the last batch of an iterable dataset is left out where it has fewer items."""
+    worker_init: Callable[[int], object] | None = None
+    """What each worker calls first, as a DataLoader's does."""
 
 
 def open_source(config: DataConfig, seed: int) -> UserSource:
@@ -102,12 +108,14 @@ def open_source(config: DataConfig, seed: int) -> UserSource:
 
 def _of_loader(loader: DataLoader[Any]) -> UserSource:
     if isinstance(loader.dataset, IterableDataset):
-        return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size)
+        start = loader.worker_init_fn
+        return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size, loader.drop_last, start)
     if loader.batch_sampler is None:  # each item is a batch
         order = Order(lambda: ([index] for index in loader.sampler), _length_of(loader.sampler))
-        return UserSource(loader.dataset, order, _only, None)
+        return UserSource(loader.dataset, order, _only, None, worker_init=loader.worker_init_fn)
     sampler = loader.batch_sampler
-    return UserSource(loader.dataset, Order(lambda: iter(sampler), _length_of(sampler)), loader.collate_fn, None)
+    order = Order(lambda: iter(sampler), _length_of(sampler))
+    return UserSource(loader.dataset, order, loader.collate_fn, None, worker_init=loader.worker_init_fn)
 
 
 def _length_of(sampler: Any) -> int | None:
@@ -174,8 +182,10 @@ class UserPipeline:
         randomness = Randomness(seed)
         with randomness:  # a split of the rows that nobody seeded must be the same in every worker
             self._source = open_source(config, seed)
-        if get_worker_info() is None:  # a worker goes on with the state that torch gave it; torch's is the model's
+        if (here := get_worker_info()) is None:  # torch's own state is the model's
             randomness.pass_on()
+        else:  # which goes on with the states that torch gave it
+            self._begin_worker(here.seed)
         if self._extra and self._source.order is None:
             raise InputError(
                 f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
@@ -185,6 +195,16 @@ class UserPipeline:
         if marked:
             _time_tokenizers()
         self._wanted = self._endless()
+
+    def _begin_worker(self, seed: int) -> None:
+        """What a DataLoader does in each worker: the user's code finds his own dataset there, not ours."""
+        found = torch_worker.WorkerInfo(
+            id=self._worker, num_workers=self._workers, seed=seed, dataset=self._source.dataset
+        )
+        torch_worker._worker_info = found
+        start = self._source.worker_init
+        if start is not None:
+            self._guarded(lambda: start(self._worker))
 
     def next_batch(self) -> Batch:
         """The next batch, with its declared costs spent and its trace."""
@@ -242,8 +262,10 @@ class UserPipeline:
         source = self._source
         if source.order is None:
             items = iter(source.dataset)
-            while batch := list(islice(items, source.batch_size or 1)):
-                yield batch
+            size = source.batch_size or 1
+            while batch := list(islice(items, size)):
+                if len(batch) == size or not source.drop_last:
+                    yield batch
             return
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 

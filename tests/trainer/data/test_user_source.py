@@ -6,13 +6,14 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils import worker as torch_worker
 
 from harness.probes.ledger.stages import StageRecorder
 from trainer import telemetry
@@ -87,6 +88,20 @@ def drawn(how, length=6): return DataLoader(Rows(24), batch_sampler=Drawn(how, l
 def split():
     random.seed(random.random())
     return torch.utils.data.random_split(Rows(24), [12, 12])[0]
+def stream_without_rest(): return DataLoader(Stream(), batch_size=4, drop_last=True)
+class Share(IterableDataset):
+    first, last = 0, 12
+    def __iter__(self): return iter(torch.full((8,), index) for index in range(self.first, self.last))
+def take_share(worker):
+    info = torch.utils.data.get_worker_info()
+    assert worker == info.id
+    info.dataset.first, info.dataset.last = info.id * 6, info.id * 6 + 6
+    info.dataset.share = info.num_workers, info.seed
+def shares(): return DataLoader(Share(), batch_size=3, num_workers=2, worker_init_fn=take_share)
+def shared_rows():
+    def begin(worker): torch.utils.data.get_worker_info().dataset.length = 5 + worker
+    return DataLoader(Rows(12), batch_size=4, worker_init_fn=begin)
+def bad_start(): return DataLoader(Rows(12), worker_init_fn=lambda worker: 1 / worker)
 def floats(): return [torch.full((8,), 0.5)] * 12
 def long(): return Rows(12, length=99)
 def words(): return [{"text": "a"}] * 12
@@ -215,6 +230,37 @@ def test_targets_one_ahead_become_labels_that_the_model_shifts() -> None:
 def test_iterable_datasets_of_items_and_of_batches() -> None:
     assert rows_of(batches(config("stream"), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
     assert rows_of(batches(config("batched"), 5)) == [[0] * 3, [1] * 3, [2] * 3, [3] * 3, [0] * 3]
+
+
+def test_the_last_batch_is_dropped_where_the_loader_says_so() -> None:
+    found = rows_of(batches(config("stream_without_rest"), 4))
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.fixture
+def as_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes this process look like a loader worker, which has our own dataset."""
+    return lambda worker: monkeypatch.setattr(
+        torch_worker, "_worker_info", torch_worker.WorkerInfo(id=worker, num_workers=2, seed=9, dataset=object())
+    )
+
+
+def test_each_worker_calls_what_the_loader_starts_its_workers_with(as_worker: Callable[[int], None]) -> None:
+    found = []
+    for worker in (0, 1):
+        as_worker(worker)
+        found.append(rows_of(batches(config("shares"), 3, worker=worker, workers=2)))
+        assert torch.utils.data.get_worker_info().dataset.share == (2, 9)
+    assert found == [[[0, 1, 2], [3, 4, 5], [0, 1, 2]], [[6, 7, 8], [9, 10, 11], [6, 7, 8]]]
+    as_worker(1)
+    assert batches(config("shared_rows"), 1, worker=1, workers=2)[0].input_ids.shape == (4, 6)
+    as_worker(0)
+    with pytest.raises(InputError, match="own_rows:bad_start failed: ZeroDivisionError"):
+        batches(config("bad_start"), 1, worker=0, workers=2)
+
+
+def test_without_workers_it_is_not_called() -> None:
+    assert rows_of(batches(config("shares"), 4)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
 def test_arguments_are_given_by_name() -> None:
