@@ -47,6 +47,9 @@ ALLOWED = (
     "a mapping with input_ids (and labels, attention_mask), a pair (inputs, targets) with targets one ahead, "
     "or one tensor of ids; each of shape (samples, sequence)"
 )
+ACCEPTED = ("input_ids", "labels", "attention_mask")
+# Tokenizers give these beside the ids, and no model takes them: they are left out.
+LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
 # By module: the class that encodes, and its methods.
 ENCODERS = {
     "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
@@ -302,13 +305,31 @@ def as_batch(made: Any, name: str, sequence_length: int) -> Batch:
             f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"
         )
     trained = int((labels[:, 1:] != IGNORED).sum())
-    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0])
+    masked = mask is not None and _is_needed(mask, labels)
+    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0], masked=masked)
+
+
+def _is_needed(mask: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Whether a causal model's loss depends on the mask: text follows padding, or a label is predicted from padding."""
+    padding = mask[:, :-1] == 0
+    return bool((padding & ((mask[:, 1:] != 0) | (labels[:, 1:] != IGNORED))).any())
 
 
 def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     if isinstance(made, Mapping) or hasattr(made, "keys"):
         ids, labels, mask = (made.get(key) for key in ("input_ids", "labels", "attention_mask"))
         if isinstance(ids, torch.Tensor):
+            if others := [str(key) for key in made.keys() if key not in ACCEPTED + LEFT_OUT]:  # noqa: SIM118
+                raise InputError(
+                    f"{KEY}: {name} gives batches with {', '.join(others)}, which no model is given here; accepted: "
+                    f"{', '.join(ACCEPTED)}; left out: {', '.join(LEFT_OUT)}"
+                )
+            for key, one in (("labels", labels), ("attention_mask", mask)):
+                if one is not None and not (isinstance(one, torch.Tensor) and one.shape == ids.shape):
+                    shape = tuple(getattr(one, "shape", ())) or type(one).__name__
+                    raise InputError(
+                        f"{KEY}: {name} gives {key} of {shape}; allowed: that of its ids, {tuple(ids.shape)}"
+                    )
             if labels is None:
                 labels = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
             return ids, labels, mask

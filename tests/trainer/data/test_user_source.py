@@ -102,6 +102,7 @@ def shared_rows():
     def begin(worker): torch.utils.data.get_worker_info().dataset.length = 5 + worker
     return DataLoader(Rows(12), batch_size=4, worker_init_fn=begin)
 def bad_start(): return DataLoader(Rows(12), worker_init_fn=lambda worker: 1 / worker)
+def row(**more): return [{"input_ids": torch.arange(8)} | {key: torch.tensor(one) for key, one in more.items()}] * 12
 def floats(): return [torch.full((8,), 0.5)] * 12
 def long(): return Rows(12, length=99)
 def words(): return [{"text": "a"}] * 12
@@ -221,6 +222,37 @@ def test_labels_are_the_ids_without_padding_where_there_are_none() -> None:
     assert found.trained_tokens == 4 * 5
 
 
+ONES = [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("mask", "labels", "masked"),
+    [
+        (ONES, None, False),
+        ([1] * 6 + [0] * 2, None, False),
+        ([0] * 8, [IGNORED] * 8, False),
+        ([0] * 2 + [1] * 6, None, True),
+        ([1, 1, 0, 0, 1, 1, 0, 0], None, True),
+        ([1] * 6 + [0] * 2, [3] * 7 + [IGNORED], False),  # the first label of the padding is predicted from the text
+        ([1] * 6 + [0] * 2, [3] * 8, True),
+    ],
+)
+def test_a_mask_is_for_the_model_where_its_loss_depends_on_it(
+    mask: list[int], labels: list[int] | None, masked: bool
+) -> None:
+    more = {"attention_mask": mask} | ({} if labels is None else {"labels": labels})
+    for replay in (False, True):
+        (found,) = batches(config("row", arguments=more, replay=replay), 1)
+        assert found.masked is masked
+        assert found.attention_mask is not None
+        assert found.attention_mask[0].tolist() == mask
+
+
+def test_what_only_tokenizers_know_is_left_out() -> None:
+    (found,) = batches(config("row", arguments={"special_tokens_mask": ONES, "length": 8}), 1)
+    assert found.input_ids.shape == (4, 8)
+
+
 def test_targets_one_ahead_become_labels_that_the_model_shifts() -> None:
     (found,) = batches(config("pairs"), 1)
     assert found.labels[2].tolist() == [IGNORED] + [3] * 7
@@ -275,6 +307,12 @@ def test_arguments_are_given_by_name() -> None:
         (config("floats"), r"gives ids of float32 \(4, 8\), labels \(4, 8\); allowed: a mapping"),
         (config("long"), "data.sequence_length: 8, but own_rows:long gives sequences of 99: give that"),
         (config("words"), "gives batches with text; allowed: a mapping with input_ids"),
+        (
+            config("row", arguments={"position_ids": ONES, "labels": ONES}),
+            "gives batches with position_ids, which no model is given here; accepted: input_ids, labels, attention_m",
+        ),
+        (config("row", arguments={"attention_mask": [ONES]}), r"attention_mask of \(4, 1, 8\); allowed: that of "),
+        (config("row", arguments={"labels": 3}), r"gives labels of \(4,\); allowed: that of its ids, \(4, 8\)"),
         (config("nothing"), "own_rows:nothing gave no batch in epoch 0"),
         (config("broken"), "own_rows:broken failed: OSError: no such disk at all"),
         (config("late"), "own_rows:late failed: KeyError: 'column'"),
