@@ -11,9 +11,7 @@ DataLoader's does.
 
 from __future__ import annotations
 
-import functools
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -37,6 +35,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from trainer import telemetry
 from trainer.config import DataConfig
+from trainer.data import encoders
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
 from trainer.inject import Injector
@@ -50,13 +49,6 @@ ALLOWED = (
 ACCEPTED = ("input_ids", "labels", "attention_mask")
 # Tokenizers give these beside the ids, and no model takes them: they are left out.
 LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
-# By module: the class that encodes, and its methods.
-ENCODERS = {
-    "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
-    "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
-    "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
-    "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
-}
 # Batches of indices drawn together, so that the random states are changed once for all of them. One of 8 takes 300 B.
 MOST_DRAWN = 100_000
 
@@ -196,7 +188,7 @@ class UserPipeline:
         self._span: Callable[[str], AbstractContextManager[None]] = telemetry.span if marked else _unmarked
         self._marked = marked
         if marked:
-            _time_tokenizers()
+            encoders.watch()
         self._wanted = self._endless()
 
     def _begin_worker(self, seed: int) -> None:
@@ -342,36 +334,3 @@ def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         ignored = torch.full_like(targets[:, :1], IGNORED)
         return ids, torch.cat([ignored, targets[:, :-1]], dim=1), None
     raise InputError(f"{KEY}: {name} gives batches of type {type(made).__name__}; allowed: {ALLOWED}")
-
-
-def _time_tokenizers() -> None:
-    """Mark the calls of the tokenizer libraries that the user's code has imported as the stage ``tokenize``."""
-    for module, (kind, methods) in ENCODERS.items():
-        owner = getattr(sys.modules.get(module), kind, None)
-        for method in methods:
-            before = getattr(owner, "__dict__", {}).get(method)
-            if callable(before) and not hasattr(before, "__harness_timed__"):
-                try:
-                    setattr(owner, method, _timed(before))
-                except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
-                    continue
-
-
-_within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
-
-
-def _timed(before: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def encode(*given: Any, **named: Any) -> Any:
-        global _within
-        if _within:
-            return before(*given, **named)
-        _within = True
-        try:
-            with telemetry.span("tokenize"):
-                return before(*given, **named)
-        finally:
-            _within = False
-
-    encode.__harness_timed__ = True  # type: ignore[attr-defined]
-    return encode

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import pytest
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from harness.probes.ledger.loader import attach_in_worker
 from harness.probes.ledger.stages import StageRecorder
+from harness.probes.run_probes import RunProbes
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.dataset import make_pipeline
+from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.data.user_source import UserPipeline
 from trainer.errors import InputError
@@ -374,6 +378,54 @@ def make(): return Words()
     )
     assert traced(config("rows", source="own_words:make")) == [Counter(read=2, tokenize=4, pack=1)]
     assert batches(config("rows", source="own_words:make"), 1)[0].input_ids.tolist() == [[0, 1]] * 4
+
+
+LAZY = """
+import torch
+from torch.utils.data import get_worker_info
+class Words:
+    inner = None
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        if self.inner is None:
+            from tokenizers import Tokenizer, models
+            self.inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+        return torch.tensor(self.inner.encode("b").ids * 8)
+def make(): return Words()
+"""
+
+
+def test_a_tokenizer_that_is_imported_where_it_is_first_needed_is_tokenizing_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that has no tokenizer library yet; here one has to stand in for it."""
+    (tmp_path / "tokenizers.py").write_text(
+        """
+class Encoded:
+    ids = [1]
+class Tokenizer:
+    def __init__(self, model): pass
+    def encode(self, text): return Encoded()
+class models:
+    WordLevel = staticmethod(lambda *given: given)
+"""
+    )
+    (tmp_path / "own_lazy.py").write_text(LAZY)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tokenizers"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert traced(config("rows", source="own_lazy:make"), 2) == [Counter(read=2, tokenize=4, pack=1)] * 2
+    assert Path(sys.modules["tokenizers"].__file__ or "").parent == tmp_path
+    sys.modules.pop("tokenizers")
+
+
+@pytest.mark.slow
+def test_so_it_is_in_a_worker_that_is_spawned(tmp_path: Path) -> None:
+    (tmp_path / "own_lazy.py").write_text(LAZY)
+    data = config("rows", source="own_lazy:make", workers=1, start_method="spawn", prefetch=1)
+    with open_batches(data, prepare(data), 0, partial(attach_in_worker, None, RunProbes(), tmp_path)) as found:
+        trace = next(found).trace
+    assert trace is not None
+    assert Counter(span.name for span in trace.stages()) == Counter(read=2, tokenize=4, pack=1)
 
 
 def test_the_ideal_data_control_repeats_one_batch_that_is_made_once() -> None:

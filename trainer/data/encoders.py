@@ -1,0 +1,102 @@
+"""Marks the calls of tokenizer libraries within a user's source as the stage ``tokenize``, whenever they are imported.
+
+A source often imports its tokenizer where it is first needed, long after its function has returned. So imports are
+watched (``sys.meta_path``) in every process that makes batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from trainer import telemetry
+
+# By module: the class that encodes, and its methods.
+ENCODERS = {
+    "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
+    "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
+    "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
+    "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
+}
+
+
+def watch() -> None:
+    """Mark the libraries that are imported already, and each of the others once it is. A second call does nothing."""
+    for name in ENCODERS:
+        _mark(name, sys.modules.get(name))
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class _EncoderFinder:
+    """Leaves finding to the others, and follows what they found until it has been imported."""
+
+    def __init__(self) -> None:
+        self._asking: set[str] = set()  # two finders that ask each other would never end
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in ENCODERS or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if find is not None and finder is not self else None
+                if spec is not None:
+                    if spec.loader is not None:
+                        _follow(name, spec.loader)
+                    return spec
+        finally:
+            self._asking.discard(name)
+        return None
+
+
+_finder: Any = _EncoderFinder()
+
+
+def _follow(name: str, loader: Any) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        _mark(name, module)
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:  # a loader that cannot be changed: its time is reading
+        pass
+
+
+def _mark(name: str, module: ModuleType | None) -> None:
+    kind, methods = ENCODERS[name]
+    owner = getattr(module, kind, None)
+    for method in methods:
+        before = getattr(owner, "__dict__", {}).get(method)
+        if callable(before) and not hasattr(before, "__harness_timed__"):
+            try:
+                setattr(owner, method, _timed(before))
+            except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
+                continue
+
+
+_within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
+
+
+def _timed(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def encode(*given: Any, **named: Any) -> Any:
+        global _within
+        if _within:
+            return before(*given, **named)
+        _within = True
+        try:
+            with telemetry.span("tokenize"):
+                return before(*given, **named)
+        finally:
+            _within = False
+
+    encode.__harness_timed__ = True  # type: ignore[attr-defined]
+    return encode
