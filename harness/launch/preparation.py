@@ -36,6 +36,7 @@ class StudyData:
     needs: list[RunNeed]  # by run of a block, in the order of the arms
     fingerprints: dict[str, str]  # of each corpus and tokenizer, under the names that study.json has for them
     by_arm: dict[str, DataMessage]
+    notes: tuple[str, ...] = ()  # for the report
 
 
 def check_writable(out: Path) -> None:
@@ -103,7 +104,7 @@ def prepare_data(configs: dict[str, TrainerConfig], start_s: float) -> StudyData
         name: {"corpus": one.corpus.fingerprint, "tokenizer": one.tokenizer.fingerprint, "hashed": hashed}
         for name, one in by_arm.items()
     }
-    return StudyData(needs, fingerprints, messages)
+    return StudyData(needs, fingerprints, messages, tuple(tried.notes))
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:

@@ -106,6 +106,7 @@ def run_study(
         environment=record_environment(),
         fingerprints=data.fingerprints,
         id=new_study_id(),
+        notes=list(data.notes),
     )
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = create_folder(out, plan.scenario.name)

@@ -30,6 +30,7 @@ class TriedSources:
         """``start_s``: how long one trial may take, the user's imports among it (``limits.start_s``)."""
         self._start_s = start_s
         self._tried: dict[str, tuple[int, int]] = {}
+        self.notes: list[str] = []  # what the report must say of them
 
     def check(self, arm: str, config: TrainerConfig) -> None:
         """Raise InputError where the source gives no batch, or one that the arm's model cannot take."""
@@ -39,7 +40,15 @@ class TriedSources:
         asked = data.model_dump_json(include=keys)
         if asked not in self._tried:
             with announced(f"trying data.source {data.source}"):
-                self._tried[asked] = _try(data, self._start_s)
+                smallest, largest, threads = _try(data, self._start_s)
+            self._tried[asked] = smallest, largest
+            note = (
+                f"a thread of data.source {data.source} tokenizes ({', '.join(threads)}): its time is in no stage, and "
+                "a wait for it is reading"
+            )
+            if threads and note not in self.notes:
+                self.notes.append(note)
+                print(f"note: {note}", file=sys.stderr)
         if config.model.factory is not None:
             return  # it knows itself how many ids it takes
         smallest, largest = self._tried[asked]
@@ -56,8 +65,8 @@ class TriedSources:
             )
 
 
-def _try(data: DataConfig, start_s: float) -> tuple[int, int]:
-    """The smallest and the largest id of its first batch."""
+def _try(data: DataConfig, start_s: float) -> tuple[int, int, list[str]]:
+    """The smallest and the largest id of its first batch, and the tokenizers that threads of the source called."""
     # Files, no pipes: a process that the source has started keeps its end of a pipe open for as long as it lives.
     with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
         asked.write(data.model_dump_json().encode())
@@ -96,7 +105,7 @@ def _try(data: DataConfig, start_s: float) -> tuple[int, int]:
         raise InputError(found["error"])
     if not found["trained_tokens"]:
         raise InputError(f"data.source: {data.source}: no label of its first batch counts (all are -100)")
-    return found["smallest_id"], found["largest_id"]
+    return found["smallest_id"], found["largest_id"], found["threads"]
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
-from types import ModuleType
+from contextlib import nullcontext
+from types import ModuleType, TracebackType
 from typing import Any
 
 from trainer import telemetry
@@ -24,7 +26,11 @@ ENCODERS = {
 
 
 def watch() -> None:
-    """Mark the libraries that are imported already, and each of the others once it is. A second call does nothing."""
+    """Mark the libraries that are imported already, and each of the others once it is. A second call does nothing.
+
+    Calls are marked in the thread that called this, while it makes a batch.
+    """
+    making.thread = threading.get_ident()
     for name in ENCODERS:
         _mark(name, sys.modules.get(name))
     if _finder not in sys.meta_path:
@@ -77,26 +83,50 @@ def _mark(name: str, module: ModuleType | None) -> None:
         before = getattr(owner, "__dict__", {}).get(method)
         if callable(before) and not hasattr(before, "__harness_timed__"):
             try:
-                setattr(owner, method, _timed(before))
+                setattr(owner, method, _timed(f"{kind}.{method}", before))
             except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
                 continue
 
 
-_within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
+class _Local(threading.local):
+    within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
 
 
-def _timed(before: Callable[..., Any]) -> Callable[..., Any]:
+class _Maker:
+    """The thread that makes this process's batches. Spans are of that one: a recorder has one stack of them."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.busy = False  # with a batch
+
+    def __enter__(self) -> None:
+        self.thread, self.busy = threading.get_ident(), True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.busy = False
+
+
+_local = _Local()
+making = _Maker()  # with making: a batch is being made by this thread
+in_threads: set[str] = set()  # the methods that were called in other threads of this process
+
+
+def _timed(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def encode(*given: Any, **named: Any) -> Any:
-        global _within
-        if _within:
+        if _local.within:
             return before(*given, **named)
-        _within = True
+        _local.within = True
         try:
-            with telemetry.span("tokenize"):
+            if threading.get_ident() != making.thread:
+                in_threads.add(name)
+                return before(*given, **named)
+            with telemetry.span("tokenize") if making.busy else nullcontext():
                 return before(*given, **named)
         finally:
-            _within = False
+            _local.within = False
 
     encode.__harness_timed__ = True  # type: ignore[attr-defined]
     return encode

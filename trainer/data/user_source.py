@@ -203,10 +203,11 @@ class UserPipeline:
 
     def next_batch(self) -> Batch:
         """The next batch, with its declared costs spent and its trace."""
-        with self._span("read"):
-            wanted = self._guarded(lambda: next(self._wanted))
-        for _ in range(1 + self._extra):
-            batch = self._make(wanted)
+        with encoders.making:
+            with self._span("read"):
+                wanted = self._guarded(lambda: next(self._wanted))
+            for _ in range(1 + self._extra):
+                batch = self._make(wanted)
         self._injector.spend("transfer")
         if self._marked:
             batch.trace = telemetry.take()

@@ -13,13 +13,13 @@ import pytest
 
 from harness.launch import user_trial
 from harness.machine.processes import read_process
-from trainer.config import DataConfig
+from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 DATA = DataConfig(source="own_items:make")
-FOUND = {"largest_id": 7, "smallest_id": 1, "trained_tokens": 3}
+FOUND = {"largest_id": 7, "smallest_id": 1, "trained_tokens": 3, "threads": []}
 
 
 @pytest.fixture
@@ -42,13 +42,29 @@ def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_tri
         f"pathlib.Path({str(pid)!r}).write_text(str(helper.pid)); print({json.dumps(FOUND)!r})"
     )
     begun = time.monotonic()
-    assert user_trial._try(DATA, 30) == (1, 7)
+    assert user_trial._try(DATA, 30) == (1, 7, [])
     assert time.monotonic() - begun < 20
     for _ in range(100):
         if gone(int(pid.read_text())):
             break
         time.sleep(0.05)
     assert gone(int(pid.read_text()))
+
+
+def test_a_thread_that_tokenizes_is_noted_once(
+    trial: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial(f"print({json.dumps(FOUND | {'threads': ['Tokenizer.encode']})!r})")
+    tried = user_trial.TriedSources(30)
+    for seed, batch_size in ((0, 8), (1, 8), (0, 4)):
+        model = {"vocab_size": 64}
+        data = {"source": "own_items:make", "batch_size": batch_size}
+        tried.check("arm", TrainerConfig.model_validate({"model": model, "data": data, "seed": seed}))
+    assert tried.notes == [
+        "a thread of data.source own_items:make tokenizes (Tokenizer.encode): its time is in no stage, and a wait for "
+        "it is reading"
+    ]
+    assert capsys.readouterr().err.count("note: a thread of ") == 1
 
 
 def test_one_that_hangs_is_named_with_its_state_the_likely_cause_and_the_limit(trial: Callable[[str], None]) -> None:

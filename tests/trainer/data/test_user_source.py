@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from harness.probes.ledger.stages import StageRecorder
 from harness.probes.run_probes import RunProbes
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
+from trainer.data import encoders
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.dataset import make_pipeline
 from trainer.data.loader import open_batches
@@ -380,6 +382,50 @@ def make(): return Words()
     assert batches(config("rows", source="own_words:make"), 1)[0].input_ids.tolist() == [[0, 1]] * 4
 
 
+THREADS = """
+import threading, torch
+from concurrent.futures import ThreadPoolExecutor
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import IterableDataset
+inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+inner.pre_tokenizer = pre_tokenizers.Whitespace()
+pool = ThreadPoolExecutor(4)
+def encoded(text): return torch.tensor(inner.encode(text).ids[:8])
+class Pooled:
+    def __init__(self, own): self.own = own
+    def __len__(self): return 8
+    def __getitem__(self, index): raise AssertionError
+    def __getitems__(self, indices):
+        made = list(pool.map(encoded, ["a b " * 2000] * len(indices)))
+        return [encoded("b " * 8) for _ in indices] if self.own else made
+def make(own=False):
+    encoded("a b")  # no batch is being made yet
+    return Pooled(own)
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_of_the_source_that_tokenize_are_in_no_stage_and_are_known(
+    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_threads.py").write_text(THREADS)
+    monkeypatch.setattr(encoders, "in_threads", set())
+    monkeypatch.delitem(sys.modules, "own_threads", raising=False)
+    data = config("rows", source="own_threads:make", arguments={"own": own})
+    expected = Counter(read=2, pack=1, **({"tokenize": 4} if own else {}))
+    telemetry.attach(StageRecorder("loader-0"))
+    try:
+        found = batches(data, 20)
+    finally:
+        telemetry.attach(None)
+    for batch in found:
+        assert batch.trace is not None
+        spans = batch.trace.stages()
+        assert Counter(span.name for span in spans) == expected
+        assert all(span.cpu_ns is not None and span.cpu_ns >= 0 for span in spans)
+    assert encoders.in_threads == {"Tokenizer.encode"}
+
+
 LAZY = """
 import torch
 from torch.utils.data import get_worker_info
@@ -487,7 +533,9 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
         )  # fmt: skip
         return done.stdout, done.stderr
 
-    assert tried(config("loader")) == ('{"largest_id": 3, "smallest_id": 0, "trained_tokens": 28}', "hello\n")
+    out, errors = tried(config("loader"))
+    assert json.loads(out) == {"largest_id": 3, "smallest_id": 0, "trained_tokens": 28, "threads": []}
+    assert errors == "hello\n"
     out, errors = tried(config("broken"))
     assert out == '{"error": "data.source: own_rows:broken failed: OSError: no such disk at all"}'
     assert "Traceback" in errors
