@@ -10,8 +10,9 @@ import importlib
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from trainer.errors import InputError, in_words
 from trainer.json_types import Json
 
+_OURS = [Path(__file__).resolve().parents[1] / name for name in ("harness", "trainer")]
+_INSTALLED = {"site-packages", "dist-packages"}
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -29,15 +32,35 @@ def named_function(name: str) -> str:
     return name
 
 
-def fingerprint(key: str, name: str) -> str:
+def fingerprint(key: str, name: str, others: Iterable[str] = ()) -> str:
     """A digest of the Python files that ``name`` comes with: of its module or, where it is in a package, of all of it.
 
-    Nothing is imported. Raises InputError, which begins with ``key``, where no such module is found.
+    ``others``: files that it imports besides (:func:`own_files`). Nothing is imported here. Raises InputError, which
+    begins with ``key``, where no such module is found.
     """
     digest = hashlib.sha256()
-    for path in _files(key, name):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    files = {path.resolve(): path for path in (*map(Path, others), *_files(key, name))}
+    for path in sorted(files.values()):
+        try:
+            content = path.read_bytes()
+        except OSError:  # one of the others that is gone
+            content = b""
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def own_files(folder: Path) -> list[str]:
+    """The files in ``folder`` that this process has imported modules from: the user's, not libraries' or ours."""
+    place = folder.resolve()
+    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    found = {
+        path
+        for module in list(sys.modules.values())
+        if isinstance(file := getattr(module, "__file__", None), str) and (path := Path(file).resolve()).is_file()
+        if path.is_relative_to(place) and not any(path.is_relative_to(one) for one in (library, *_OURS))
+        if not _INSTALLED.intersection(path.parts)
+    }
+    return sorted(map(str, found))
 
 
 def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, Json]) -> Any:
@@ -45,7 +68,7 @@ def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[st
 
     Raises InputError, one line that begins with ``key``; the traceback of the user's code goes to stderr.
     """
-    function = _function(key, name)
+    function = find(key, name)
     parameters = inspect.signature(function).parameters
     given = {one: value for one, value in offered.items() if one in parameters} | dict(arguments)
     try:
@@ -64,7 +87,8 @@ def failed(key: str, name: str, error: Exception) -> InputError:
     return InputError(f"{key}: {name} failed: {in_words(error)}")
 
 
-def _function(key: str, name: str) -> Callable[..., Any]:
+def find(key: str, name: str) -> Callable[..., Any]:
+    """Import ``name``. Raises InputError, one line that begins with ``key``, where that fails."""
     module, _, function = name.partition(":")
     _files(key, name)  # says where it was looked for
     if (here := str(Path.cwd())) not in sys.path:

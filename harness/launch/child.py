@@ -149,10 +149,14 @@ class Run:
         from trainer.data.prepare import prepare
         from trainer.loop import train
 
+        files: dict[str, list[str]] = {}
         if self.data is not None:
             cache.trust(self.data["hashed"])
-        prepared = prepare(self.config.data)
-        _check_unchanged(self.config, prepared, self.data)
+            files = self.data.get("files", {})
+        prepared = prepare(self.config.data, files.get("data.source", ()))
+        own = self.config.model.factory
+        model = None if own is None else fingerprint("model.factory", own, files.get("model.factory", ()))
+        _check_unchanged(self.config, prepared, model, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
         parent = None if data.start_method == "forkserver" else os.getpid()
@@ -160,7 +164,7 @@ class Run:
         attach = partial(attach_in_worker, parent, self.probes, folder)
         batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
-        self.facts = _facts(self.config, compute, prepared)
+        self.facts = _facts(self.config, compute, prepared, model)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -248,14 +252,18 @@ class Run:
         )
 
 
-def _check_unchanged(config: TrainerConfig, prepared: Prepared, data: DataMessage | None) -> None:
-    """Raise InputError where this run would train on something else than the study was begun with."""
+def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
+    """Raise InputError where this run would train on something else, or another model, than the study was begun with.
+
+    ``model``: the fingerprint of the code of a model of the user's own.
+    """
     if data is None:
         return
     corpus = "code of data.source" if config.data.source is not None else "corpus"
     for what, name, found, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
+        ("code of model.factory", config.model.factory, model, data.get("model", model)),
     ):
         if found != begun:
             raise InputError(
@@ -297,7 +305,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
     return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
 
 
-def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFacts:
+def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -318,7 +326,7 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFa
         parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
         flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed and shape is not None else None,
         vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
-        model_fingerprint=None if own is None else fingerprint("model.factory", own),
+        model_fingerprint=model,
         device=compute.device,
         asynchronous=compute.asynchronous,
         emulated=compute.emulated,

@@ -61,7 +61,6 @@ def prepare_data(configs: dict[str, TrainerConfig], start_s: float) -> StudyData
     ``start_s``: how long a trial of the user's own code may take. Raises InputError where an arm cannot work.
     """
     from trainer.compute.emulated import build_emulated
-    from trainer.data.cache import known_digests
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
@@ -83,14 +82,13 @@ def prepare_data(configs: dict[str, TrainerConfig], start_s: float) -> StudyData
         found = by_arm[name] = prepared[key]
         check_workers(data, found)
         if data.source is not None:
-            fingerprints[f"code of data.source {data.source}"] = found.corpus.fingerprint
             tried.check(name, config)
         else:
             fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:
-            fingerprints[f"code of model.factory {factory}"] = fingerprint("model.factory", factory)
+            tried.check_model(factory)
         else:
             shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
             if config.compute.emulated is not None and config.compute.work == "model":
@@ -99,12 +97,33 @@ def prepare_data(configs: dict[str, TrainerConfig], start_s: float) -> StudyData
                 except InputError as error:
                     raise InputError(f"arm {name}: {error}") from error
         needs.append(need_of(name, config, found.tokenizer.vocab_size))
-    hashed = known_digests()
-    messages: dict[str, DataMessage] = {
-        name: {"corpus": one.corpus.fingerprint, "tokenizer": one.tokenizer.fingerprint, "hashed": hashed}
-        for name, one in by_arm.items()
-    }
+    messages = {name: _message(config, by_arm[name], tried, fingerprints) for name, config in configs.items()}
     return StudyData(needs, fingerprints, messages, tuple(tried.notes))
+
+
+def _message(
+    config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str]
+) -> DataMessage:
+    """What a run of ``config`` must find. Adds to ``fingerprints`` what the user's code is made of, now all of it."""
+    from trainer.data.cache import known_digests
+    from trainer.data.prepare import prepare
+
+    files = {}
+    if (source := config.data.source) is not None:
+        files["data.source"] = tried.files("data.source", source)
+        prepared = prepare(config.data, files["data.source"])
+        fingerprints[f"code of data.source {source}"] = prepared.corpus.fingerprint
+    message: DataMessage = {
+        "corpus": prepared.corpus.fingerprint,
+        "tokenizer": prepared.tokenizer.fingerprint,
+        "hashed": known_digests(),
+        "files": files,
+    }
+    if (factory := config.model.factory) is not None:
+        files["model.factory"] = tried.files("model.factory", factory)
+        message["model"] = fingerprint("model.factory", factory, files["model.factory"])
+        fingerprints[f"code of model.factory {factory}"] = message["model"]
+    return message
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import Any
 
 from harness.launch.code import OWN_FOLDER, environment_for
 from harness.launch.diagnosis import diagnose, look_at
@@ -19,18 +20,32 @@ from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line
 from trainer.model import resolve_shape
 
+KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
 SHOWN = 6  # last lines of what he printed
 
 
 class TriedSources:
-    """Each source is tried once for all arms that use it alike."""
+    """Each source is tried once for all arms that use it alike; a model of the user's own is imported once."""
 
     def __init__(self, start_s: float) -> None:
         """``start_s``: how long one trial may take, the user's imports among it (``limits.start_s``)."""
         self._start_s = start_s
         self._tried: dict[str, tuple[int, int]] = {}
+        self._files: dict[tuple[str, str], set[str]] = {}
         self.notes: list[str] = []  # what the report must say of them
+
+    def files(self, key: str, name: str) -> list[str]:
+        """The user's files that ``name`` of the scenario's ``key`` imported when it was tried."""
+        return sorted(self._files.get((key, name), ()))
+
+    def check_model(self, name: str) -> None:
+        """Raise InputError where the factory cannot be imported. It is not called: its model may be large."""
+        key = "model.factory"
+        if (key, name) not in self._files:
+            with announced(f"importing {key} {name}"):
+                found = _answer(key, name, [key, name], "", self._start_s)
+            self._files[key, name] = set(found["files"])
 
     def check(self, arm: str, config: TrainerConfig) -> None:
         """Raise InputError where the source gives no batch, or one that the arm's model cannot take."""
@@ -40,13 +55,14 @@ class TriedSources:
         asked = data.model_dump_json(include=keys)
         if asked not in self._tried:
             with announced(f"trying data.source {data.source}"):
-                smallest, largest, threads = _try(data, self._start_s)
-            self._tried[asked] = smallest, largest
+                found = _try(data, self._start_s)
+            self._tried[asked] = found["smallest_id"], found["largest_id"]
+            self._files.setdefault((KEY, data.source), set()).update(found["files"])
             note = (
-                f"a thread of data.source {data.source} tokenizes ({', '.join(threads)}): its time is in no stage, and "
-                "a wait for it is reading"
+                f"a thread of data.source {data.source} tokenizes ({', '.join(found['threads'])}): its time is in no "
+                "stage, and a wait for it is reading"
             )
-            if threads and note not in self.notes:
+            if found["threads"] and note not in self.notes:
                 self.notes.append(note)
                 print(f"note: {note}", file=sys.stderr)
         if config.model.factory is not None:
@@ -65,14 +81,23 @@ class TriedSources:
             )
 
 
-def _try(data: DataConfig, start_s: float) -> tuple[int, int, list[str]]:
-    """The smallest and the largest id of its first batch, and the tokenizers that threads of the source called."""
+def _try(data: DataConfig, start_s: float) -> dict[str, Any]:
+    """What its first batch holds and what was seen of it."""
+    assert data.source is not None
+    found = _answer(KEY, data.source, [], data.model_dump_json(), start_s)
+    if not found["trained_tokens"]:
+        raise InputError(f"{KEY}: {data.source}: no label of its first batch counts (all are -100)")
+    return found
+
+
+def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float) -> dict[str, Any]:
+    """What a trial's process answers to ``given``. Raises InputError where it does not, or where it says so."""
     # Files, no pipes: a process that the source has started keeps its end of a pipe open for as long as it lives.
     with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
-        asked.write(data.model_dump_json().encode())
+        asked.write(given.encode())
         asked.seek(0)
         process = subprocess.Popen(
-            [sys.executable, *TRIAL],
+            [sys.executable, *TRIAL, *arguments],
             stdin=asked,
             stdout=answer,
             stderr=errors,
@@ -82,9 +107,8 @@ def _try(data: DataConfig, start_s: float) -> tuple[int, int, list[str]]:
         try:
             if not _ends(process, start_s):
                 finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
-                raise InputError(
-                    f"data.source: {data.source} gave no batch within {start_s:g} s (limits.start_s): {finding}"
-                )
+                due = "gave no batch" if key == KEY else "was not imported"
+                raise InputError(f"{key}: {name} {due} within {start_s:g} s (limits.start_s): {finding}")
         finally:
             with suppress(ProcessLookupError):  # where nothing that it started is left
                 os.killpg(process.pid, signal.SIGKILL)
@@ -93,19 +117,15 @@ def _try(data: DataConfig, start_s: float) -> tuple[int, int, list[str]]:
         errors.seek(0)
         out, printed = answer.read(), errors.read().decode(errors="replace").strip()
     try:
-        found = json.loads(out)
+        found: dict[str, Any] = json.loads(out)
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-SHOWN:])) or "it said nothing"
-        raise InputError(
-            f"data.source: {data.source} ended its process (exit code {process.returncode}): {last}"
-        ) from error
+        raise InputError(f"{key}: {name} ended its process (exit code {process.returncode}): {last}") from error
     if "error" in found:
         if printed:
             print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line
         raise InputError(found["error"])
-    if not found["trained_tokens"]:
-        raise InputError(f"data.source: {data.source}: no label of its first batch counts (all are -100)")
-    return found["smallest_id"], found["largest_id"], found["threads"]
+    return found
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:

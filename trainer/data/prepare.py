@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.config import DataConfig
@@ -26,13 +27,14 @@ class Prepared:
         return self.tokenizer.vocab_size
 
 
-def prepare(config: DataConfig) -> Prepared:
+def prepare(config: DataConfig, files: Sequence[str] = ()) -> Prepared:
     """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
 
-    Raises InputError, one line, for every input that cannot be used.
+    ``files``: of the user's own that ``data.source`` imports. Raises InputError, one line, for every input that cannot
+    be used.
     """
     if config.source is not None:
-        return _of_source(config.source)
+        return _of_source(config.source, files)
     corpus = prepare_corpus(config.corpus)
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
     format = format_of(config)
@@ -41,9 +43,9 @@ def prepare(config: DataConfig) -> Prepared:
     return Prepared(corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder)
 
 
-def _of_source(name: str) -> Prepared:
+def _of_source(name: str, files: Sequence[str]) -> Prepared:
     """Of a source of the user's own only its code is known: what it reads, and how many ids there are, is not."""
-    code = fingerprint("data.source", name)
+    code = fingerprint("data.source", name, files)
     tokenizer = TokenizerInfo("source", "", 0, None, None, None, code, "")
     return Prepared(Corpus(name, (), "", 0, 0, code), tokenizer, None)
 

@@ -19,7 +19,7 @@ from trainer.errors import InputError
 pytestmark = pytest.mark.slow
 
 DATA = DataConfig(source="own_items:make")
-FOUND = {"largest_id": 7, "smallest_id": 1, "trained_tokens": 3, "threads": []}
+FOUND = {"largest_id": 7, "smallest_id": 1, "trained_tokens": 3, "threads": [], "files": []}
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_tri
         f"pathlib.Path({str(pid)!r}).write_text(str(helper.pid)); print({json.dumps(FOUND)!r})"
     )
     begun = time.monotonic()
-    assert user_trial._try(DATA, 30) == (1, 7, [])
+    assert user_trial._try(DATA, 30) == FOUND
     assert time.monotonic() - begun < 20
     for _ in range(100):
         if gone(int(pid.read_text())):

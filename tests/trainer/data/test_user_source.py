@@ -534,7 +534,8 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
         return done.stdout, done.stderr
 
     out, errors = tried(config("loader"))
-    assert json.loads(out) == {"largest_id": 3, "smallest_id": 0, "trained_tokens": 28, "threads": []}
+    files = [str(tmp_path / "own_rows.py")]
+    assert json.loads(out) == {"largest_id": 3, "smallest_id": 0, "trained_tokens": 28, "threads": [], "files": files}
     assert errors == "hello\n"
     out, errors = tried(config("broken"))
     assert out == '{"error": "data.source: own_rows:broken failed: OSError: no such disk at all"}'
