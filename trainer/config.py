@@ -49,8 +49,8 @@ class ModelConfig(Config):
     factory: Annotated[str, AfterValidator(named_function)] | None = None
     """MODULE:FUNCTION of your own, which gives a torch module instead of a preset's. It is called with those of
     vocab_size, sequence_length and seed that it has a parameter for. The module is called with input_ids and labels
-    (which it shifts by itself, as transformers' models do), without a mask, as padding follows the text, and returns
-    the loss, or something that holds it."""
+    (which it shifts by itself, as transformers' models do) and returns the loss, or something that holds it. Only where
+    a source of your own pads before the text it is given attention_mask too."""
     arguments: dict[str, Json] = {}
     """More arguments of the factory, by name."""
 
@@ -138,7 +138,8 @@ class DataConfig(Config):
     source: Annotated[str, AfterValidator(named_function)] | None = None
     """MODULE:FUNCTION of your own, which gives a Dataset, an IterableDataset, a DataLoader or a pair (dataset, collate
     function), of which a DataLoader's workers, prefetch and pinning are not taken. It is called with those of seed,
-    batch_size and sequence_length that it has a parameter for; path, access, corpus and tokenizer are not used."""
+    batch_size and sequence_length that it has a parameter for; path, access, corpus and tokenizer are not used. A batch
+    has input_ids, and may have labels and attention_mask, which the model is given where padding precedes text."""
     arguments: dict[str, Json] = {}
     """More arguments of the source's function, by name."""
 

@@ -28,6 +28,14 @@ class LostBatchError(TimeoutError):
     """No loader worker delivered the next batch in the time that ``data.timeout_s`` allows."""
 
 
+class EndedWorkerError(LostBatchError):
+    """Loader workers have ended before the run did. ``codes``: their exit codes, negative for a signal."""
+
+    def __init__(self, line: str, codes: Sequence[int]) -> None:
+        super().__init__(line)
+        self.codes = tuple(codes)
+
+
 def cannot_write(place: object, error: OSError, remedy: str) -> Exception:
     """What to raise where ``place`` cannot be written: an InputError, or an OSError where this machine gave out.
 

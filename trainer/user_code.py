@@ -12,8 +12,9 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from trainer.json_types import Json
 
 # More folders to look in, as PYTHONPATH has them. Whatever else a process imports is not looked for there.
 CODE_PATH = "HARNESS_CODE_PATH"
+_OURS = [Path(__file__).resolve().parents[1] / name for name in ("harness", "trainer")]
+_INSTALLED = {"site-packages", "dist-packages"}
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -33,16 +36,34 @@ def named_function(name: str) -> str:
     return name
 
 
-def fingerprint(key: str, name: str, places: Sequence[str] | None = None) -> str:
+def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others: Iterable[str] = ()) -> str:
     """A digest of the Python files that ``name`` comes with: of its module or, where it is in a package, of all of it.
 
-    Nothing is imported. Raises InputError, which begins with ``key``, where no such module is found. ``places``: where
-    a process in another folder would look first.
+    Nothing is imported here. Raises InputError, which begins with ``key``, where no such module is found. ``places``:
+    where a process in another folder would look first. ``others``: files that it imports besides (:func:`own_files`).
     """
     digest = hashlib.sha256()
-    for path in files(key, name, places):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    for path in sorted({path.resolve() for path in (*map(Path, others), *files(key, name, places))}):
+        try:
+            content = path.read_bytes()
+        except OSError:  # one of the others that is gone
+            content = b""
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def own_files(folder: Path) -> list[str]:
+    """The files in ``folder`` that this process has imported modules from: the user's, not libraries' or ours."""
+    place = folder.resolve()
+    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    found = {
+        path
+        for module in list(sys.modules.values())
+        if isinstance(file := getattr(module, "__file__", None), str) and (path := Path(file).resolve()).is_file()
+        if path.is_relative_to(place) and not any(path.is_relative_to(one) for one in (library, *_OURS))
+        if not _INSTALLED.intersection(path.parts)
+    }
+    return sorted(map(str, found))
 
 
 def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, Json]) -> Any:
@@ -50,7 +71,7 @@ def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[st
 
     Raises InputError, one line that begins with ``key``; the traceback of the user's code goes to stderr.
     """
-    function = _function(key, name)
+    function = find(key, name)
     parameters = inspect.signature(function).parameters
     given = {one: value for one, value in offered.items() if one in parameters} | dict(arguments)
     try:
@@ -69,7 +90,8 @@ def failed(key: str, name: str, error: Exception) -> InputError:
     return InputError(f"{key}: {name} failed: {in_words(error)}")
 
 
-def _function(key: str, name: str) -> Callable[..., Any]:
+def find(key: str, name: str) -> Callable[..., Any]:
+    """Import ``name``. Raises InputError, one line that begins with ``key``, where that fails."""
     module, _, function = name.partition(":")
     files(key, name)  # says where it was looked for
     for place in reversed(_places()):

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
-from harness.launch.diagnosis import diagnose, look_at, with_fix
+from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
 from harness.launch.protocol import DataMessage
 from harness.launch.tables import RunTables
@@ -37,10 +38,11 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
-from trainer.errors import InputError, LostBatchError, in_words
+from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
+    from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.devices.facts import ProfileFacts
 
@@ -112,27 +114,43 @@ class Run:
         self.recorder: StepRecorder | BareRecorder | None = None
         self.compute: Compute | None = None
         self.tables: RunTables | None = None
+        self.batches: Batches | None = None
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
-        steps, close = self._build()
+        with self._explaining():
+            steps, close = self._build()
         try:
-            self._take(steps, self.config.warmup_steps, warmup=True)
-            self._synchronize()
-            self.probe_set.wait()  # NVML may take seconds to wake
-            channel.send({"event": "ready"})
-            while (message := channel.receive_order())["do"] != "finish":
-                if message["do"] == "profile":
-                    self._profile(steps)
-                else:
-                    self._repeat(steps, message["turn"], message["settle"], message["steps"])
-                self.probe_set.wait()
-                channel.send({"event": message["do"]})
-        except LostBatchError as error:  # while the workers are still there to be looked at
-            raise LostBatchError(f"{error}: {self._why_lost()}") from error
+            with self._explaining():
+                self._take(steps, self.config.warmup_steps, warmup=True)
+                self._synchronize()
+                self.probe_set.wait()  # NVML may take seconds to wake
+                channel.send({"event": "ready"})
+                while (message := channel.receive_order())["do"] != "finish":
+                    if message["do"] == "profile":
+                        self._profile(steps)
+                    else:
+                        self._repeat(steps, message["turn"], message["settle"], message["steps"])
+                    self.probe_set.wait()
+                    channel.send({"event": message["do"]})
         finally:
             close()
             self.probe_set.close()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Say why a batch was lost, or why a worker ended, while the workers are still there to be looked at."""
+        try:
+            yield
+        except EndedWorkerError as error:
+            raise EndedWorkerError(f"{error}; {explain_end(error.codes[0])}", error.codes) from error
+        except LostBatchError as error:
+            raise LostBatchError(f"{error}: {self._why_lost()}") from error
+        except RuntimeError as error:
+            ended = None if self.batches is None else self.batches.ended(error)
+            if ended is None:
+                raise
+            raise EndedWorkerError(f"{ended}; {explain_end(ended.codes[0])}", ended.codes) from error
 
     def _why_lost(self) -> str:
         log = self.folder.run(self.asked.arm, self.asked.block) / "log.txt"
@@ -149,18 +167,22 @@ class Run:
         from trainer.data.prepare import prepare
         from trainer.loop import train
 
+        files: dict[str, list[str]] = {}
         if self.data is not None:
             cache.trust(self.data["hashed"])
-        prepared = prepare(self.config.data)
-        _check_unchanged(self.config, prepared, self.data)
+            files = self.data.get("files", {})
+        prepared = prepare(self.config.data, files=files.get("data.source", ()))
+        own = self.config.model.factory
+        model = None if own is None else fingerprint("model.factory", own, others=files.get("model.factory", ()))
+        _check_unchanged(self.config, prepared, model, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
         parent = None if data.start_method == "forkserver" else os.getpid()
         folder = self.folder.run(self.asked.arm, self.asked.block)
         attach = partial(attach_in_worker, parent, self.probes, folder)
-        batches = open_batches(data, prepared, self.config.seed, attach)
+        batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
-        self.facts = _facts(self.config, compute, prepared)
+        self.facts = _facts(self.config, compute, prepared, model)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -248,14 +270,18 @@ class Run:
         )
 
 
-def _check_unchanged(config: TrainerConfig, prepared: Prepared, data: DataMessage | None) -> None:
-    """Raise InputError where this run would train on something else than the study was begun with."""
+def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
+    """Raise InputError where this run would train on something else, or another model, than the study was begun with.
+
+    ``model``: the fingerprint of the code of a model of the user's own.
+    """
     if data is None:
         return
     corpus = "code of data.source" if config.data.source is not None else "corpus"
     for what, name, found, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
+        ("code of model.factory", config.model.factory, model, data.get("model", model)),
     ):
         if found != begun:
             raise InputError(
@@ -297,7 +323,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
     return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
 
 
-def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFacts:
+def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -318,7 +344,7 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared) -> RunFa
         parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
         flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed and shape is not None else None,
         vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
-        model_fingerprint=None if own is None else fingerprint("model.factory", own),
+        model_fingerprint=model,
         device=compute.device,
         asynchronous=compute.asynchronous,
         emulated=compute.emulated,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _FIXES = {
 
 
 _STOPPED = "somebody sent it SIGSTOP", "find out who does that (a batch system, a debugger, Ctrl-Z), and run it again"
+_SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,20 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
         return Finding(_described(main, roles), _full(shared), MORE_SHARED_MEMORY)
     culprit = next((process for process in living if process.state == "D"), None) or _busiest(living, roles) or main
     return Finding(_described(culprit, roles), *_by_itself(culprit, longer))
+
+
+def explain_end(code: int) -> str:
+    """The likely cause and the fix of a loader worker that ended. ``code``: its exit code, negative for a signal."""
+    if code == -signal.SIGKILL:
+        cause, fix = "the kernel killed it for lack of memory, if nobody else did", MORE_MEMORY
+    elif -code in _SENT:
+        cause, fix = "somebody sent it that signal", "find out who does that (a batch system, a script)"
+    elif code < 0:
+        cause, fix = "a fault in native code that its batches are made with", "the run's log.txt may say more"
+    else:
+        cause = "the code that makes its batches ended it (sys.exit, os._exit, KeyboardInterrupt)"
+        fix = "let it raise another error; the run's log.txt may say more"
+    return f"likely cause: {cause}; fix: {fix}"
 
 
 def describe_process(pid: int, role: str) -> str:

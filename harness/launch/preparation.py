@@ -38,6 +38,7 @@ class StudyData:
     needs: list[RunNeed]  # by run of a block, in the order of the arms
     fingerprints: dict[str, str]  # of each corpus and tokenizer, under the names that study.json has for them
     by_arm: dict[str, DataMessage]
+    notes: tuple[str, ...] = ()  # for the report
 
 
 def check_writable(out: Path) -> None:
@@ -56,18 +57,19 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
             )
 
 
-def prepare_data(configs: dict[str, TrainerConfig], codes: Mapping[str, Code] | None = None) -> StudyData:
+def prepare_data(
+    configs: dict[str, TrainerConfig], start_s: float, codes: Mapping[str, Code] | None = None
+) -> StudyData:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    ``codes``: of the arms that run another state of the user's own code than the one here. Raises InputError where an
-    arm cannot work.
+    ``start_s``: how long a trial of the user's own code may take. ``codes``: of the arms that run another state of that
+    code than the one here. Raises InputError where an arm cannot work.
     """
     from trainer.compute.emulated import build_emulated
-    from trainer.data.cache import known_digests
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
-    tried = TriedSources()
+    tried = TriedSources(start_s)
     prepared: dict[str, Prepared] = {}
     by_arm: dict[str, Prepared] = {}
     fingerprints: dict[str, str] = {}
@@ -75,7 +77,7 @@ def prepare_data(configs: dict[str, TrainerConfig], codes: Mapping[str, Code] | 
     for name, config in configs.items():
         data = config.data
         code = None if codes is None else codes.get(name)
-        places, at = (None, "") if code is None else (code.places, f" at {code.label}")
+        places = None if code is None else code.places
         of = data.source or data.corpus.model_dump()
         key = json.dumps([of, data.tokenizer.model_dump(), data.path, data.sequence_length, places], sort_keys=True)
         if key not in prepared:
@@ -85,14 +87,13 @@ def prepare_data(configs: dict[str, TrainerConfig], codes: Mapping[str, Code] | 
         found = by_arm[name] = prepared[key]
         check_workers(data, found)
         if data.source is not None:
-            fingerprints[f"code of data.source {data.source}{at}"] = found.corpus.fingerprint
             tried.check(name, config, code)
         else:
             fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:
-            fingerprints[f"code of model.factory {factory}{at}"] = fingerprint("model.factory", factory, places)
+            tried.check_model(factory, code)
         else:
             shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
             if config.compute.emulated is not None and config.compute.work == "model":
@@ -101,12 +102,37 @@ def prepare_data(configs: dict[str, TrainerConfig], codes: Mapping[str, Code] | 
                 except InputError as error:
                     raise InputError(f"arm {name}: {error}") from error
         needs.append(need_of(name, config, found.tokenizer.vocab_size))
-    hashed = known_digests()
-    messages: dict[str, DataMessage] = {
-        name: {"corpus": one.corpus.fingerprint, "tokenizer": one.tokenizer.fingerprint, "hashed": hashed}
-        for name, one in by_arm.items()
+    messages = {
+        name: _message(config, by_arm[name], tried, fingerprints, None if codes is None else codes.get(name))
+        for name, config in configs.items()
     }
-    return StudyData(needs, fingerprints, messages)
+    return StudyData(needs, fingerprints, messages, tuple(tried.notes))
+
+
+def _message(
+    config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
+) -> DataMessage:
+    """What a run of ``config`` must find. Adds to ``fingerprints`` what the user's code is made of, now all of it."""
+    from trainer.data.cache import known_digests
+    from trainer.data.prepare import prepare
+
+    files = {}
+    places, at = (None, "") if code is None else (code.places, f" at {code.label}")
+    if (source := config.data.source) is not None:
+        files["data.source"] = tried.files("data.source", source, code)
+        prepared = prepare(config.data, places, files["data.source"])
+        fingerprints[f"code of data.source {source}{at}"] = prepared.corpus.fingerprint
+    message: DataMessage = {
+        "corpus": prepared.corpus.fingerprint,
+        "tokenizer": prepared.tokenizer.fingerprint,
+        "hashed": known_digests(),
+        "files": files,
+    }
+    if (factory := config.model.factory) is not None:
+        files["model.factory"] = tried.files("model.factory", factory, code)
+        message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])
+        fingerprints[f"code of model.factory {factory}{at}"] = message["model"]
+    return message
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:

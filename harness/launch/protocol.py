@@ -91,6 +91,8 @@ class DataMessage(TypedDict):
     corpus: str  # fingerprint
     tokenizer: str  # fingerprint
     hashed: list[list[str | int]]  # see trainer.data.cache.known_digests
+    files: NotRequired[dict[str, list[str]]]  # that the user's code imports, by the key that names it; see user_code
+    model: NotRequired[str]  # fingerprint of the code of a model of the user's own
 
 
 class StartMessage(TypedDict):

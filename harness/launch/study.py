@@ -85,7 +85,8 @@ def run_study(
     check_devices(configs)
     check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
-        data = prepare_data(configs, {name: code for name, code in codes.items() if code.directory is not None})
+        own = {name: code for name, code in codes.items() if code.directory is not None}
+        data = prepare_data(configs, plan.scenario.limits.start_s, own)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
@@ -107,6 +108,7 @@ def run_study(
         environment=_environment(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
+        notes=list(data.notes),
     )
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = create_folder(out, plan.scenario.name)
@@ -128,7 +130,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"{path}: cannot write there, so nothing can be added to this study")
     with terminable():
-        data = prepare_data(configs)
+        data = prepare_data(configs, _limits(record, None).start_s)
     for what, before in record.fingerprints.items():
         if data.fingerprints.get(what) != before:
             raise InputError(

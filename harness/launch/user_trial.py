@@ -4,24 +4,48 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import Any
 
 from harness.launch.code import OWN_FOLDER, Code, environment_for
+from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.progress import announced
+from harness.launch.waiting import looks
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line
 from trainer.model import resolve_shape
 
-TRIAL_S = 900.0  # for the user's imports, his function, and one batch
+KEY = "data.source"
+TRIAL = ("-m", "trainer.data.user_trial")
 SHOWN = 6  # last lines of what he printed
 
 
 class TriedSources:
-    """Each source is tried once for all arms that use it alike."""
+    """Each source is tried once for all arms that use it alike; a model of the user's own is imported once."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_s: float) -> None:
+        """``start_s``: how long one trial may take, the user's imports among it (``limits.start_s``)."""
+        self._start_s = start_s
         self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
+        self._files: dict[tuple[str, str, Code | None], set[str]] = {}
+        self.notes: list[str] = []  # what the report must say of them
+
+    def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
+        """The user's files that ``name`` of the scenario's ``key`` imported when it was tried."""
+        return sorted(self._files.get((key, name, code), ()))
+
+    def check_model(self, name: str, code: Code | None = None) -> None:
+        """Raise InputError where the factory cannot be imported. It is not called: its model may be large."""
+        key = "model.factory"
+        if (key, name, code) not in self._files:
+            with announced(f"importing {key} {name}{_at(code)}"):
+                found = _answer(key, name, [key, name], "", self._start_s, code)
+            self._files[key, name, code] = set(found["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
         """Raise InputError where the source gives no batch, or one that the arm's model cannot take.
@@ -32,13 +56,18 @@ class TriedSources:
         assert data.source is not None
         keys = {"source", "arguments", "batch_size", "sequence_length", "shuffle", "extra_reads"}
         asked = data.model_dump_json(include=keys), code
-        at = "" if code is None else f" at {code.label}"
         if asked not in self._tried:
-            with announced(f"trying data.source {data.source}{at}"):
-                try:
-                    self._tried[asked] = _try(data, code)
-                except InputError as error:
-                    raise (InputError(f"{code.label}: {error}") if code else error) from error
+            with announced(f"trying data.source {data.source}{_at(code)}"):
+                found = _try(data, self._start_s, code)
+            self._tried[asked] = found["smallest_id"], found["largest_id"]
+            self._files.setdefault((KEY, data.source, code), set()).update(found["files"])
+            note = (
+                f"a thread of data.source {data.source} tokenizes ({', '.join(found['threads'])}): its time is in no "
+                "stage, and a wait for it is reading"
+            )
+            if found["threads"] and note not in self.notes:
+                self.notes.append(note)
+                print(f"note: {note}", file=sys.stderr)
         if config.model.factory is not None:
             return  # it knows itself how many ids it takes
         smallest, largest = self._tried[asked]
@@ -55,37 +84,70 @@ class TriedSources:
             )
 
 
-def _try(data: DataConfig, code: Code | None) -> tuple[int, int]:
-    """The smallest and the largest id of its first batch."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.data.user_trial"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=None if code is None else code.directory,
-        env=environment_for(OWN_FOLDER) if code is None else code.environment(),
-        start_new_session=True,
-    )
+def _at(code: Code | None) -> str:
+    return "" if code is None else f" at {code.label}"
+
+
+def _try(data: DataConfig, start_s: float, code: Code | None) -> dict[str, Any]:
+    """What its first batch holds and what was seen of it."""
+    assert data.source is not None
+    found = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
+    if not found["trained_tokens"]:
+        raise InputError(f"{KEY}: {data.source}: no label of its first batch counts (all are -100)")
+    return found
+
+
+def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
+    """What a trial's process answers to ``given``. Raises InputError where it does not, or where it says so."""
     try:
-        out, errors = process.communicate(data.model_dump_json().encode(), timeout=TRIAL_S)
-    except subprocess.TimeoutExpired as error:
-        raise InputError(f"data.source: {data.source} gave no batch within {TRIAL_S / 60:g} minutes") from error
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-            process.communicate()
-    printed = errors.decode(errors="replace").strip()
+        return _ask(key, name, arguments, given, start_s, code)
+    except InputError as error:
+        raise (InputError(f"{code.label}: {error}") if code else error) from error
+
+
+def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
+    # Files, no pipes: a process that the source has started keeps its end of a pipe open for as long as it lives.
+    with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
+        asked.write(given.encode())
+        asked.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, *TRIAL, *arguments],
+            stdin=asked,
+            stdout=answer,
+            stderr=errors,
+            cwd=None if code is None else code.directory,
+            env=environment_for(OWN_FOLDER) if code is None else code.environment(),
+            start_new_session=True,
+        )
+        try:
+            if not _ends(process, start_s):
+                finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
+                due = "gave no batch" if key == KEY else "was not imported"
+                raise InputError(f"{key}: {name} {due} within {start_s:g} s (limits.start_s): {finding}")
+        finally:
+            with suppress(ProcessLookupError):  # where nothing that it started is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answer.seek(0)
+        errors.seek(0)
+        out, printed = answer.read(), errors.read().decode(errors="replace").strip()
     try:
-        found = json.loads(out)
+        found: dict[str, Any] = json.loads(out)
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-SHOWN:])) or "it said nothing"
-        raise InputError(
-            f"data.source: {data.source} ended its process (exit code {process.returncode}): {last}"
-        ) from error
+        raise InputError(f"{key}: {name} ended its process (exit code {process.returncode}): {last}") from error
     if "error" in found:
         if printed:
             print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line
         raise InputError(found["error"])
-    if not found["trained_tokens"]:
-        raise InputError(f"data.source: {data.source}: no label of its first batch counts (all are -100)")
-    return found["smallest_id"], found["largest_id"]
+    return found
+
+
+def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait until it has ended, in several looks; False where it has not."""
+    parts = looks(limit_s)
+    for _ in range(parts):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s / parts)
+            return True
+    return False

@@ -123,7 +123,7 @@ class LimitsConfig(Config):
     """How long `harness run` waits in silence. A run that passes a limit fails; the study goes on with the next one."""
 
     start_s: float = Field(900, gt=0, le=86_400)
-    """For a run to start: imports, model and data path, up to its first repetition."""
+    """For a run to start: imports, model and data path, up to its first repetition. Also for a trial of data.source."""
     silence_s: float = Field(600, gt=0, le=86_400)
     """For a run's next step, or for what it writes between repetitions. Not for a whole repetition."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ class TorchCompute:
         self._model = model.to(device, dtype).train()
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
+        self._source = config.data.source
+        self._takes_mask = _takes(model, "attention_mask")
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
         self._extra_forwards = config.compute.extra_forwards
@@ -57,11 +60,14 @@ class TorchCompute:
         return Batch(
             batch.input_ids.to(self._device, non_blocking=True),
             batch.labels.to(self._device, non_blocking=True),
-            None,  # see _run_model
+            batch.attention_mask.to(self._device, non_blocking=True)  # type: ignore[union-attr]
+            if batch.masked
+            else None,  # see _run_model
             batch.tokens,
             batch.trained_tokens,
             batch.samples,
             batch.trace,
+            batch.masked,
         )
 
     def forward(self, batch: Batch) -> Loss:
@@ -77,9 +83,15 @@ class TorchCompute:
 
     def _run_model(self, batch: Batch) -> Any:
         # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it, and
-        # attention with a mask is not computed by the fastest kernels.
+        # attention with a mask is not computed by the fastest kernels. A user's source may pad before the text.
+        mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
+        if mask and not self._takes_mask:
+            raise InputError(
+                f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
+                "attention_mask; pad after the text, or give its forward that parameter"
+            )
         with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
-            return self._model(input_ids=batch.input_ids, labels=batch.labels)
+            return self._model(input_ids=batch.input_ids, labels=batch.labels, **mask)
 
     def backward(self, loss: Loss) -> None:
         (loss / self._config.accumulation).backward()
@@ -107,6 +119,12 @@ class TorchCompute:
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
+
+
+def _takes(model: torch.nn.Module, name: str) -> bool:
+    """Whether its forward has a parameter of that name, or takes any."""
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def loss_of(output: Any, name: str) -> Loss:

@@ -19,7 +19,8 @@ class Batch:
 
     Labels follow the Hugging Face convention: ``labels[:, t]`` is the target predicted from position t - 1, the
     model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its
-    own document could predict it). ``attention_mask`` is None where no position is padding (packed rows).
+    own document could predict it). ``attention_mask`` is None where no position is padding (packed rows). ``masked``:
+    whether the model must be given it. Where padding follows the text, and nothing is predicted from it, it need not.
     """
 
     input_ids: torch.Tensor
@@ -29,6 +30,7 @@ class Batch:
     trained_tokens: int  # labels that count: (labels[:, 1:] != -100).sum()
     samples: int
     trace: BatchTrace | None = field(default=None)
+    masked: bool = False
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""

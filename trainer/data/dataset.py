@@ -163,6 +163,7 @@ class RepeatedBatch:
             trained_tokens=batch.trained_tokens,
             samples=batch.samples,
             trace=telemetry.take(),
+            masked=batch.masked,
         )
 
 

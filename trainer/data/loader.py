@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import BatchPipeline, make_pipeline
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
-from trainer.errors import InputError, LostBatchError
+from trainer.errors import EndedWorkerError, InputError, LostBatchError
 
 # A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
 # its next batch in Python. At Python's default switch interval of 5 ms a finished batch can arrive tens of
@@ -28,6 +29,8 @@ _SWITCH_INTERVAL_S = 2e-4
 # in the middle of it is charged for this much at most, however long it stood still.
 _LOOK_S = 5.0
 _TIMED_OUT = "DataLoader timed out"  # how torch's message begins
+_WORKER = "DataLoader worker (pid"  # how torch's message of a worker's end begins, which it raises anywhere
+_ENDING_S = 2.0  # for a worker whose files are gone to come to its own end
 _SPARE_LOOKS = 1  # that the alarm leaves to torch's own timeout, which says the same at less cost
 
 WorkerInit = Callable[[int], None]
@@ -55,10 +58,14 @@ class LateBatch:
             while True:
                 try:
                     return next(iterator)
-                except RuntimeError as error:
+                except (InputError, LostBatchError, StopIteration):
+                    raise
+                except Exception as error:  # of a worker that is gone: also that its files or its socket are
                     waited_s += self.look_s
                     if not str(error).startswith(_TIMED_OUT):
-                        raise (_ended(iterator) or error) from error
+                        if (ended := _ended(iterator, _ENDING_S)) is not None:
+                            raise ended from error
+                        raise
                     if waited_s >= self._timeout_s:
                         raise self._lost() from error
         finally:
@@ -100,16 +107,23 @@ class LateBatch:
         )
 
 
-def _ended(iterator: Any) -> LostBatchError | None:
-    """Which workers have ended, and how; None where torch says more: it names process numbers, and shared memory."""
-    found = []
-    for place, process in enumerate(getattr(iterator, "_workers", ())):
+def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
+    """Which workers have ended within ``wait_s``, and how.
+
+    None where none has, or where torch says more: it names process numbers, and shared memory.
+    """
+    found, codes = [], []
+    workers = list(getattr(iterator, "_workers", ()))
+    if wait_s and workers and not any(process.exitcode is not None for process in workers):
+        connection.wait([process.sentinel for process in workers], wait_s)
+    for place, process in enumerate(workers):
         if (code := process.exitcode) == -signal.SIGBUS:
             return None
         if code is not None:
+            codes.append(code)
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             found.append(f"loader-{place} (process {process.pid}) {how}")
-    return LostBatchError(", ".join(found)) if found else None
+    return EndedWorkerError(", ".join(found), codes) if found else None
 
 
 class Batches:
@@ -134,6 +148,10 @@ class Batches:
             self.close()
             raise batch
         return batch.pin_memory() if self._pin else batch
+
+    def ended(self, error: Exception) -> EndedWorkerError | None:
+        """Which workers have ended, where ``error`` is what torch raises of it, at any place of the main thread."""
+        return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def close(self) -> None:
         """End the workers and wait for them. The iterator is exhausted afterwards. A second call does nothing."""

@@ -27,14 +27,14 @@ class Prepared:
         return self.tokenizer.vocab_size
 
 
-def prepare(config: DataConfig, places: Sequence[str] | None = None) -> Prepared:
+def prepare(config: DataConfig, places: Sequence[str] | None = None, files: Sequence[str] = ()) -> Prepared:
     """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
 
-    ``places``: where the code of ``source`` is looked for first, if not here. Raises InputError, one line, for every
-    input that cannot be used.
+    ``places``: where the code of ``source`` is looked for first, if not here. ``files``: of the user's own that it
+    imports. Raises InputError, one line, for every input that cannot be used.
     """
     if config.source is not None:
-        return _of_source(config.source, places)
+        return _of_source(config.source, places, files)
     corpus = prepare_corpus(config.corpus)
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
     format = format_of(config)
@@ -43,9 +43,9 @@ def prepare(config: DataConfig, places: Sequence[str] | None = None) -> Prepared
     return Prepared(corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder)
 
 
-def _of_source(name: str, places: Sequence[str] | None) -> Prepared:
+def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:
     """Of a source of the user's own only its code is known: what it reads, and how many ids there are, is not."""
-    code = fingerprint("data.source", name, places)
+    code = fingerprint("data.source", name, places, files)
     tokenizer = TokenizerInfo("source", "", 0, None, None, None, code, "")
     return Prepared(Corpus(name, (), "", 0, 0, code), tokenizer, None)
 

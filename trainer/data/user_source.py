@@ -4,26 +4,38 @@
     tokenize   a tokenizer's calls within it (tokenizers, transformers, tiktoken, sentencepiece)
     pack       collating
 
-Of a DataLoader its dataset, its order and its collate function are taken. Workers, prefetch and pinning are the
-scenario's, so that they can be varied; a worker makes every n-th batch of one order, as a DataLoader's does.
+Of a DataLoader its dataset, its order, drop_last, its collate function and its worker_init_fn are taken. Workers,
+prefetch and pinning are the scenario's, so that they can be varied; a worker makes every n-th batch of one order, as a
+DataLoader's does.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
 from torch.utils.data import default_collate as collate_by_torch
+from torch.utils.data._utils import worker as torch_worker
 
 from trainer import telemetry
 from trainer.config import DataConfig
+from trainer.data import encoders
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
 from trainer.inject import Injector
@@ -34,24 +46,34 @@ ALLOWED = (
     "a mapping with input_ids (and labels, attention_mask), a pair (inputs, targets) with targets one ahead, "
     "or one tensor of ids; each of shape (samples, sequence)"
 )
-# By module: the class that encodes, and its methods.
-ENCODERS = {
-    "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
-    "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
-    "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
-    "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
-}
+ACCEPTED = ("input_ids", "labels", "attention_mask")
+# Tokenizers give these beside the ids, and no model takes them: they are left out.
+LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
+# Batches of indices drawn together, so that the random states are changed once for all of them. One of 8 takes 300 B.
+MOST_DRAWN = 100_000
+
+
+@dataclass(frozen=True)
+class Order:
+    """The indices of each batch of an epoch. ``batches``: how many there are; None where nobody knows, or no end is."""
+
+    begin: Callable[[], Iterator[list[Any]]]
+    batches: int | None
 
 
 @dataclass(frozen=True)
 class UserSource:
-    """What the user's function gave. ``order``: the indices of each batch of an epoch; None for an iterable dataset."""
+    """What the user's function gave. ``order``: None for an iterable dataset."""
 
     dataset: Any
-    order: Callable[[], Iterator[list[Any]]] | None
+    order: Order | None
     collate: Callable[[Any], Any]
     batch_size: int | None
     """Items in a batch of an iterable dataset; None where each item is a batch."""
+    drop_last: bool = False
+    """Whether the last batch of an iterable dataset is left out where it has fewer items."""
+    worker_init: Callable[[int], object] | None = None
+    """What each worker calls first, as a DataLoader's does."""
 
 
 def open_source(config: DataConfig, seed: int) -> UserSource:
@@ -76,20 +98,69 @@ def open_source(config: DataConfig, seed: int) -> UserSource:
         raise InputError(f"{KEY}: {config.source} gave {len(given)} items, less than one batch of {config.batch_size}")
     sampler = RandomSampler(given) if config.shuffle else SequentialSampler(given)
     batches = BatchSampler(sampler, config.batch_size, drop_last=True)
-    return UserSource(given, lambda: iter(batches), collate, None)
+    return UserSource(given, Order(lambda: iter(batches), len(batches)), collate, None)
 
 
 def _of_loader(loader: DataLoader[Any]) -> UserSource:
     if isinstance(loader.dataset, IterableDataset):
-        return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size)
+        start = loader.worker_init_fn
+        return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size, loader.drop_last, start)
     if loader.batch_sampler is None:  # each item is a batch
-        return UserSource(loader.dataset, lambda: ([index] for index in loader.sampler), _only, None)
+        order = Order(lambda: ([index] for index in loader.sampler), _length_of(loader.sampler))
+        return UserSource(loader.dataset, order, _only, None, worker_init=loader.worker_init_fn)
     sampler = loader.batch_sampler
-    return UserSource(loader.dataset, lambda: iter(sampler), loader.collate_fn, None)
+    order = Order(lambda: iter(sampler), _length_of(sampler))
+    return UserSource(loader.dataset, order, loader.collate_fn, None, worker_init=loader.worker_init_fn)
+
+
+def _length_of(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):  # torch's own samplers need none
+        return None
 
 
 def _only(items: list[Any]) -> Any:
     return items[0]
+
+
+class Randomness:
+    """A random state of its own for torch, numpy and Python's ``random``, in place of this process's within ``with``.
+
+    So what is drawn in it is the same in every process, whatever that process drew before; and it goes on where it was.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._others = _random_states()
+        torch.manual_seed(seed % 2**63)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        self._own = _random_states()
+        _set_random_states(self._others)
+
+    def __enter__(self) -> None:
+        self._others = _random_states()
+        _set_random_states(self._own)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._own = _random_states()
+        _set_random_states(self._others)
+
+    def pass_on(self) -> None:
+        """Let numpy and ``random`` go on outside as they were left within: what was seeded there is drawn from here."""
+        _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
+
+
+def _random_states() -> tuple[Any, Any, Any]:
+    return torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_random_states(states: tuple[Any, Any, Any]) -> None:
+    torch.random.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 class UserPipeline:
@@ -103,7 +174,13 @@ class UserPipeline:
         self._worker, self._workers = worker, workers
         self._injector, self._extra = injector, config.extra_reads
         self._length = config.sequence_length
-        self._source = open_source(config, seed)
+        randomness = Randomness(seed)
+        with randomness:  # a split of the rows that nobody seeded must be the same in every worker
+            self._source = open_source(config, seed)
+        if (here := get_worker_info()) is None:  # torch's own state is the model's
+            randomness.pass_on()
+        else:  # which goes on with the states that torch gave it
+            self._begin_worker(here.seed)
         if self._extra and self._source.order is None:
             raise InputError(
                 f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
@@ -111,15 +188,26 @@ class UserPipeline:
         self._span: Callable[[str], AbstractContextManager[None]] = telemetry.span if marked else _unmarked
         self._marked = marked
         if marked:
-            _time_tokenizers()
+            encoders.watch()
         self._wanted = self._endless()
+
+    def _begin_worker(self, seed: int) -> None:
+        """What a DataLoader does in each worker: the user's code finds his own dataset there, not ours."""
+        found = torch_worker.WorkerInfo(
+            id=self._worker, num_workers=self._workers, seed=seed, dataset=self._source.dataset
+        )
+        torch_worker._worker_info = found
+        start = self._source.worker_init
+        if start is not None:
+            self._guarded(lambda: start(self._worker))
 
     def next_batch(self) -> Batch:
         """The next batch, with its declared costs spent and its trace."""
-        with self._span("read"):
-            wanted = self._guarded(lambda: next(self._wanted))
-        for _ in range(1 + self._extra):
-            batch = self._make(wanted)
+        with encoders.making:
+            with self._span("read"):
+                wanted = self._guarded(lambda: next(self._wanted))
+            for _ in range(1 + self._extra):
+                batch = self._make(wanted)
         self._injector.spend("transfer")
         if self._marked:
             batch.trace = telemetry.take()
@@ -170,21 +258,27 @@ class UserPipeline:
         source = self._source
         if source.order is None:
             items = iter(source.dataset)
-            while batch := list(islice(items, source.batch_size or 1)):
-                yield batch
+            size = source.batch_size or 1
+            while batch := list(islice(items, size)):
+                if len(batch) == size or not source.drop_last:
+                    yield batch
             return
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 
     def _order(self, epoch: int) -> Iterator[list[Any]]:
-        """One epoch's batches of indices, the same in every worker: samplers draw their seed as they begin."""
+        """One epoch's batches of indices, the same in every worker, whatever the sampler draws them from and when."""
         assert self._source.order is not None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed * 1_000_003 + epoch)
-            order = self._source.order()
-            first = next(order, None)
-        if first is not None:
-            yield first
-            yield from order
+        randomness = Randomness(self._seed * 1_000_003 + epoch)
+        with randomness:
+            order = self._source.order.begin()
+        # Of an order without an end only the next batch may be drawn.
+        at_once = max(1, min(self._source.order.batches or 1, MOST_DRAWN))
+        while True:
+            with randomness:
+                drawn = list(islice(order, at_once))
+            yield from drawn
+            if len(drawn) < at_once:
+                return
 
 
 def _unmarked(_: str) -> AbstractContextManager[None]:
@@ -204,13 +298,31 @@ def as_batch(made: Any, name: str, sequence_length: int) -> Batch:
             f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"
         )
     trained = int((labels[:, 1:] != IGNORED).sum())
-    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0])
+    masked = mask is not None and _is_needed(mask, labels)
+    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0], masked=masked)
+
+
+def _is_needed(mask: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Whether a causal model's loss depends on the mask: text follows padding, or a label is predicted from padding."""
+    padding = mask[:, :-1] == 0
+    return bool((padding & ((mask[:, 1:] != 0) | (labels[:, 1:] != IGNORED))).any())
 
 
 def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     if isinstance(made, Mapping) or hasattr(made, "keys"):
         ids, labels, mask = (made.get(key) for key in ("input_ids", "labels", "attention_mask"))
         if isinstance(ids, torch.Tensor):
+            if others := [str(key) for key in made.keys() if key not in ACCEPTED + LEFT_OUT]:  # noqa: SIM118
+                raise InputError(
+                    f"{KEY}: {name} gives batches with {', '.join(others)}, which no model is given here; accepted: "
+                    f"{', '.join(ACCEPTED)}; left out: {', '.join(LEFT_OUT)}"
+                )
+            for key, one in (("labels", labels), ("attention_mask", mask)):
+                if one is not None and not (isinstance(one, torch.Tensor) and one.shape == ids.shape):
+                    shape = tuple(getattr(one, "shape", ())) or type(one).__name__
+                    raise InputError(
+                        f"{KEY}: {name} gives {key} of {shape}; allowed: that of its ids, {tuple(ids.shape)}"
+                    )
             if labels is None:
                 labels = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
             return ids, labels, mask
@@ -223,36 +335,3 @@ def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         ignored = torch.full_like(targets[:, :1], IGNORED)
         return ids, torch.cat([ignored, targets[:, :-1]], dim=1), None
     raise InputError(f"{KEY}: {name} gives batches of type {type(made).__name__}; allowed: {ALLOWED}")
-
-
-def _time_tokenizers() -> None:
-    """Mark the calls of the tokenizer libraries that the user's code has imported as the stage ``tokenize``."""
-    for module, (kind, methods) in ENCODERS.items():
-        owner = getattr(sys.modules.get(module), kind, None)
-        for method in methods:
-            before = getattr(owner, "__dict__", {}).get(method)
-            if callable(before) and not hasattr(before, "__harness_timed__"):
-                try:
-                    setattr(owner, method, _timed(before))
-                except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
-                    continue
-
-
-_within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
-
-
-def _timed(before: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def encode(*given: Any, **named: Any) -> Any:
-        global _within
-        if _within:
-            return before(*given, **named)
-        _within = True
-        try:
-            with telemetry.span("tokenize"):
-                return before(*given, **named)
-        finally:
-            _within = False
-
-    encode.__harness_timed__ = True  # type: ignore[attr-defined]
-    return encode

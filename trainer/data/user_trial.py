@@ -1,7 +1,10 @@
 """``python -m trainer.data.user_trial``: makes the first batch of a user's source, in a process of its own.
 
 It reads a data configuration from standard input, as JSON, and prints ``{"largest_id", "smallest_id",
-"trained_tokens"}`` or ``{"error"}``. What the user's code prints goes to standard error.
+"trained_tokens", "threads", "files"}`` or ``{"error"}``: the tokenizers that were called in threads of the source, and
+the files in the working directory that it imported. What the user's code prints goes to standard error.
+
+``python -m trainer.data.user_trial KEY MODULE:FUNCTION`` only imports that, and prints ``{"files"}`` or ``{"error"}``.
 """
 
 from __future__ import annotations
@@ -9,25 +12,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from trainer.config import DataConfig
 from trainer.errors import InputError
 from trainer.inject import Injector
+from trainer.user_code import find, own_files
 
 
-def main() -> int:
-    """Try the source once."""
+def main(key: str | None = None, name: str = "") -> int:
+    """Try the source once, or import ``name``."""
+    here = Path.cwd()  # the user's code may go elsewhere
     out = os.dup(1)
     os.dup2(2, 1)
+    found: dict[str, object]
     try:
-        from trainer.data.user_source import UserPipeline
-
-        config = DataConfig.model_validate_json(sys.stdin.read())
-        batch = UserPipeline(config, 0, 0, 1, Injector(None, 0), marked=False).next_batch()
-        ids = batch.input_ids
-        found: dict[str, object] = {
-            "largest_id": int(ids.max()), "smallest_id": int(ids.min()), "trained_tokens": batch.trained_tokens
-        }  # fmt: skip
+        if key is None:
+            found = _try_source()
+        else:
+            find(key, name)
+            found = {}
+        found["files"] = own_files(here)
     except InputError as error:
         found = {"error": str(error)}
     with os.fdopen(out, "w") as answer:
@@ -37,5 +42,20 @@ def main() -> int:
     os._exit(0)  # threads that the user's code has left must not keep it
 
 
+def _try_source() -> dict[str, object]:
+    from trainer.data import encoders
+    from trainer.data.user_source import UserPipeline
+
+    config = DataConfig.model_validate_json(sys.stdin.read())
+    batch = UserPipeline(config, 0, 0, 1, Injector(None, 0)).next_batch()
+    ids = batch.input_ids
+    return {
+        "largest_id": int(ids.max()),
+        "smallest_id": int(ids.min()),
+        "trained_tokens": batch.trained_tokens,
+        "threads": sorted(encoders.in_threads),
+    }
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -272,6 +272,13 @@ class TestData:
         assert stale.returncode == 2
         assert "sequence_length" in stale.stderr
 
+    @pytest.mark.parametrize("action", ["verify", "pretokenize"])
+    def test_a_source_of_ones_own_has_nothing_to_compare_or_to_write(self, action: str) -> None:
+        line = refused("data", action, self.SCENARIO, "--set", "data.source=own_items:make")
+        assert line.startswith("arm ")
+        assert ": data.source: own_items:make makes its batches by itself, without a corpus, a tokenizer or" in line
+        assert f"there is nothing to {action}; select other arms with --arm" in line
+
     def test_verify_names_what_is_identical(self) -> None:
         words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "*@batch_size=2")
         done = harness(*words)

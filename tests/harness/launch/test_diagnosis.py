@@ -10,23 +10,26 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
 
+from harness.launch.child import Run
 from harness.launch.diagnosis import (
     WORKER_NAME,
     Snapshot,
     describe_process,
     diagnose,
     diagnose_process,
+    explain_end,
     look_at,
     with_fix,
 )
 from harness.machine.memory import SharedMemory
 from harness.machine.processes import ProcessState, read_session
 from tests.harness.machine.tree import plant
+from trainer.errors import EndedWorkerError
 
 MIB = 2**20
 MAIN = ProcessState(10, "python", "S", 100, "poll", 20, 1024)
@@ -106,6 +109,39 @@ def test_the_likely_cause(changes: dict[str, Any], process: str, cause: str) -> 
     assert finding.cause.startswith(cause)
     assert finding.fix
     assert "\n" not in str(finding)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "fix"),
+    [
+        (-signal.SIGKILL, "the kernel killed it for lack of memory, if nobody else did", "more memory, or less of it"),
+        (-signal.SIGTERM, "somebody sent it that signal", "find out who does that"),
+        (-signal.SIGSEGV, "a fault in native code", "log.txt"),
+        (0, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
+        (3, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
+    ],
+)
+def test_the_likely_cause_of_a_worker_s_own_end(code: int, cause: str, fix: str) -> None:
+    said = explain_end(code)
+    assert said.startswith(f"likely cause: {cause}")
+    assert fix in said.partition("; fix: ")[2]
+    assert "data.timeout_s" not in said
+
+
+def test_a_run_says_why_its_worker_ended_and_of_no_wait_wherever_torch_says_it() -> None:
+    run = object.__new__(Run)
+    ended = EndedWorkerError("loader-1 (process 2) was killed by SIGKILL", [-signal.SIGKILL])
+    batches: Any = SimpleNamespace(ended=lambda error: ended if "worker" in str(error) else None)
+    run.batches = batches
+    for error in (ended, RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed.")):
+        with pytest.raises(EndedWorkerError) as found, run._explaining():
+            raise error
+        assert str(found.value).startswith("loader-1 (process 2) was killed by SIGKILL; likely cause: the kernel kill")
+        assert "data.timeout_s" not in str(found.value)
+    other = RuntimeError("shapes differ")
+    with pytest.raises(RuntimeError) as kept, run._explaining():
+        raise other
+    assert kept.value is other
 
 
 def test_a_disk_that_is_full_is_no_lack_of_shared_memory() -> None:

@@ -135,8 +135,8 @@ def test_a_file_that_never_answers_ends_the_start(tmp_path: Path, monkeypatch: p
     recorded.write_text('{"forward_ms": [1]}')
     prepare = launch.prepare_data
 
-    def prepare_and_break(configs: Any, codes: Any = None) -> Any:
-        found = prepare(configs, codes)
+    def prepare_and_break(configs: Any, start_s: float, codes: Any = None) -> Any:
+        found = prepare(configs, start_s, codes)
         if "piped" in configs:
             recorded.unlink()
             os.mkfifo(recorded)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 CODE = """
 import time
 import torch
+import own_helper
 from torch.utils.data import DataLoader
 
 class Items:
@@ -58,6 +59,7 @@ slice_steps: 3
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "own_items.py").write_text(CODE)
+    (tmp_path / "own_helper.py").touch()
     (tmp_path / "own.yaml").write_text(SCENARIO)
     return tmp_path
 
@@ -88,13 +90,13 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
         assert made_ms(study, arm, "tokenize") == 0, arm
     assert made_ms(study, "inline+ideal-data", "read") == 0
     monkeypatch.chdir(folder)
-    code = fingerprint("data.source", "own_items:make")
+    code = fingerprint("data.source", "own_items:make", [str(folder / "own_helper.py")])
     assert {run.record.facts.corpus_fingerprint for run in runs.values()} == {code}
     assert study.read_study().fingerprints == {"code of data.source own_items:make": code}
     summary = (path / "summary.md").read_text()
     assert "Undeclared difference: corpus" not in summary
 
-    (folder / "own_items.py").write_text(CODE + "more = 1\n")
+    (folder / "own_helper.py").write_text("more = 1\n")
     (path / "runs" / "inline" / "0" / "run.json").unlink()
     again = harness("run", "--resume", str(path), cwd=folder)
     assert again.returncode == 2

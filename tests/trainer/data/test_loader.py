@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +20,9 @@ from tests.trainer.data.test_packing import assert_same
 from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import make_pipeline
-from trainer.data.loader import LateBatch, open_batches
+from trainer.data.loader import Batches, LateBatch, open_batches
 from trainer.data.prepare import prepare
-from trainer.errors import InputError, LostBatchError
+from trainer.errors import EndedWorkerError, InputError, LostBatchError
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +114,56 @@ def test_a_worker_that_was_killed_is_named_with_its_signal(make_config: Make) ->
         with pytest.raises(LostBatchError) as error:
             list(islice(batches, 20))  # what it had made by then still comes
     assert str(error.value) == f"loader-1 (process {started[1].pid}) was killed by SIGKILL"
+
+
+class Ended:
+    """An iterator whose second worker has ended in some way."""
+
+    def __init__(self, code: int, error: Exception) -> None:
+        living = SimpleNamespace(exitcode=None, pid=1)
+        self._workers = [living, SimpleNamespace(exitcode=code, pid=2)]
+        self._error = error
+
+    def __next__(self) -> Batch:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "how"),
+    [
+        (
+            -signal.SIGTERM,
+            RuntimeError("DataLoader worker (pid 2) is killed by signal: Terminated."),
+            "killed by SIGTERM",
+        ),
+        (1, RuntimeError("DataLoader worker (pid 2) exited unexpectedly with exit code 1."), "exit code 1"),
+        (0, FileNotFoundError(2, "No such file or directory"), "exit code 0"),
+        (0, ConnectionRefusedError(111, "Connection refused"), "exit code 0"),
+        (3, EOFError(), "exit code 3"),
+    ],
+)
+def test_every_end_of_a_worker_is_named(code: int, error: Exception, how: str) -> None:
+    iterator: Any = Ended(code, error)
+    late = LateBatch(workers=2, timeout_s=15)
+    with pytest.raises(EndedWorkerError, match=rf"^loader-1 \(process 2\) (was|ended with) {how}$") as found:
+        late.wait(iterator)
+    assert found.value.codes == (code,)
+    batches = Batches(iterator, pin=False, late=late)
+    batches._late = None  # the timer is not tested here
+    if isinstance(error, RuntimeError):  # torch raises it wherever the main thread is
+        assert str(batches.ended(error)) == str(found.value)
+    else:
+        assert batches.ended(error) is None
+    late.disarm()
+
+
+def test_an_error_that_is_no_worker_s_stays_what_it_is() -> None:
+    iterator: Any = Ended(0, InputError("data.source: broken"))
+    for error in (InputError("data.source: broken"), LostBatchError("no batch came")):
+        iterator._error = error
+        with pytest.raises(type(error)) as found:
+            LateBatch(workers=2, timeout_s=15).wait(iterator)
+        assert found.value is error
 
 
 def test_an_input_error_in_a_worker_stays_one_line(make_config: Make, tmp_path: Path) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils import worker as torch_worker
 
+from harness.probes.ledger.loader import attach_in_worker
 from harness.probes.ledger.stages import StageRecorder
+from harness.probes.run_probes import RunProbes
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
+from trainer.data import encoders
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.dataset import make_pipeline
+from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.data.user_source import UserPipeline
 from trainer.errors import InputError
@@ -24,6 +33,8 @@ from trainer.inject import Injector
 from trainer.user_code import fingerprint, named_function
 
 CODE = """
+import random
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -60,6 +71,44 @@ def batched(): return DataLoader(Batched(), batch_size=None)
 def listed(): return [torch.full((8,), index) for index in range(12)]
 def three(): return 3
 def few(): return Rows(3)
+class Drawn:
+    # 24 rows in batches of 4; length: what it says it has, if anything
+    def __init__(self, how, length=6): self.how, self.length = how, length
+    def __len__(self):
+        if self.length is None: raise TypeError("endless")
+        return self.length
+    def __iter__(self):
+        if self.how == "lazy":
+            for half in (0, 12):
+                rows = (torch.randperm(12) + half).tolist()
+                yield from (rows[at:at + 4] for at in range(0, 12, 4))
+            return
+        rows = list(range(24))
+        if self.how == "random": random.shuffle(rows)
+        if self.how == "numpy": rows = np.random.permutation(24).tolist()
+        while True:
+            yield from (rows[at:at + 4] for at in range(0, 24, 4))
+            if self.how != "endless": return
+            rows = random.sample(rows, 24)
+def drawn(how, length=6): return DataLoader(Rows(24), batch_sampler=Drawn(how, length))
+def split():
+    random.seed(random.random())
+    return torch.utils.data.random_split(Rows(24), [12, 12])[0]
+def stream_without_rest(): return DataLoader(Stream(), batch_size=4, drop_last=True)
+class Share(IterableDataset):
+    first, last = 0, 12
+    def __iter__(self): return iter(torch.full((8,), index) for index in range(self.first, self.last))
+def take_share(worker):
+    info = torch.utils.data.get_worker_info()
+    assert worker == info.id
+    info.dataset.first, info.dataset.last = info.id * 6, info.id * 6 + 6
+    info.dataset.share = info.num_workers, info.seed
+def shares(): return DataLoader(Share(), batch_size=3, num_workers=2, worker_init_fn=take_share)
+def shared_rows():
+    def begin(worker): torch.utils.data.get_worker_info().dataset.length = 5 + worker
+    return DataLoader(Rows(12), batch_size=4, worker_init_fn=begin)
+def bad_start(): return DataLoader(Rows(12), worker_init_fn=lambda worker: 1 / worker)
+def row(**more): return [{"input_ids": torch.arange(8)} | {key: torch.tensor(one) for key, one in more.items()}] * 12
 def floats(): return [torch.full((8,), 0.5)] * 12
 def long(): return Rows(12, length=99)
 def words(): return [{"text": "a"}] * 12
@@ -121,6 +170,50 @@ def test_workers_share_one_order_that_changes_from_epoch_to_epoch() -> None:
     assert rows_of(batches(data, 6, seed=2)) != first
 
 
+@pytest.mark.parametrize(
+    ("how", "length"), [("random", 6), ("numpy", 6), ("lazy", 6), ("lazy", None), ("endless", None), ("endless", 6)]
+)
+def test_workers_share_one_order_whatever_it_is_drawn_from_and_when(how: str, length: int | None) -> None:
+    data = config("drawn", arguments={"how": how, "length": length})
+
+    def other_process(number: int, count: int, **place: int) -> list[list[int]]:
+        """A pipeline in a process whose own random states are anything, and change between batches."""
+        pipeline = make_pipeline(data, prepare(data), 1, place.get("worker", 0), place.get("workers", 1))
+        found = []
+        for batch in range(count):
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(number * 100 + batch)
+            made = pipeline.next_batch()
+            assert made is not None
+            found += rows_of([made])
+        return found
+
+    alone = other_process(1, 12)
+    shared = [other_process(2 + worker, 6, worker=worker, workers=2) for worker in (0, 1)]
+    assert [one for pair in zip(*shared, strict=True) for one in pair] == alone
+    for epoch in (alone[:6], alone[6:]):
+        assert sorted(row for batch in epoch for row in batch) == list(range(24))
+    assert alone[:6] != alone[6:]
+
+
+def test_rows_that_the_function_draws_are_the_same_in_every_process() -> None:
+    found = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        found.append(rows_of(batches(config("split"), 3)))
+    assert found[0] == found[1]
+
+
+def test_drawing_an_order_leaves_every_random_state_as_it_was() -> None:
+    data = config("drawn", arguments={"how": "endless", "length": None})
+    pipeline = make_pipeline(data, prepare(data), 1, 0, 1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()
+    pipeline.next_batch()
+    pipeline.next_batch()
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist())
+
+
 def test_a_shuffled_dataset_leaves_the_random_state_as_it_was() -> None:
     torch.manual_seed(5)
     batches(config("rows", shuffle=True), 7)
@@ -135,6 +228,37 @@ def test_labels_are_the_ids_without_padding_where_there_are_none() -> None:
     assert found.trained_tokens == 4 * 5
 
 
+ONES = [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("mask", "labels", "masked"),
+    [
+        (ONES, None, False),
+        ([1] * 6 + [0] * 2, None, False),
+        ([0] * 8, [IGNORED] * 8, False),
+        ([0] * 2 + [1] * 6, None, True),
+        ([1, 1, 0, 0, 1, 1, 0, 0], None, True),
+        ([1] * 6 + [0] * 2, [3] * 7 + [IGNORED], False),  # the first label of the padding is predicted from the text
+        ([1] * 6 + [0] * 2, [3] * 8, True),
+    ],
+)
+def test_a_mask_is_for_the_model_where_its_loss_depends_on_it(
+    mask: list[int], labels: list[int] | None, masked: bool
+) -> None:
+    more = {"attention_mask": mask} | ({} if labels is None else {"labels": labels})
+    for replay in (False, True):
+        (found,) = batches(config("row", arguments=more, replay=replay), 1)
+        assert found.masked is masked
+        assert found.attention_mask is not None
+        assert found.attention_mask[0].tolist() == mask
+
+
+def test_what_only_tokenizers_know_is_left_out() -> None:
+    (found,) = batches(config("row", arguments={"special_tokens_mask": ONES, "length": 8}), 1)
+    assert found.input_ids.shape == (4, 8)
+
+
 def test_targets_one_ahead_become_labels_that_the_model_shifts() -> None:
     (found,) = batches(config("pairs"), 1)
     assert found.labels[2].tolist() == [IGNORED] + [3] * 7
@@ -144,6 +268,37 @@ def test_targets_one_ahead_become_labels_that_the_model_shifts() -> None:
 def test_iterable_datasets_of_items_and_of_batches() -> None:
     assert rows_of(batches(config("stream"), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
     assert rows_of(batches(config("batched"), 5)) == [[0] * 3, [1] * 3, [2] * 3, [3] * 3, [0] * 3]
+
+
+def test_the_last_batch_is_dropped_where_the_loader_says_so() -> None:
+    found = rows_of(batches(config("stream_without_rest"), 4))
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.fixture
+def as_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes this process look like a loader worker, which has our own dataset."""
+    return lambda worker: monkeypatch.setattr(
+        torch_worker, "_worker_info", torch_worker.WorkerInfo(id=worker, num_workers=2, seed=9, dataset=object())
+    )
+
+
+def test_each_worker_calls_what_the_loader_starts_its_workers_with(as_worker: Callable[[int], None]) -> None:
+    found = []
+    for worker in (0, 1):
+        as_worker(worker)
+        found.append(rows_of(batches(config("shares"), 3, worker=worker, workers=2)))
+        assert torch.utils.data.get_worker_info().dataset.share == (2, 9)
+    assert found == [[[0, 1, 2], [3, 4, 5], [0, 1, 2]], [[6, 7, 8], [9, 10, 11], [6, 7, 8]]]
+    as_worker(1)
+    assert batches(config("shared_rows"), 1, worker=1, workers=2)[0].input_ids.shape == (4, 6)
+    as_worker(0)
+    with pytest.raises(InputError, match="own_rows:bad_start failed: ZeroDivisionError"):
+        batches(config("bad_start"), 1, worker=0, workers=2)
+
+
+def test_without_workers_it_is_not_called() -> None:
+    assert rows_of(batches(config("shares"), 4)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
 def test_arguments_are_given_by_name() -> None:
@@ -158,6 +313,12 @@ def test_arguments_are_given_by_name() -> None:
         (config("floats"), r"gives ids of float32 \(4, 8\), labels \(4, 8\); allowed: a mapping"),
         (config("long"), "data.sequence_length: 8, but own_rows:long gives sequences of 99: give that"),
         (config("words"), "gives batches with text; allowed: a mapping with input_ids"),
+        (
+            config("row", arguments={"position_ids": ONES, "labels": ONES}),
+            "gives batches with position_ids, which no model is given here; accepted: input_ids, labels, attention_m",
+        ),
+        (config("row", arguments={"attention_mask": [ONES]}), r"attention_mask of \(4, 1, 8\); allowed: that of "),
+        (config("row", arguments={"labels": 3}), r"gives labels of \(4,\); allowed: that of its ids, \(4, 8\)"),
         (config("nothing"), "own_rows:nothing gave no batch in epoch 0"),
         (config("broken"), "own_rows:broken failed: OSError: no such disk at all"),
         (config("late"), "own_rows:late failed: KeyError: 'column'"),
@@ -221,6 +382,98 @@ def make(): return Words()
     assert batches(config("rows", source="own_words:make"), 1)[0].input_ids.tolist() == [[0, 1]] * 4
 
 
+THREADS = """
+import threading, torch
+from concurrent.futures import ThreadPoolExecutor
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import IterableDataset
+inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+inner.pre_tokenizer = pre_tokenizers.Whitespace()
+pool = ThreadPoolExecutor(4)
+def encoded(text): return torch.tensor(inner.encode(text).ids[:8])
+class Pooled:
+    def __init__(self, own): self.own = own
+    def __len__(self): return 8
+    def __getitem__(self, index): raise AssertionError
+    def __getitems__(self, indices):
+        made = list(pool.map(encoded, ["a b " * 2000] * len(indices)))
+        return [encoded("b " * 8) for _ in indices] if self.own else made
+def make(own=False):
+    encoded("a b")  # no batch is being made yet
+    return Pooled(own)
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_of_the_source_that_tokenize_are_in_no_stage_and_are_known(
+    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_threads.py").write_text(THREADS)
+    monkeypatch.setattr(encoders, "in_threads", set())
+    monkeypatch.delitem(sys.modules, "own_threads", raising=False)
+    data = config("rows", source="own_threads:make", arguments={"own": own})
+    expected = Counter(read=2, pack=1, **({"tokenize": 4} if own else {}))
+    telemetry.attach(StageRecorder("loader-0"))
+    try:
+        found = batches(data, 20)
+    finally:
+        telemetry.attach(None)
+    for batch in found:
+        assert batch.trace is not None
+        spans = batch.trace.stages()
+        assert Counter(span.name for span in spans) == expected
+        assert all(span.cpu_ns is not None and span.cpu_ns >= 0 for span in spans)
+    assert encoders.in_threads == {"Tokenizer.encode"}
+
+
+LAZY = """
+import torch
+from torch.utils.data import get_worker_info
+class Words:
+    inner = None
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        if self.inner is None:
+            from tokenizers import Tokenizer, models
+            self.inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+        return torch.tensor(self.inner.encode("b").ids * 8)
+def make(): return Words()
+"""
+
+
+def test_a_tokenizer_that_is_imported_where_it_is_first_needed_is_tokenizing_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that has no tokenizer library yet; here one has to stand in for it."""
+    (tmp_path / "tokenizers.py").write_text(
+        """
+class Encoded:
+    ids = [1]
+class Tokenizer:
+    def __init__(self, model): pass
+    def encode(self, text): return Encoded()
+class models:
+    WordLevel = staticmethod(lambda *given: given)
+"""
+    )
+    (tmp_path / "own_lazy.py").write_text(LAZY)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tokenizers"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert traced(config("rows", source="own_lazy:make"), 2) == [Counter(read=2, tokenize=4, pack=1)] * 2
+    assert Path(sys.modules["tokenizers"].__file__ or "").parent == tmp_path
+    sys.modules.pop("tokenizers")
+
+
+@pytest.mark.slow
+def test_so_it_is_in_a_worker_that_is_spawned(tmp_path: Path) -> None:
+    (tmp_path / "own_lazy.py").write_text(LAZY)
+    data = config("rows", source="own_lazy:make", workers=1, start_method="spawn", prefetch=1)
+    with open_batches(data, prepare(data), 0, partial(attach_in_worker, None, RunProbes(), tmp_path)) as found:
+        trace = next(found).trace
+    assert trace is not None
+    assert Counter(span.name for span in trace.stages()) == Counter(read=2, tokenize=4, pack=1)
+
+
 def test_the_ideal_data_control_repeats_one_batch_that_is_made_once() -> None:
     import own_rows
 
@@ -280,7 +533,10 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
         )  # fmt: skip
         return done.stdout, done.stderr
 
-    assert tried(config("loader")) == ('{"largest_id": 3, "smallest_id": 0, "trained_tokens": 28}', "hello\n")
+    out, errors = tried(config("loader"))
+    files = [str(tmp_path / "own_rows.py")]
+    assert json.loads(out) == {"largest_id": 3, "smallest_id": 0, "trained_tokens": 28, "threads": [], "files": files}
+    assert errors == "hello\n"
     out, errors = tried(config("broken"))
     assert out == '{"error": "data.source: own_rows:broken failed: OSError: no such disk at all"}'
     assert "Traceback" in errors

@@ -1,0 +1,83 @@
+"""The process that tries a source of the user's own: what it leaves behind, and what is said of one that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.launch import user_trial
+from harness.machine.processes import read_process
+from trainer.config import DataConfig, TrainerConfig
+from trainer.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+DATA = DataConfig(source="own_items:make")
+FOUND = {"largest_id": 7, "smallest_id": 1, "trained_tokens": 3, "threads": [], "files": []}
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets what the trial's process does."""
+    return lambda code: monkeypatch.setattr(user_trial, "TRIAL", ("-c", code))
+
+
+def gone(pid: int) -> bool:
+    state = read_process(pid)
+    return state is None or state.dead
+
+
+def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_trial(
+    tmp_path: Path, trial: Callable[[str], None]
+) -> None:
+    pid = tmp_path / "pid"
+    trial(
+        "import pathlib, subprocess; helper = subprocess.Popen(['sleep', '60']);"
+        f"pathlib.Path({str(pid)!r}).write_text(str(helper.pid)); print({json.dumps(FOUND)!r})"
+    )
+    begun = time.monotonic()
+    assert user_trial._try(DATA, 30) == FOUND
+    assert time.monotonic() - begun < 20
+    for _ in range(100):
+        if gone(int(pid.read_text())):
+            break
+        time.sleep(0.05)
+    assert gone(int(pid.read_text()))
+
+
+def test_a_thread_that_tokenizes_is_noted_once(
+    trial: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial(f"print({json.dumps(FOUND | {'threads': ['Tokenizer.encode']})!r})")
+    tried = user_trial.TriedSources(30)
+    for seed, batch_size in ((0, 8), (1, 8), (0, 4)):
+        model = {"vocab_size": 64}
+        data = {"source": "own_items:make", "batch_size": batch_size}
+        tried.check("arm", TrainerConfig.model_validate({"model": model, "data": data, "seed": seed}))
+    assert tried.notes == [
+        "a thread of data.source own_items:make tokenizes (Tokenizer.encode): its time is in no stage, and a wait for "
+        "it is reading"
+    ]
+    assert capsys.readouterr().err.count("note: a thread of ") == 1
+
+
+def test_one_that_hangs_is_named_with_its_state_the_likely_cause_and_the_limit(trial: Callable[[str], None]) -> None:
+    trial("import time; time.sleep(60)")
+    with pytest.raises(InputError) as error:
+        user_trial._try(DATA, 2)
+    found = re.fullmatch(
+        r"data\.source: own_items:make gave no batch within 2 s \(limits\.start_s\): process (\d+) \(main\) is "
+        r"sleeping in clock_nanosleep; likely cause: it waits for something that does not come; fix: .*; raise "
+        r"limits\.start_s where it is only slow",
+        str(error.value),
+    )
+    assert found is not None
+    assert gone(int(found[1]))
+    with pytest.raises(ProcessLookupError):
+        os.killpg(int(found[1]), 0)

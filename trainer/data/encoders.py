@@ -1,0 +1,132 @@
+"""Marks the calls of tokenizer libraries within a user's source as the stage ``tokenize``, whenever they are imported.
+
+A source often imports its tokenizer where it is first needed, long after its function has returned. So imports are
+watched (``sys.meta_path``) in every process that makes batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import ModuleType, TracebackType
+from typing import Any
+
+from trainer import telemetry
+
+# By module: the class that encodes, and its methods.
+ENCODERS = {
+    "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
+    "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
+    "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
+    "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
+}
+
+
+def watch() -> None:
+    """Mark the libraries that are imported already, and each of the others once it is. A second call does nothing.
+
+    Calls are marked in the thread that called this, while it makes a batch.
+    """
+    making.thread = threading.get_ident()
+    for name in ENCODERS:
+        _mark(name, sys.modules.get(name))
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class _EncoderFinder:
+    """Leaves finding to the others, and follows what they found until it has been imported."""
+
+    def __init__(self) -> None:
+        self._asking: set[str] = set()  # two finders that ask each other would never end
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in ENCODERS or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if find is not None and finder is not self else None
+                if spec is not None:
+                    if spec.loader is not None:
+                        _follow(name, spec.loader)
+                    return spec
+        finally:
+            self._asking.discard(name)
+        return None
+
+
+_finder: Any = _EncoderFinder()
+
+
+def _follow(name: str, loader: Any) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        _mark(name, module)
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:  # a loader that cannot be changed: its time is reading
+        pass
+
+
+def _mark(name: str, module: ModuleType | None) -> None:
+    kind, methods = ENCODERS[name]
+    owner = getattr(module, kind, None)
+    for method in methods:
+        before = getattr(owner, "__dict__", {}).get(method)
+        if callable(before) and not hasattr(before, "__harness_timed__"):
+            try:
+                setattr(owner, method, _timed(f"{kind}.{method}", before))
+            except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
+                continue
+
+
+class _Local(threading.local):
+    within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
+
+
+class _Maker:
+    """The thread that makes this process's batches. Spans are of that one: a recorder has one stack of them."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.busy = False  # with a batch
+
+    def __enter__(self) -> None:
+        self.thread, self.busy = threading.get_ident(), True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.busy = False
+
+
+_local = _Local()
+making = _Maker()  # with making: a batch is being made by this thread
+in_threads: set[str] = set()  # the methods that were called in other threads of this process
+
+
+def _timed(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def encode(*given: Any, **named: Any) -> Any:
+        if _local.within:
+            return before(*given, **named)
+        _local.within = True
+        try:
+            if threading.get_ident() != making.thread:
+                in_threads.add(name)
+                return before(*given, **named)
+            with telemetry.span("tokenize") if making.busy else nullcontext():
+                return before(*given, **named)
+        finally:
+            _local.within = False
+
+    encode.__harness_timed__ = True  # type: ignore[attr-defined]
+    return encode
