@@ -63,12 +63,12 @@ def test_the_users_own_files_are_those_in_his_folder_that_were_imported(tmp_path
 
 def test_a_fingerprint_of_no_other_files_is_what_it_was(tmp_path: Path) -> None:
     alone = fingerprint("data.source", "own_made:data")
-    assert fingerprint("data.source", "own_made:data", [str(tmp_path / "own_made.py")]) == alone
+    assert fingerprint("data.source", "own_made:data", others=[str(tmp_path / "own_made.py")]) == alone
     helper = tmp_path / "own_parts" / "helper.py"
-    more = fingerprint("data.source", "own_made:data", [str(helper)])
+    more = fingerprint("data.source", "own_made:data", others=[str(helper)])
     assert more != alone
     helper.unlink()
-    assert fingerprint("data.source", "own_made:data", [str(helper)]) not in (more, alone)
+    assert fingerprint("data.source", "own_made:data", others=[str(helper)]) not in (more, alone)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StudyData:
 def check_as_a_run(found: StudyData) -> None:
     message = found.by_arm["one"]
     files = message["files"]
-    model = fingerprint("model.factory", "own_made:model", files["model.factory"])
+    model = fingerprint("model.factory", "own_made:model", others=files["model.factory"])
     _check_unchanged(CONFIG, prepare(CONFIG.data, files["data.source"]), model, message)
 
 

@@ -90,7 +90,7 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
         assert made_ms(study, arm, "tokenize") == 0, arm
     assert made_ms(study, "inline+ideal-data", "read") == 0
     monkeypatch.chdir(folder)
-    code = fingerprint("data.source", "own_items:make", [str(folder / "own_helper.py")])
+    code = fingerprint("data.source", "own_items:make", others=[str(folder / "own_helper.py")])
     assert {run.record.facts.corpus_fingerprint for run in runs.values()} == {code}
     assert study.read_study().fingerprints == {"code of data.source own_items:make": code}
     summary = (path / "summary.md").read_text()
