@@ -88,7 +88,7 @@ def check_as_a_run(found: StudyData) -> None:
     message = found.by_arm["one"]
     files = message["files"]
     model = fingerprint("model.factory", "own_made:model", others=files["model.factory"])
-    _check_unchanged(CONFIG, prepare(CONFIG.data, files["data.source"]), model, message)
+    _check_unchanged(CONFIG, prepare(CONFIG.data, files=files["data.source"]), model, message)
 
 
 def test_a_run_finds_what_the_study_was_begun_with(prepared: StudyData) -> None:
@@ -110,7 +110,7 @@ def test_a_run_that_finds_other_code_fails_and_so_does_a_resume(
 def test_a_changed_factory_fails_the_run_too(prepared: StudyData) -> None:
     message = prepared.by_arm["one"]
     files = message["files"]
-    data = prepare(CONFIG.data, files["data.source"])
+    data = prepare(CONFIG.data, files=files["data.source"])
     with pytest.raises(InputError, match=r"^the code of model.factory own_made:model is no longer what the study was"):
         _check_unchanged(CONFIG, data, "another", message)
     del message["model"]  # of a launcher that does not say
