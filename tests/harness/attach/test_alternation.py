@@ -27,6 +27,7 @@ from tests.commands import harness
 from tests.harness.attach.test_exec import alone, losses, program, study_in
 
 PROGRAMS = Path(__file__).parent / "programs"
+SPOILED = 0.01  # share of its time that an arm had no core
 LONG = 100_000  # steps: more than anybody takes
 slow = pytest.mark.slow
 
@@ -172,17 +173,20 @@ def test_a_dose_of_data_work_costs_nothing_while_a_worker_has_time_for_it_and_th
     """5 ms of collation in a worker beside 15 ms of compute: made twice it is hidden, five times it is not.
 
     A busy host makes the step longer and hides more: its step without a dose says how much the largest one may cost.
-    One block says nothing of how far a busy moment moved one of its arms: then it is run once more.
+    One block says nothing of how far a busy moment moved one of its arms: then it is run once more. Where every time
+    some arm itself recorded that it waited for a core, nothing can be asked of the slopes.
     """
     worker = program("plain", "--steps", LONG, "--collate-ms", 5, "--compute-ms", 15, "--workers", 1)
     options = ("--controls", "dose", "--repeats", "1", "--steps", "20")
     third_ms, fifth_ms = 3 * 5, 5 * 5  # of work, with the doses k = 2 and k = 4
+    quiet = False
     for turn in range(3):
         done = harness("exec", "--out", str(tmp_path / str(turn)), *options, "--", *worker)
         assert done.returncode == 0, done.stderr
         assert "data work of script" in " ".join(done.stdout.split())
         study = study_in(tmp_path / str(turn))
         (arm, *_) = analyse(study.read_study(), list(study.runs())).arms
+        quiet |= all((run.record.facts.waiting_share or 0.0) <= SPOILED for run in study.runs())
         (found,) = arm.explained.doses
         assert found.local_slope is not None
         assert found.last_slope is not None
@@ -190,6 +194,8 @@ def test_a_dose_of_data_work_costs_nothing_while_a_worker_has_time_for_it_and_th
         slopes = (found.local_slope.median, found.last_slope.median)
         if slopes == pytest.approx(expected, abs=0.3):
             break
+    if not quiet and slopes != pytest.approx(expected, abs=0.3):
+        pytest.skip(f"in each of 3 turns an arm waited for a core for more than {SPOILED:.0%} of its time")
     assert slopes == pytest.approx(expected, abs=0.3)
 
 
