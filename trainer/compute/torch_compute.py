@@ -160,7 +160,10 @@ def _with_one_label(batch: Batch) -> Batch:
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
     """Whether its forward has a parameter of that name, or takes any."""
-    parameters = inspect.signature(model.forward).parameters
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except ValueError:  # compiled code that does not say
+        return True
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
