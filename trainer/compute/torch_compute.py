@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.compute.base import Loss
 from trainer.config import TrainerConfig
-from trainer.data.batch import Batch
+from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class TorchCompute:
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
         self._source = config.data.source
+        self._vocab_size: int | None = getattr(getattr(model, "config", None), "vocab_size", None)
+        if self._own is not None:
+            self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
@@ -57,6 +61,9 @@ class TorchCompute:
     def to_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
             return batch
+        # A device says no more than "device-side assert", and late; this is a look at tokens in the host's memory.
+        if self._source is not None and self._own is None and (wrong := self._beyond(batch)) is not None:
+            raise wrong
         return Batch(
             batch.input_ids.to(self._device, non_blocking=True),
             batch.labels.to(self._device, non_blocking=True),
@@ -75,10 +82,13 @@ class TorchCompute:
             # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
             with self._torch.no_grad():
                 self._run_model(batch)
-        output = self._run_model(batch)
+        # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead. Only
+        # the loss of a model of the user's own is known: of one label, it is multiplied by nothing.
         if self._own is not None:
-            return loss_of(output, self._own)
-        # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead.
+            if batch.trained_tokens:
+                return loss_of(self._run_model(batch), self._own)
+            return loss_of(self._run_model(_with_one_label(batch)), self._own) * 0.0
+        output = self._run_model(batch)
         return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
 
     def _run_model(self, batch: Batch) -> Any:
@@ -91,7 +101,27 @@ class TorchCompute:
                 "attention_mask; pad after the text, or give its forward that parameter"
             )
         with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
-            return self._model(input_ids=batch.input_ids, labels=batch.labels, **mask)
+            try:
+                return self._model(input_ids=batch.input_ids, labels=batch.labels, **mask)
+            except IndexError as error:  # on a CPU, of a table that has no such row
+                if self._source is not None and (wrong := self._beyond(batch)) is not None:
+                    raise wrong from error
+                raise
+
+    def _beyond(self, batch: Batch) -> InputError | None:
+        """What is wrong with an id of the user's source; None where the model is known to have all of them."""
+        counted = self._torch.where(batch.labels == IGNORED, batch.input_ids, batch.labels)
+        smallest, largest = (int(one) for one in self._torch.aminmax(self._torch.cat([batch.input_ids, counted])))
+        source = f"data.source: {self._source}"
+        if self._vocab_size is None:
+            return InputError(
+                f"{source} gives ids from {smallest} to {largest}, of which {self._own} may not have all: an index is "
+                "out of range in it, and model.vocab_size is not given"
+            )
+        if smallest >= 0 and largest < self._vocab_size:
+            return None
+        wrong = smallest if smallest < 0 else largest
+        return InputError(f"{source} gives the id {wrong}, but model.vocab_size is {self._vocab_size}")
 
     def backward(self, loss: Loss) -> None:
         (loss / self._config.accumulation).backward()
@@ -121,9 +151,19 @@ class TorchCompute:
             self._torch.cuda.synchronize(self._device)
 
 
+def _with_one_label(batch: Batch) -> Batch:
+    """``batch``, none of whose labels counts, with one that does."""
+    labels = batch.labels.clone()
+    labels[0, -1] = batch.input_ids[0, -1]
+    return replace(batch, labels=labels)
+
+
 def _takes(model: torch.nn.Module, name: str) -> bool:
     """Whether its forward has a parameter of that name, or takes any."""
-    parameters = inspect.signature(model.forward).parameters
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except ValueError:  # compiled code that does not say
+        return True
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from tests.commands import harness
 from trainer.compute.build import build_compute
-from trainer.compute.torch_compute import loss_of
+from trainer.compute.torch_compute import TorchCompute, loss_of
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -34,7 +35,7 @@ class Other(Tiny):
     def forward(self, input_ids, labels):
         return self.out(self.table(input_ids))
 
-def make(vocab_size=32, width=8): return Tiny(vocab_size, width)
+def make(vocab_size=32, width=8, rows=None): return Tiny(rows or vocab_size, width)
 def logits(): return Other(32)
 def number(): return 3
 def empty(): return nn.Module()
@@ -81,6 +82,56 @@ def test_its_weights_are_drawn_from_the_seed_of_the_run() -> None:
     first, again = (build_compute(config("make"), 0).forward(batch()).item() for _ in range(2))
     other = build_compute(config("make").model_copy(update={"seed": 1}), 0).forward(batch()).item()
     assert first == again != other
+
+
+@pytest.mark.parametrize("model", [{"factory": "own_model:make"}, {"preset": "gpt2-tiny", "layers": 1, "width": 16}])
+def test_a_batch_without_labels_trains_nothing(model: dict[str, object]) -> None:
+    asked = {"model": model | {"vocab_size": 32}, "compute": {"device": "cpu", "threads": 1}}
+    compute = build_compute(TrainerConfig.model_validate(asked), 0)
+    assert isinstance(compute, TorchCompute)
+    nothing = replace(batch(), labels=torch.full((2, 8), IGNORED), trained_tokens=0)
+    loss = compute.forward(nothing)
+    compute.backward(loss)
+    assert loss.item() == 0
+    assert {float(one.grad.abs().max()) for one in compute._model.parameters() if one.grad is not None} == {0.0}
+    assert all(one.grad is not None for one in compute._model.parameters())
+    compute.check_finite(compute.clip_gradients(), 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "problem"),
+    [
+        ({"factory": "own_model:make", "vocab_size": 32}, 32, "gives the id 32, but model.vocab_size is 32"),
+        ({"preset": "gpt2-tiny", "layers": 1, "vocab_size": 32}, -1, "gives the id -1, but model.vocab_size is 32"),
+        ({"factory": "own_model:make"}, 77, "gives ids from 2 to 77, of which own_model:make may not have all: an"),
+    ],
+)
+def test_an_id_of_the_users_source_that_the_model_does_not_have_is_one_line(
+    model: dict[str, object], first: int, problem: str
+) -> None:
+    asked = {"model": model, "data": {"source": "own_model:data"}, "compute": {"device": "cpu", "threads": 1}}
+    compute = build_compute(TrainerConfig.model_validate(asked), 0)
+    ids = batch().input_ids + 1
+    compute.forward(replace(batch(), input_ids=ids))
+    wrong = ids.clone()
+    wrong[0, 0] = first
+    with pytest.raises(InputError, match=f"^data.source: own_model:data {problem}"):
+        compute.forward(replace(batch(), input_ids=wrong))
+    labels = ids.clone()
+    labels[1, 4] = 99
+    with pytest.raises(InputError, match=r"^data.source: own_model:data gives .* 99"):
+        compute.forward(replace(batch(), input_ids=ids, labels=labels))
+
+
+def test_an_index_error_of_something_else_stays_one() -> None:
+    asked = {
+        "model": {"factory": "own_model:make", "vocab_size": 64, "arguments": {"rows": 8}},
+        "data": {"source": "own_model:data"},
+        "compute": {"device": "cpu", "threads": 1},
+    }
+    compute = build_compute(TrainerConfig.model_validate(asked), 0)
+    with pytest.raises(IndexError):
+        compute.forward(batch())
 
 
 LOSS = torch.tensor(1.5)
