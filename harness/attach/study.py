@@ -28,6 +28,7 @@ class ExecResult:
     trained: tuple[str, ...]  # names of their arms
     started: int  # Python processes that imported torch and had something to say
     faults: tuple[str, ...] = ()  # of ours, a line each
+    switched_off: bool = False  # in one of these processes, by the first fault of ours
 
 
 def make_study(
@@ -57,6 +58,7 @@ def make_study(
         for one in processes
         for text in one.noted("fault")
     ]
+    switched_off = bool(faults)
     faults += [
         f"process {one.process.pid}: what its device did is not recorded ({text}); the rest is"
         for one in trained
@@ -73,7 +75,9 @@ def make_study(
         for one in trained
         if one.noted("optimizer") and not one.noted("closes")
     ]
-    return ExecResult(tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults))
+    return ExecResult(
+        tuple(dict.fromkeys(record.arm for record in records)), len(processes), tuple(faults), switched_off
+    )
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
