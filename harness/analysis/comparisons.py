@@ -328,6 +328,18 @@ def _noise_floor(
     return why, None
 
 
+def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
+    """The noise floor of an arm that is compared with none, as a comparison would have it; None where nothing shows it.
+
+    ``allowance``: as of :func:`compare`.
+    """
+    for _, rate in MEASURES:
+        if arms.get(arm) and _rates(arms[arm], rate) is not None:
+            floor, _ = _noise_floor(arm, arm, arms, controls, rate)
+            return allowance if isinstance(floor, Absent) else floor
+    return None
+
+
 def _device(blocks: Blocks) -> str | None:
     return next((run.record.facts.device or "" for run in blocks.values()), None)
 

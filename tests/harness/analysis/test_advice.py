@@ -80,6 +80,22 @@ def test_what_does_not_clear_the_noise_floor_is_not_recommended() -> None:
     assert not any(one.worth for one in found.options)
 
 
+def test_an_arm_that_is_compared_with_none_is_judged_by_its_own_a_a_control() -> None:
+    """The same arm, alone in its study: "No noise floor is known (controls: [a-a])" was said, and the advice given."""
+    arms = [text(tokenize=0.7), *text(tokenize=0.7).controls("a-a")]
+    study, runs = build(arms, noise={"block": 0.05})
+    (found,) = analyse(study, runs).advice
+    assert found.noise_floor is not None
+    assert found.noise_floor > 0.03
+    assert not any(one.worth for one in found.options)
+    declared = replace(study, scenario_text={"noise_floor": 0.2})
+    (found,) = analyse(declared, [run for run in runs if run.record.control is None]).advice
+    assert found.noise_floor == 0.2
+    quiet = advice(text(tokenize=10.0), compared=False)
+    assert by_change(quiet)["workers=2"].worth
+    assert "No noise floor" not in next_steps([quiet], ArmNames(["text"])).note
+
+
 def test_two_blocks_recommend_nothing_and_say_so() -> None:
     found = advice(text(tokenize=10.0), compared=False, blocks=2)
     assert not any(one.worth for one in found.options)
