@@ -203,7 +203,7 @@ class ArmAdvice:
 
     arm: str
     options: tuple[Advice, ...] = ()
-    error: float = 0.0  # fraction: how far the unedited replay is off
+    error: float = 0.0  # fraction, without sign: how far the unedited replay typically is off; what is judged
     within_tolerance: bool = False
     from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
     noise_floor: float | None = None
