@@ -111,7 +111,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *DEADLINES, *FAULTS], folder / "raw")
+    ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *DEADLINES, "asleep", *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -289,3 +289,15 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
     place, blocked_ns = one.noted("blocked")[0]
     assert place.startswith("threaded.py:")
     assert blocked_ns > 0
+
+
+def test_a_wait_within_what_is_timed_is_no_place_that_nobody_sees(
+    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+) -> None:
+    """Neither forward pass nor fetch is a phase yet in the two steps that are watched."""
+    ran, processes = seen
+    one = processes[ran["asleep"].pid]
+    lines = (PROGRAMS / "asleep.py").read_text().splitlines()
+    unseen = next(number for number, line in enumerate(lines, 1) if line.endswith("nobody times"))
+    assert [place for place, _ in one.noted("blocked")] == [f"asleep.py:{unseen} (sleep)"]
+    assert one.noted("fetch")
