@@ -59,7 +59,10 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "program_fingerprint": (COMMAND,),
 }
 # Facts that are measured, and differ from run to run.
-MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share"}
+MEASURED = {
+    "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share", "evaluating_steps",
+    "evaluating_share",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

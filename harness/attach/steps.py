@@ -60,6 +60,11 @@ class StepTotals:
         return self.restarting_ns / self.wall_ns if self.wall_ns else 0.0
 
     @property
+    def evaluating_share(self) -> float:
+        whole_ns = self.wall_ns + self.evaluating_ns
+        return self.evaluating_ns / whole_ns if whole_ns else 0.0
+
+    @property
     def fetches_per_step(self) -> int:
         return max(1, self.fetches.most_common(1)[0][0]) if self.fetches else 1
 

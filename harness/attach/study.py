@@ -39,19 +39,24 @@ def make_study(
     workers = [one for one in processes if one.made]
     trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
     environment = record_environment()
-    records, study_id = [], new_study_id()
+    records, study_id, notes = [], new_study_id(), []
     session = session_of(study_id, "exec")
     for arm, one in zip(_names(trained), trained, strict=True):
         made_by = {worker.process.pid: worker.made for worker in workers}
         rank = one.process.rank or 0
         blocks = write_tables(one, made_by, lambda block, arm=arm: folder.run(arm, block), rank)  # type: ignore[misc]
+        if interrupted := sum(totals.interrupted for totals in blocks):
+            notes.append(
+                f"{arm}: left out are {interrupted} steps in which a signal handler of the program raised while its "
+                "step was being recorded"
+            )
         for block, totals in enumerate(blocks):
             record = replace(record_of(arm, block, one, totals, environment, code, begun_utc), session=session)
             records.append(record)
             folder.write_samples(arm, block, {})
             folder.write_whole_run(record)
     study = _study(program, command, code, begun_utc, environment, records, trained)
-    folder.write_study(replace(study, id=study_id))
+    folder.write_study(replace(study, id=study_id, notes=[*study.notes, *notes]))
     faults = [
         f"process {one.process.pid}: our recording failed and was switched off ({str(text).strip().splitlines()[-1]}); "
         "the program was left alone"
@@ -132,6 +137,8 @@ def record_of(
             waiting_share=round(totals.waiting_share, 4),
             tokenizing_share=round(totals.tokenizing_share, 4),
             restarting_share=round(totals.restarting_share, 4),
+            evaluating_steps=totals.evaluating,
+            evaluating_share=round(totals.evaluating_share, 4),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,

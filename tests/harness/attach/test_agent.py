@@ -150,6 +150,8 @@ def test_every_step_is_counted_and_no_loss_changes(
         assert one.noted("closes")[-1] == CLOSED_BY[program]
     if "--evaluate" in program:
         assert {0, 1, 2, 3, 9, 19, 29} <= {row["step"] for row in table if row["warmup"]}
+        assert sum(block.evaluating for block in totals) >= 2  # the others are warm-up steps of a block anyway
+        assert max(block.evaluating_share for block in totals) > 0
 
 
 @pytest.mark.parametrize("program", COMPILED)
