@@ -102,6 +102,7 @@ class ArmExplained:
     within_tolerance: bool = False  # whether both are typically small enough to believe what is replayed
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
+    no_ideal: Absent | None = None  # why not
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
     critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap

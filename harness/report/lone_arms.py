@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harness.analysis.report_types import ArmReport
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH, either_way
@@ -157,6 +158,9 @@ def _gain(arm: ArmReport) -> str:
             f" With the same few batches over and over (ideal-data) it is {ratio(measured.median)} as fast"
             f"{f' ({interval(measured)})' if measured.ci_low is not None else ''}, measured."
         )
+    elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
+        text = reason(found.no_ideal)
+        parts.append(f" {text[:1].upper()}{text[1:]}.")
     if found.ideal_predicted is not None and found.within_tolerance:
         faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
