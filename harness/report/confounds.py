@@ -57,7 +57,8 @@ _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
         f"{one.key} is not the same in all blocks of {one.names[0]}: its data was changed meanwhile"
     ),
     "mixed code": lambda one: (
-        f"the program's own code is not the same in all blocks of {one.names[0]}: it was edited meanwhile"
+        f"the {one.key.removesuffix('_fingerprint')}'s own code is not the same in all blocks of {one.names[0]}: "
+        "it was edited meanwhile"
     ),
     "configuration": lambda one: f"undeclared configuration: {_against(one)}",
     "fact": _against,
