@@ -128,7 +128,8 @@ class DataConfig(Config):
     start_method: Literal["fork", "forkserver", "spawn"] = "fork"
     """How loader workers start. The workers start before this process tokenizes anything, so fork is safe."""
     replay: bool = False
-    """Repeat the path's first batch forever: no data cost (the ideal-data control sets it)."""
+    """Repeat the path's first batch forever: no data cost (the ideal-data control sets it). Of a source of your own
+    whose batches differ in length: its first 32 (fewer of 256 MB, or where they take 10 s) by turns."""
     extra_reads: int = Field(0, ge=0, le=64)
     """Read every batch's rows this many more times and drop the result (a dose control sets it). A source of your own
     makes the whole batch so many more times."""

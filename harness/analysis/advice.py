@@ -77,7 +77,7 @@ def advise(
     return ArmAdvice(
         arm,
         tuple(sorted(_smallest(options), key=lambda one: -one.speedup.median)),
-        error=max((plain.validation.median, plain.validation.resampled_median), key=abs),
+        error=plain.validation.typical,
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
         noise_floor=noise_floor,

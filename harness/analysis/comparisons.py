@@ -50,12 +50,16 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 
 
 SAME = 0.01  # tokens per step that differ by less are called the same
+# Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
+# all of the arm's.
+ALIKE_POSITIONS = 0.03
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
 AbsentKind = Literal[
     "no data-only control",
     "data-only controls apart",
     "no ideal-data control",
+    "ideal-data of another length",
     "no finite ceiling",
     "no a-a control",
     "too few a-a blocks",
@@ -73,6 +77,7 @@ class Absent:
     kind: AbsentKind
     arms: tuple[str, ...] = ()
     blocks: int = 0
+    positions: float = 1.0  # per step of the ideal-data control, times those of its arm
     detail: str = ""  # the configuration key that differs, or the message with which the replay refused
 
 
@@ -184,12 +189,13 @@ def compare(
     measure, rate, ratio = best
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
-    ideal = speed(base, controls.get("ideal-data", baseline), steps_per_s)
+    found = ideal_speed(baseline, base, controls)
+    ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
     floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
-        "ideal": Absent("no ideal-data control", (baseline,)) if ideal is None else None,
+        "ideal": found if isinstance(found, Absent) else None,
         "ceiling": Absent("no finite ceiling") if limit is None else None,
         "noise_floor": floor if isinstance(floor, Absent) else None,
     }
@@ -241,6 +247,21 @@ def speed(baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = C
         return None
     by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
     return paired_ratio(base, other, by_repetition, confidence)
+
+
+def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Absent:
+    """How many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
+
+    A control that computes on other numbers of positions in a step measured these, and no data work.
+    """
+    control = controls.get("ideal-data", arm)
+    found = speed(blocks, control, steps_per_s)
+    if found is None:
+        return Absent("no ideal-data control", (arm,))
+    positions = _quotient(_per_step(control, "tokens"), _per_step(blocks, "tokens"))
+    if positions is not None and abs(positions - 1) > ALIKE_POSITIONS:
+        return Absent("ideal-data of another length", (arm,), positions=positions)
+    return found
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
@@ -326,6 +347,18 @@ def _noise_floor(
         if ratio is not None:
             why = Absent("too few a-a blocks", blocks=ratio.n)
     return why, None
+
+
+def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
+    """The noise floor of an arm that is compared with none, as a comparison would have it; None where nothing shows it.
+
+    ``allowance``: as of :func:`compare`.
+    """
+    for _, rate in MEASURES:
+        if arms.get(arm) and _rates(arms[arm], rate) is not None:
+            floor, _ = _noise_floor(arm, arm, arms, controls, rate)
+            return allowance if isinstance(floor, Absent) else floor
+    return None
 
 
 def _device(blocks: Blocks) -> str | None:

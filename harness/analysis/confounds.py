@@ -65,7 +65,10 @@ OF_USER_CODE = {
     "model_fingerprint": ("model", "factory"),
 }
 # Facts that are measured, and differ from run to run.
-MEASURED = {"unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share"}
+MEASURED = {
+    "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share", "evaluating_steps",
+    "evaluating_share",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,11 @@ def _mixed(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[
             "tokenizer_fingerprint": {one.tokenizer_fingerprint for one in facts},
         }
         found += [Confound("mixed data", (name, ""), key) for key, seen in contents.items() if len(seen - {None}) > 1]
-        if len({one.program_fingerprint for one in facts} - {None}) > 1:
-            found.append(Confound("mixed code", (name, "")))
+        codes = {
+            "program_fingerprint": {one.program_fingerprint for one in facts},
+            "model_fingerprint": {one.model_fingerprint for one in facts},
+        }
+        found += [Confound("mixed code", (name, ""), key) for key, seen in codes.items() if len(seen - {None}) > 1]
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measured, speed, steps_per_s
+from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measured, ideal_speed
 from harness.analysis.dose import Dose, dose, parse_control
 from harness.analysis.dose_curves import What
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
@@ -35,8 +35,13 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
     if not own:
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
-    ideal = speed(ledgers, controls.get("ideal-data", arm), steps_per_s)
-    measured = ArmExplained(syncs, ideal_measured=ideal, doses=_doses(arm, ledgers, controls))
+    ideal = ideal_speed(arm, ledgers, controls)
+    measured = ArmExplained(
+        syncs,
+        ideal_measured=None if isinstance(ideal, Absent) else ideal,
+        no_ideal=ideal if isinstance(ideal, Absent) else None,
+        doses=_doses(arm, ledgers, controls),
+    )
     hidden = unseen(own)
     if hidden is not None and hidden.reason is not None:
         return measured  # what nobody saw may be the wait for data

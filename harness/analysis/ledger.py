@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
 from harness.analysis.step_columns import bounds
+from harness.analysis.step_losses import LAST_STEPS, StepLosses
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
 from harness.study.records import RunRecord
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 DERIVED = "derived steps"
-LAST_STEPS = 10  # the loss of a run is the mean over its last so many measured losses
 # A run has diverged where that mean is above so many times the mean of its first losses, and above them by so much
 # (nats): batches of one document differ by less, and a small loss may double by chance.
 DIVERGED_TIMES, DIVERGED_BY = 2.0, 1.0
@@ -75,9 +75,10 @@ class RunLedger:
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
-    loss: float | None  # of the last steps; None where it is not finite, or was not measured
+    loss: float | None  # of its last measured steps; None where it is not finite, or was not measured
     other_cpu_cores: float | None  # cores that others took from this host, mean over the run
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
+    losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
 
     @property
     def mean_step_ms(self) -> float:
@@ -216,6 +217,7 @@ def _measure(run: RunData) -> RunLedger | None:
         loss=float(losses[-LAST_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
         other_cpu_cores=_other_load(run.samples),
         diverged=diverged,
+        losses=StepLosses(run),
     )
 
 

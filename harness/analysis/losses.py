@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.analysis.ledger import RunLedger
-from harness.analysis.statistics import from_block_values
+from harness.analysis.statistics import Estimate, from_block_values
+from harness.analysis.step_losses import at_common_steps
 
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
 FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
@@ -19,7 +20,9 @@ Blocks = Mapping[int, RunLedger]
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a comparison's arms: means over the last measured steps, medians over blocks.
+    """The losses of a comparison's arms: means over the last steps that both trained, medians over blocks.
+
+    Where the runs of no block can be compared, each has that of its own last measured steps.
 
     ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
     ``differ``: by more than their blocks scatter, the A/A control differs and kernels round.
@@ -72,7 +75,10 @@ def compare_losses(
     ours, theirs = (loss_of(list(runs.values())) for runs in (baseline, candidate))
     if ours is None or theirs is None:
         return Losses(ours, theirs, diverged)
-    return Losses(ours, theirs, diverged, _differ(baseline, candidate, control), other_tokens, explained)
+    pairs = _pairs(baseline, candidate)
+    if pairs:
+        ours, theirs = (median(side) for side in zip(*pairs, strict=True))
+    return Losses(ours, theirs, diverged, _differ(pairs, _pairs(baseline, control)), other_tokens, explained)
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
@@ -83,19 +89,31 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
     return median(known) if known else None
 
 
-def _differ(baseline: Blocks, candidate: Blocks, control: Blocks) -> bool:
-    """Paired by block, whose runs saw the same documents in the same order."""
-    found = from_block_values(_differences(baseline, candidate), SURE)
+def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
+    """What two arms had learned by block, whose runs saw the same documents in the same order.
+
+    Both at the same steps: a repetition's warm-up steps train too, and there are more of them with more workers.
+    """
+    found = (
+        at_common_steps(baseline[block].losses, other[block].losses)
+        for block in sorted(set(baseline) & set(other))
+        if baseline[block].loss is not None and other[block].loss is not None
+    )
+    return [pair for pair in found if pair is not None]
+
+
+def _differ(pairs: Sequence[tuple[float, float]], unchanged: Sequence[tuple[float, float]]) -> bool:
+    """``unchanged``: the pairs of the baseline and its A/A control."""
+    found = _difference(pairs)
     if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 0 <= found.ci_high:
         return False
-    unchanged = from_block_values(_differences(baseline, control), SURE)
+    scatter = _difference(unchanged)
     reach = 0.0
-    if unchanged is not None and unchanged.ci_low is not None and unchanged.ci_high is not None:
-        reach = max(abs(unchanged.ci_low), abs(unchanged.ci_high))
-    size = median(abs(run.loss) for run in baseline.values() if run.loss is not None)
+    if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
+        reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
+    size = median(abs(ours) for ours, _ in pairs)
     return abs(found.median) > max(reach, ALIKE * size)
 
 
-def _differences(baseline: Blocks, other: Blocks) -> list[float]:
-    pairs = ((baseline[block].loss, other[block].loss) for block in sorted(set(baseline) & set(other)))
-    return [theirs - ours for ours, theirs in pairs if ours is not None and theirs is not None]
+def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
+    return from_block_values([theirs - ours for ours, theirs in pairs], SURE)

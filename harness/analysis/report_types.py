@@ -103,6 +103,7 @@ class ArmExplained:
     within_tolerance: bool = False  # whether both are typically small enough to believe what is replayed
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
+    no_ideal: Absent | None = None  # why not
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
     critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
@@ -204,7 +205,7 @@ class ArmAdvice:
 
     arm: str
     options: tuple[Advice, ...] = ()
-    error: float = 0.0  # fraction: how far the unedited replay is off
+    error: float = 0.0  # fraction, without sign: how far the unedited replay typically is off; what is judged
     within_tolerance: bool = False
     from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
     noise_floor: float | None = None

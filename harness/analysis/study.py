@@ -14,6 +14,7 @@ from harness.analysis.comparisons import (
     Controls,
     Missing,
     Rate,
+    arm_floor,
     commonest,
     compare,
     speed,
@@ -92,7 +93,7 @@ def analyse(
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
-        advice=_advice(comparisons, arms),
+        advice=_advice(comparisons, arms, _declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
         group=group_gain(arms.ranks) if not study.comparisons else None,
     )
@@ -120,11 +121,14 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
     return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks)
 
 
-def _advice(comparisons: Sequence[Comparison | NotCompared], arms: _Arms) -> tuple[ArmAdvice, ...]:
+def _advice(
+    comparisons: Sequence[Comparison | NotCompared], arms: _Arms, allowance: float | None
+) -> tuple[ArmAdvice, ...]:
     """What to try next for each baseline, or for each arm where nothing is compared."""
     floors = {one.baseline: one.measured.noise_floor for one in comparisons if isinstance(one, Comparison)}
     if not comparisons:
-        floors = {arm.name: None for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)}
+        alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
+        floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
     return tuple(advise(arm, arms.runs, arms.of, floor) for arm, floor in floors.items())
 
 

@@ -27,6 +27,8 @@ class Unseen:
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
     restarting: float = 0.0  # waits in which an epoch ended and the next one's first batch came
     tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
+    evaluating_steps: int = 0  # of all blocks: left out, as an evaluation ran within them
+    evaluating: float = 0.0  # of the time of these and the measured steps
 
     @property
     def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
@@ -57,6 +59,8 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
         restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
         tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),
+        evaluating_steps=sum(one.evaluating_steps or 0 for one in facts),
+        evaluating=sum(one.evaluating_share or 0.0 for one in facts) / len(facts),
         device=any(one.asynchronous for one in facts),
         ranks=max(one.ranks or 1 for one in facts),
     )

@@ -16,7 +16,8 @@ from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
-EVALUATION, TOKENIZED, WORK = 6, 7, 9
+EVALUATION, TOKENIZED, WORK, INTERRUPTED = 6, 7, 9, 10
+MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
@@ -35,6 +36,8 @@ class StepTotals:
     begun: int = 0  # steps, measured or not
     measured: int = 0
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
+    evaluating_ns: int = 0  # how long these took
+    interrupted: int = 0  # steps that are not measured because a signal handler of the program raised within a hook
     wall_ns: int = 0
     waiting_ns: int = 0  # the main thread was ready to run and had no core
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
@@ -58,6 +61,11 @@ class StepTotals:
     @property
     def restarting_share(self) -> float:
         return self.restarting_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def evaluating_share(self) -> float:
+        whole_ns = self.wall_ns + self.evaluating_ns
+        return self.evaluating_ns / whole_ns if whole_ns else 0.0
 
     @property
     def fetches_per_step(self) -> int:
@@ -114,7 +122,7 @@ def _write_tables(
     works = _works(one)
     work = next(works, None)
     running: list[Kernel] = []  # what the device may be at when the next block begins, launched in this one
-    for begun, body, ended, evaluated in _steps(one.path):
+    for begun, body, ended, marks in _steps(one.path):
         totals = found[-1] if found else None
         if totals is not None and profiled and len(found) == 1:
             whole = totals.begun == profiled
@@ -135,7 +143,7 @@ def _write_tables(
             for late in running:
                 recorder.device(late)
         assert totals is not None
-        recorder.add([_counted(begun, evaluated, totals, alternating)])
+        recorder.add([_counted(begun, marks, ended, totals, alternating)])
         tables.collect()  # between steps: the batches of the one that begins come after this
         recorder.add(
             [
@@ -179,28 +187,33 @@ def _left(one: AttachedProcess, found: Sequence[StepTotals]) -> int:
     return one.steps - sum(totals.begun for totals in found)
 
 
-def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, bool]]:
-    """Each step: its beginning, what happened in it, its end (None: it did not end), whether an evaluation was in it.
+def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, set[int]]]:
+    """Each step: its beginning, what happened in it, its end (None: it did not end), and which of MARKS are in it.
 
     A frame ends with the beginning of the next step; the program's last one ends with the end of the last step.
     """
     begun: Event | None = None
     for portion in events(path):
         last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
-        body = [event for event in portion if event[0] != EVALUATION]
+        body = [event for event in portion if event[0] not in MARKS]
         if begun is not None:
-            yield begun, body, last, len(body) < len(portion)
+            yield begun, body, last, {event[0] for event in portion} & MARKS
         begun = last if last is not None and last[0] == STEP else None
     if begun is not None:
-        yield begun, [], None, False
+        yield begun, [], None, set()
 
 
-def _counted(begun: Event, evaluated: bool, totals: StepTotals, alternating: bool) -> Event:
-    """The beginning of a step with its repetition, unmeasured where it says so or an evaluation ran within it."""
+def _counted(begun: Event, marks: set[int], ended: Event | None, totals: StepTotals, alternating: bool) -> Event:
+    """The beginning of a step with its repetition, unmeasured where it says so or one of MARKS is in it."""
     kind, now, reading, number, repetition, warmup = begun
-    unmeasured = bool(warmup or evaluated or totals.begun < totals.warming_up)
+    warming_up = bool(warmup or totals.begun < totals.warming_up)
+    if not warming_up and EVALUATION in marks:
+        totals.evaluating += 1
+        totals.evaluating_ns += 0 if ended is None else ended[1] - now
+    elif not warming_up and INTERRUPTED in marks:
+        totals.interrupted += 1
+    unmeasured = warming_up or bool(marks)
     totals.begun += 1
-    totals.evaluating += evaluated
     totals.last_unmeasured = unmeasured
     if not alternating:
         repetition = totals.measured // REPETITION_STEPS

@@ -31,6 +31,7 @@ class ExecResult:
     started: int  # Python processes that imported torch and had something to say
     faults: tuple[str, ...] = ()  # of ours, a line each
     profiled: tuple[str, ...] = ()  # arms that are the profiled window of one of these
+    switched_off: bool = False  # in one of these processes, by the first fault of ours
 
 
 def make_study(
@@ -47,14 +48,21 @@ def make_study(
     windows = ProfiledWindows(raw)
     arms = dict(zip(_names(trained), trained, strict=True))
     lost: list[str] = []  # of what was to be profiled
+    notes: list[str] = []
     for arm, one in arms.items():
-        for record in _runs(folder, arm, one, made_by, windows, environment, code, begun_utc):
+        found, interrupted = _runs(folder, arm, one, made_by, windows, environment, code, begun_utc)
+        if interrupted:
+            notes.append(
+                f"{arm}: left out are {interrupted} steps in which a signal handler of the program raised while its "
+                "step was being recorded"
+            )
+        for record in found:
             records.append(replace(record, session=session))
             folder.write_samples(record.arm, record.block, {})
             folder.write_whole_run(records[-1])
         lost += [f"{arm}: {line}" for line in windows.missing(one)]
     study = _study(program, command, code, begun_utc, environment, records, arms)
-    folder.write_study(replace(study, id=study_id, notes=[*study.notes, *lost]))
+    folder.write_study(replace(study, id=study_id, notes=[*study.notes, *notes, *lost]))
     faults = [*windows.problems, *lost]
     faults += [
         f"process {one.process.pid}: our recording failed and was switched off ({str(text).strip().splitlines()[-1]}); "
@@ -62,6 +70,7 @@ def make_study(
         for one in processes
         for text in one.noted("fault")
     ]
+    switched_off = bool(faults)
     faults += [
         f"process {one.process.pid}: what its device did is not recorded ({text}); the rest is"
         for one in trained
@@ -79,7 +88,7 @@ def make_study(
         if one.noted("optimizer") and not one.noted("closes")
     ]
     profiled = tuple(record.arm for record in records if record.control == PROFILED)
-    return ExecResult(tuple(arms), len(processes), tuple(faults), profiled)
+    return ExecResult(tuple(arms), len(processes), tuple(faults), profiled, switched_off)
 
 
 def _runs(
@@ -91,26 +100,31 @@ def _runs(
     environment: JsonObject,
     code: int,
     begun_utc: str,
-) -> list[RunRecord]:
-    """Write the tables of the process ``one`` as blocks of ``arm``, its profiled window as a run of its own."""
+) -> tuple[list[RunRecord], int]:
+    """Write the tables of the process ``one`` as blocks of ``arm``, its profiled window as a run of its own.
+
+    Also how many steps are left out because a signal handler raised in them.
+    """
     profiled = profiled_steps(one)
 
     def folder_of(block: int) -> Path:
         return folder.run(profiled_arm(arm), 0) if block == PROFILED_PART else folder.run(arm, block)
 
     blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled)
+    interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
     records = [
         record_of(arm, max(block, 0), one, totals, environment, code, begun_utc)
         for block, totals in enumerate(blocks, first)
     ]
     if not profiled:
-        return records
+        return records, interrupted
     windows.put(folder_of(PROFILED_PART), one)
     window, *measured = records
     # A program that ended within its window has no block of its own: it is a run that failed, for that reason.
     measured = measured or [window]
-    return [replace(window, arm=profiled_arm(arm), control=PROFILED, of=arm, status="done", error=None), *measured]
+    window = replace(window, arm=profiled_arm(arm), control=PROFILED, of=arm, status="done", error=None)
+    return [window, *measured], interrupted
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
@@ -165,6 +179,8 @@ def record_of(
             waiting_share=round(totals.waiting_share, 4),
             tokenizing_share=round(totals.tokenizing_share, 4),
             restarting_share=round(totals.restarting_share, 4),
+            evaluating_steps=totals.evaluating,
+            evaluating_share=round(totals.evaluating_share, 4),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,

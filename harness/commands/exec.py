@@ -16,6 +16,7 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.attach.command import AgentSettings
+    from harness.attach.study import ExecResult
     from harness.scenario.commands import CommandPlan
     from harness.study.store import StudyFolder
 
@@ -251,13 +252,13 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     from trainer.leftovers import remove
 
     found = make_study(folder, raw, program, command, code, begun_utc)
-    if not found.trained:
-        what = "nothing was attached" if not found.started else "no training step was seen"
-        print(f"harness: {what}: {_why(found.started)}", file=sys.stderr)
-        remove(folder.path)
-        return code or 1
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
+    if not found.trained:
+        what = "nothing was attached" if not found.started else "no training step was seen"
+        print(f"harness: {what}: {_why(found)}", file=sys.stderr)
+        remove(folder.path)
+        return code or 1
     print_first_screen(folder.path, measured=True)
     if found.profiled:
         arms = ", ".join(found.profiled)
@@ -266,7 +267,9 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     return code
 
 
-def _why(started: int) -> str:
-    if started:
+def _why(found: ExecResult) -> str:
+    if found.switched_off:
+        return "our recording was switched off before the first one"
+    if found.started:
         return "torch was imported, but no backward pass or optimizer of it ran in the main thread of any process"
     return "no Python process of the command imported torch, or its environment lost PYTHONPATH (env -i, python -I)"

@@ -27,7 +27,7 @@ from harness.study.run_data import RunData
 # How confounds begin that make the two sides do different work.
 OTHER_WORK = (
     "losses differ", "loss of", "useful tokens", "parameters", "flops_per_token", "corpus_fingerprint",
-    "tokenizer_fingerprint",
+    "tokenizer_fingerprint", "model_fingerprint",
 )  # fmt: skip
 TOTAL = "all time together"  # the name of a comparison's total
 StepKind = Literal["phase", "stage"]

@@ -32,6 +32,7 @@ MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvid
 # Facts of a run that say what it ran on and what it did.
 FACTS = (
     "device", "device_count", "emulated", "threads", "parameters", "tokenizer_fingerprint", "corpus_fingerprint",
+    "model_fingerprint",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from harness.analysis.comparisons import Absent, Figure, Measured, Missing
 from harness.analysis.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.analysis.report_types import NoMfu
 from harness.analysis.statistics import MIN_BLOCKS
-from harness.report.words import blocks_named, count, listing
+from harness.report.words import blocks_named, count, listing, ratio
 
 ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
 _NAMED_RUNS = 3  # of those that had a problem with a probe
@@ -23,6 +23,12 @@ def reason(absent: Absent) -> str:
             return "the data-only controls share no finished block"
         case "no ideal-data control":
             return f"no finished ideal-data control of {absent.arms[0]}"
+        case "ideal-data of another length":
+            times = ratio(absent.positions)
+            return (
+                f"the ideal-data control of {absent.arms[0]} computes {times} as many positions a step, "
+                "so the ceiling is by replay alone"
+            )
         case "no finite ceiling":
             return "the steps do nothing but wait for data, or their waits were not measured"
         case "no a-a control":

@@ -42,7 +42,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
     ]
     notes = []
     if options:
-        off = max((advice.error for _, advice in options), key=abs)
+        off = max(advice.error for _, advice in options)
         notes.append(
             "Predicted by replay, for the time of a step"
             f" (the unedited replay is {percent(off)} off); savings overlap and do not add up."
@@ -114,7 +114,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     rest = [one.arm for one in replayed if one.within_tolerance and one.from_blocks and one.arm not in advised]
     lines = []
     if off:
-        worst = max((one.error for one in off), key=abs)
+        worst = max(one.error for one in off)
         lines.append(
             f"Nothing is recommended for {_named([one.arm for one in off], names)}: the unedited replay is "
             f"{percent(worst)} off, more than {percent(TOLERANCE)}."

@@ -44,7 +44,7 @@ def _against(one: Confound) -> str:
 
 def _losses(one: Confound) -> str:
     ours, theirs = one.values
-    text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same step"
+    text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same steps"
     if one.explained:
         return f"{text}, which trains on another number of tokens: which arm learns better is not compared here"
     return f"{text}: they do not train alike"
@@ -57,7 +57,8 @@ _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
         f"{one.key} is not the same in all blocks of {one.names[0]}: its data was changed meanwhile"
     ),
     "mixed code": lambda one: (
-        f"the program's own code is not the same in all blocks of {one.names[0]}: it was edited meanwhile"
+        f"the {one.key.removesuffix('_fingerprint')}'s own code is not the same in all blocks of {one.names[0]}: "
+        "it was edited meanwhile"
     ),
     "configuration": lambda one: f"undeclared configuration: {_against(one)}",
     "fact": _against,

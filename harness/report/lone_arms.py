@@ -12,10 +12,11 @@ from harness.analysis.ranks import GroupGain
 from harness.analysis.report_types import ArmReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH, either_way
-from harness.report.words import interval, listing, ms, percent, ratio
+from harness.report.words import count, interval, listing, ms, percent, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
@@ -51,7 +52,21 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
         lines += _unseen(arm.unseen, totals.step_ms.median)
-    return lines
+    return [*lines, *left_out_lines([arm], names)]
+
+
+def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which arms have steps that count nowhere, as an evaluation ran within them; what they cost is in no figure."""
+    return [
+        Headline(
+            names.short(arm.name),
+            f"{count(arm.unseen.evaluating_steps, 'step')} with an evaluation within ({percent(arm.unseen.evaluating)} "
+            f"of the time) {'is' if arm.unseen.evaluating_steps == 1 else 'are'} left out",
+            "",
+        )
+        for arm in arms
+        if arm.unseen is not None and arm.unseen.evaluating_steps
+    ]
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
@@ -165,6 +180,9 @@ def _gain(arm: ArmReport) -> str:
             f" With the same few batches over and over (ideal-data) it is {ratio(measured.median)} as fast"
             f"{f' ({interval(measured)})' if measured.ci_low is not None else ''}, measured."
         )
+    elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
+        text = reason(found.no_ideal)
+        parts.append(f" {text[:1].upper()}{text[1:]}.")
     if found.ideal_predicted is not None and found.within_tolerance:
         faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.analysis.comparisons import SAME
 from harness.analysis.report_types import ArmReport, ArmTotals, Comparison
-from harness.report.absent import mfu_reason
+from harness.report.absent import mfu_reason, reason
 from harness.report.first_screen import could_gain
 from harness.report.names import ArmNames
 from harness.report.sentences import believed_ratio
@@ -45,6 +45,9 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         ]
         for c in compared
     ]
+    apart = [
+        one for c in compared if (one := c.measured.absent.get("ideal")) and one.kind == "ideal-data of another length"
+    ]
     header = ["candidate / baseline", "predicted", "measured", *(["step time"] if timed else []), "noise floor"]
     measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
     return "\n\n".join(
@@ -56,6 +59,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
             f"{'*step time*, ' if timed else ''}*ceiling* and *ideal data* concern the time of a step; *isolated* is "
             "the data path alone; *predicted* is what replaying the baseline's steps with the candidate's data path "
             "gives for *measured*.",
+            *dict.fromkeys(f"Without *ideal data*: {safe(reason(one))}." for one in apart),
         ]
     )
 

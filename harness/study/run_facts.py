@@ -56,6 +56,8 @@ class RunFacts:
     waiting_share: float | None = None
     tokenizing_share: float | None = None
     restarting_share: float | None = None  # waits in which an epoch ended and the next one's first batch came
+    evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
+    evaluating_share: float | None = None  # of the time of these and the measured steps
     nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
     others: JsonObject = field(default_factory=dict)  # of another version, by name
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
+from time import monotonic
 from typing import Any, Protocol
 
 from trainer import telemetry
@@ -22,6 +24,11 @@ from trainer.inject import Injector
 # documents in one shuffled epoch and real ones in the next.
 _EMPTY_EPOCHS = 16
 _MOST_ROWS_PER_READ = 1024
+# How many batches `data.replay` repeats of a user's source. A repetition has 10 or 20 steps (`slice_steps`): each goes
+# through many of them, so that repetitions are alike. They are made before the first step: a slow source makes fewer.
+REPEATED_BATCHES = 32
+REPEATED_BYTES = 256 * 2**20  # of their tensors, all in all
+REPEATED_S = 10.0  # that making them takes
 
 
 class BatchPipeline(Protocol):
@@ -141,20 +148,20 @@ class DataPipeline:
         return telemetry.span(stage) if self._marked else nullcontext()
 
 
-class RepeatedBatch:
-    """Repeats one batch forever: no data cost except the declared ones."""
+class RepeatedBatches:
+    """Repeats a few batches forever, in their order: no data cost except the declared ones."""
 
-    def __init__(self, batch: Batch, injector: Injector) -> None:
-        self._batch, self._injector = batch, injector
+    def __init__(self, batches: Sequence[Batch], injector: Injector) -> None:
+        self._batches, self._injector = cycle(batches), injector
 
     def next_batch(self) -> Batch:
-        """Return a new Batch around the same tensors."""
+        """Return a new Batch around the tensors of the next one."""
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):
                     self._injector.spend(stage)
         self._injector.spend("transfer")
-        batch = self._batch
+        batch = next(self._batches)
         return Batch(
             input_ids=batch.input_ids,
             labels=batch.labels,
@@ -173,11 +180,11 @@ def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int
         return _of_source(config, seed, worker, workers)
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
-        # Every worker repeats the same batch: the first one of the first worker.
+        # Every worker repeats the same batch: the first one of the first worker. All are as long.
         order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
         batch = DataPipeline(config, prepared, order, Injector(None, seed), marked=False).next_batch()
         assert batch is not None
-        return RepeatedBatch(batch, injector)
+        return RepeatedBatches([batch], injector)
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
     return DataPipeline(config, prepared, order, injector)
 
@@ -189,9 +196,23 @@ def _of_source(config: DataConfig, seed: int, worker: int, workers: int) -> Batc
 
     if not config.replay:
         return UserPipeline(config, seed, worker, workers, injector)
-    return RepeatedBatch(
-        UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False).next_batch(), injector
-    )
+    first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False)
+    return RepeatedBatches(_to_repeat(first), injector)
+
+
+def _to_repeat(first: BatchPipeline) -> list[Batch]:
+    """The first batches of a user's source: one where all are as long, else as many as stand for the others.
+
+    A step costs what its batch is long: one batch of a source that pads each to its longest row stands for none.
+    """
+    batches: list[Batch] = []
+    size, until = 0, monotonic() + REPEATED_S
+    while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < until):
+        batch = first.next_batch()
+        assert batch is not None, "a user's pipeline has no end"
+        batches.append(batch)
+        size += sum(one.nbytes for one in (batch.input_ids, batch.labels, batch.attention_mask) if one is not None)
+    return batches if len({batch.input_ids.shape for batch in batches}) > 1 else batches[:1]
 
 
 def _dosed(config: DataConfig) -> DataInject | None:

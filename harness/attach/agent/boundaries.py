@@ -22,6 +22,7 @@ ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.row
 EVALUATION = 6  # a batch was fetched that nobody trains on
 TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
+INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
 IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
@@ -100,9 +101,9 @@ def watched() -> bool:
 
 def enter(name: str) -> None:
     _mark()
-    state.open.append(name)
     cpu_ns = thread_time_ns()
     state.events.append((ENTER, name, monotonic_ns(), cpu_ns))
+    state.open.append(name)
 
 
 def leave(name: str) -> None:
@@ -116,6 +117,20 @@ def leave(name: str) -> None:
             state.events.append((EXIT, ended, now, cpu_ns))
             if ended == name:
                 break
+
+
+def interrupted() -> None:
+    """A signal handler of the program raised within a hook: every phase ends here, and the step is not measured.
+
+    What that hook had still to write down is lost.
+    """
+    stages.forget()
+    state.marked = state.maker = None
+    if state.steps:
+        cpu_ns, now = thread_time_ns(), monotonic_ns()
+        while state.open:
+            state.events.append((EXIT, state.open.pop(), now, cpu_ns))
+        state.events.append((INTERRUPTED,))
 
 
 def _mark() -> None:
@@ -261,9 +276,9 @@ def leave_by_hand(name: str) -> None:
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     state.closed = state.backward_since = False
     warmup = gate.state.warmup if gate.wanted() else _warms_up()
-    flush((STEP, now, reading, state.steps, gate.state.repetition or 0, warmup))
     state.steps += 1
     state.unmeasured += warmup
+    flush((STEP, now, reading, state.steps - 1, gate.state.repetition or 0, warmup))
 
 
 def _warms_up() -> bool:

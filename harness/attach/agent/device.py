@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 import torch
-from _harness_agent import record
+from _harness_agent import guard, record
 
 WORK = 9  # kind of event: (kind, name, launch start, launch end, start, end); the last two on the device's own clock
 # What the host launches between two phases, by the phase before; anything else: "other".
@@ -63,6 +63,8 @@ def trains_on(device: Any) -> None:
         state.since_ns = now
         record.note("device_clock", (now, 0))
     except Exception as error:
+        if guard.of_the_program(error):
+            raise
         _give_up(error)
 
 
@@ -81,6 +83,8 @@ def mark(ended: str | None) -> None:
         state.pending.append((ended, state.since_ns, now, event))
         state.since_ns = monotonic_ns()
     except Exception as error:
+        if guard.of_the_program(error):
+            raise
         _give_up(error)
 
 
@@ -101,6 +105,8 @@ def collect() -> list[tuple[Any, ...]]:
             if name is not None:
                 found.append((WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
     except Exception as error:
+        if guard.of_the_program(error):
+            raise
         _give_up(error)
     return found
 
@@ -123,6 +129,8 @@ def last() -> list[tuple[Any, ...]]:
         state.stream = None
         return found
     except Exception as error:
+        if guard.of_the_program(error):
+            raise
         _give_up(error)
         return []
 

@@ -33,6 +33,7 @@ class _Gate:
         self.measured = 0
         self.warmup = True  # the step that begins is not measured
         self.over = False
+        self.asked = False  # the launcher knows that this program waits for its turn
         self.beat_s = 0.0  # when the last sign of life was given
         self.beat_every_s = 5.0
 
@@ -71,12 +72,15 @@ def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
         return True
     if state.file is None and steps < max(LEAST_WARM, record.number("warmup") or 0):
         return True
-    pause()
-    if state.file is None:
-        _arrive()
-    else:
-        _send({"event": "done"})
+    if not state.asked:  # else a signal handler of the program, a deadline say, raised while it waited here
+        pause()
+        if state.file is None:
+            _arrive()
+        else:
+            _send({"event": "done"})
+        state.asked = True
     order = json.loads(state.file.readline() or '{"end": true}')  # the launcher is gone: so is the reason to go on
+    state.asked = False
     if "repetition" not in order:
         state.over = True
         return False

@@ -45,16 +45,21 @@ def _next(before: Any) -> Any:
     def __next__(self: Any) -> Any:
         if not guard.on or threading.current_thread() is not threading.main_thread():
             return before(self)
+        global _depth
+        around = _depth
         while True:
-            begun = bool(guard.carefully(_begin, self))
             try:
-                batch = guard.carefully(controls.kept, _source(self)) if begun else None
-                if batch is None:
-                    batch = before(self)
-            except BaseException:
-                guard.carefully(_ended, self, begun, None)
-                raise
-            guard.carefully(_ended, self, begun, batch)
+                begun = bool(guard.carefully(_begin, self))
+                try:
+                    batch = guard.carefully(controls.kept, _source(self)) if begun else None
+                    if batch is None:
+                        batch = before(self)
+                except BaseException:
+                    guard.carefully(_ended, self, begun, None)
+                    raise
+                guard.carefully(_ended, self, begun, batch)
+            finally:  # also where a signal handler of the program raised within these hooks
+                _depth = around
             if not begun or not guard.carefully(controls.thrown_away, _source(self), batch):
                 return batch
 
@@ -218,7 +223,9 @@ def sizes(batch: Any) -> tuple[int, int]:
         shape = tuple(first.shape)
         ids = len(shape) > 1 and not (first.is_floating_point() or first.is_complex())
         return (int(first.numel()) if ids else 0), (int(shape[0]) if shape else 1)
-    except Exception:
+    except Exception as error:
+        if guard.of_the_program(error):
+            raise
         return 0, 0
 
 

@@ -126,5 +126,9 @@ def _process() -> dict[str, Any]:
 def _threads(torch: Any) -> int | None:
     try:
         return int(torch.get_num_threads())
-    except Exception:
+    except Exception as error:
+        from _harness_agent import guard
+
+        if guard.of_the_program(error):
+            raise
         return None

@@ -58,6 +58,8 @@ def enter_within(name: str) -> bool:
 
 def leave() -> None:
     making = _making
+    if not making.open:  # the program's own signal handler raised within, which ended it
+        return
     cpu_ns, now = thread_time_ns(), monotonic_ns()
     _cut(making, now, cpu_ns)
     making.open.pop()

@@ -44,7 +44,7 @@ class _Seen:
         self.makers: Counter[CodeType] = Counter()
         self.named: dict[CodeType, Any] = {}
         self.calls: list[tuple[int, int]] = []  # open calls of C functions: wall, CPU
-        self.blocked_ns: Counter[str] = Counter()
+        self.blocked: list[tuple[str, int, set[CodeType]]] = []  # where, how long, and which of the user's code ran
 
 
 _seen: _Seen | None = None
@@ -106,6 +106,8 @@ def _profile(frame: FrameType, event: str, given: Any) -> None:
             _c_call_ended(seen, frame, given)
     except Exception as error:
         sys.setprofile(None)
+        if guard.of_the_program(error):
+            raise
         guard.fail(error)
 
 
@@ -143,6 +145,8 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     blocked_ns = (monotonic_ns() - wall_ns) - (thread_time_ns() - cpu_ns)
     if blocked_ns < _BLOCKED_NS or boundaries.state.open or frame.f_code.co_filename.startswith(_OURS):
         return
+    if seen.depth:  # the forward pass: no phase yet, but one of every step that is measured
+        return
     where: FrameType | None = frame
     while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
         where = where.f_back
@@ -150,7 +154,12 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     if where.f_code.co_filename.startswith(_OURS):
         return
     name = getattr(function, "__qualname__", "a call")
-    seen.blocked_ns[f"{os.path.basename(where.f_code.co_filename)}:{where.f_lineno} ({name})"] += blocked_ns
+    place = f"{os.path.basename(where.f_code.co_filename)}:{where.f_lineno} ({name})"
+    running: set[CodeType] = set()
+    while where is not None:
+        running.add(where.f_code)
+        where = where.f_back
+    seen.blocked.append((place, blocked_ns, running))
 
 
 def _tensors(value: Any, depth: int = 0) -> list[Any]:
@@ -167,6 +176,7 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 def _conclude(seen: _Seen) -> None:
     """Patch what was found, and note it."""
+    timed: CodeType | None = None
     roots = [seen.modules[root] for root, _ in seen.roots.most_common(MOST_ROOTS)]
     for kind in dict.fromkeys(map(type, roots)):
         _time_calls(kind, frozenset(id(module) for module in roots if type(module) is kind))
@@ -174,8 +184,13 @@ def _conclude(seen: _Seen) -> None:
         record.note("forward", ", ".join(dict.fromkeys(type(module).__name__ for module in roots)))
     if seen.makers and not boundaries.state.trained_on and not record.settings.get("fetch"):
         ((code, _),) = seen.makers.most_common(1)
-        _time_function(code, *seen.named[code])
-    for place, blocked_ns in seen.blocked_ns.most_common(3):
+        if _time_function(code, *seen.named[code]):
+            timed = code
+    places: Counter[str] = Counter()
+    for place, blocked_ns, running in seen.blocked:
+        if timed not in running:  # else it is a wait for data from now on
+            places[place] += blocked_ns
+    for place, blocked_ns in places.most_common(3):
         record.note("blocked", (place, blocked_ns // STEPS))
 
 
@@ -209,22 +224,23 @@ def _forward_begins() -> bool:
     return True
 
 
-def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> None:
-    """Replace the function ``code`` under its name by one that is timed as the fetch of a batch."""
+def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
+    """Replace the function ``code`` under its name by one that is timed as the fetch of a batch; whether it could."""
     place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     record.note("batches", place)
     if code.co_flags & _GENERATOR:
-        return
+        return False
     holder: Any = owner if owner is not None and code.co_name in vars(owner) else None
     before = vars(holder)[code.co_name] if holder is not None else namespace.get(code.co_name)
     if getattr(before, "__code__", None) is not code:
-        return
+        return False
     after = _fetching(before)
     if holder is not None:
         setattr(holder, code.co_name, after)
     else:
         namespace[code.co_name] = after
     record.note("fetch", place)
+    return True
 
 
 def _time_named(name: str) -> None:

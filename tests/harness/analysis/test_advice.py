@@ -8,6 +8,7 @@ import pytest
 
 from harness.analysis.advice import advise
 from harness.analysis.replay.predict import Replays
+from harness.analysis.replay.prediction import ReplayValidation
 from harness.analysis.report_types import Advice, ArmAdvice
 from harness.analysis.study import analyse
 from harness.report.advice import next_steps
@@ -80,6 +81,22 @@ def test_what_does_not_clear_the_noise_floor_is_not_recommended() -> None:
     assert not any(one.worth for one in found.options)
 
 
+def test_an_arm_that_is_compared_with_none_is_judged_by_its_own_a_a_control() -> None:
+    """The same arm, alone in its study: "No noise floor is known (controls: [a-a])" was said, and the advice given."""
+    arms = [text(tokenize=0.7), *text(tokenize=0.7).controls("a-a")]
+    study, runs = build(arms, noise={"block": 0.05})
+    (found,) = analyse(study, runs).advice
+    assert found.noise_floor is not None
+    assert found.noise_floor > 0.03
+    assert not any(one.worth for one in found.options)
+    declared = replace(study, scenario_text={"noise_floor": 0.2})
+    (found,) = analyse(declared, [run for run in runs if run.record.control is None]).advice
+    assert found.noise_floor == 0.2
+    quiet = advice(text(tokenize=10.0), compared=False)
+    assert by_change(quiet)["workers=2"].worth
+    assert "No noise floor" not in next_steps([quiet], ArmNames(["text"])).note
+
+
 def test_two_blocks_recommend_nothing_and_say_so() -> None:
     found = advice(text(tokenize=10.0), compared=False, blocks=2)
     assert not any(one.worth for one in found.options)
@@ -89,6 +106,18 @@ def test_two_blocks_recommend_nothing_and_say_so() -> None:
 def test_a_replay_outside_tolerance_says_so() -> None:
     found = replace(advice(text(tokenize=10.0), compared=False), error=0.08, within_tolerance=False)
     found = replace(found, options=tuple(replace(one, worth=False) for one in found.options))
+    assert "the unedited replay is 8.0 % off, more than 5.0 %" in next_steps([found], ArmNames(["text"])).note
+
+
+def test_the_error_that_is_said_is_the_one_that_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks off by 8 % either way: their median is 2 % off, which was said to be more than 5 %."""
+    errors = {0: 0.08, 1: -0.08, 2: 0.022, 3: 0.085, 4: -0.07}
+    unedited = ReplayValidation(errors, dict.fromkeys(errors, 0.01))
+    predict = Replays.predict
+    monkeypatch.setattr(Replays, "predict", lambda *given: replace(predict(*given), validation=unedited))
+    found = advice(text(tokenize=10.0), compared=False)
+    assert unedited.median == 0.022
+    assert not found.within_tolerance
     assert "the unedited replay is 8.0 % off, more than 5.0 %" in next_steps([found], ArmNames(["text"])).note
 
 

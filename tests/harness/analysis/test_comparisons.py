@@ -108,6 +108,24 @@ def test_an_exposed_cost_shows_in_ceiling_ideal_and_measured_alike():
     assert "disagree" not in sentence(c)
 
 
+def test_ideal_data_of_another_length_is_no_ceiling_and_the_page_says_why():
+    """Batches of any length, of which the control repeats a short one: 1.19x by replay, and 2.5x by the control."""
+    base = Arm("slow-data", tokenize=5.0, tokens=2048)
+    ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": 14.0}, tokens=700)
+    report = analyse(*build([base, FASTER_DATA, ideal], [("slow-data", "tokens-padded")]))
+    (c,) = report.compared
+    assert c.measured.ideal is None
+    assert c.measured.ceiling == c.measured.from_waits
+    assert c.measured.ceiling.median < 1.3
+    why = "Without *ideal data*: the ideal-data control of slow-data computes 0.342x as many positions a step, so "
+    assert page_of(report).count(f"{why}the ceiling is by replay alone.") == 1
+    alone = first_screen(analyse(*build([base, ideal]))).headlines[0].text
+    assert "ideal-data) it is" not in alone
+    assert "The ideal-data control of slow-data computes 0.342x as many positions a step" in alone
+    near = replace(base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0), tokens=2090)
+    assert compared([base, FASTER_DATA, near], ("slow-data", "tokens-padded")).measured.ideal is not None
+
+
 def test_padding_is_told_apart_from_speed():
     packed = Arm("stream", trained=2040)
     padded = Arm("padded", trained=850)

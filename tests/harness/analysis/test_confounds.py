@@ -101,18 +101,22 @@ def test_an_arm_whose_blocks_read_other_data_is_listed(key):
     ]
 
 
-def test_an_arm_whose_code_was_edited_between_blocks_is_listed():
+@pytest.mark.parametrize("whose", ["program", "model"])
+def test_an_arm_whose_code_was_edited_between_blocks_is_listed(whose):
     study, runs = build([BASE, Arm("c")], [("base", "c")])
     edited = [run for run in runs if run.record.arm == "c" and run.record.block > 2]
     codes = {id(run): "b" if run in edited else "a" for run in runs}
     runs = [
-        replace(run, record=replace(run.record, facts=replace(run.record.facts, program_fingerprint=codes[id(run)])))
+        replace(
+            run,
+            record=replace(run.record, facts=replace(run.record.facts, **{f"{whose}_fingerprint": codes[id(run)]})),
+        )
         for run in runs
     ]
     (comparison,) = analyse(study, runs).compared
     assert confound_lines(comparison.confounds) == [
-        "the program's own code is not the same in all blocks of c: it was edited meanwhile",
-        "program_fingerprint is 'a' against 'b'",
+        f"the {whose}'s own code is not the same in all blocks of c: it was edited meanwhile",
+        f"{whose}_fingerprint is 'a' against 'b'",
     ]
 
 

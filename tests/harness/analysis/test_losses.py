@@ -14,6 +14,7 @@ from harness.analysis.confounds import confounds
 from harness.analysis.ledger import RunLedger, column, measure
 from harness.analysis.losses import Losses, compare_losses, loss_of
 from harness.analysis.statistics import Estimate
+from harness.analysis.step_losses import StepLosses
 from harness.analysis.verdicts import judge
 from harness.launch.tables import step_columns
 from harness.probes.ledger.steps import StepRecorder
@@ -111,7 +112,52 @@ def sides(runs: dict[int, RunLedger], factor: float) -> dict[int, RunLedger]:
 
 def ledgers(losses: list[float | None], *, diverged: bool = False) -> dict[int, RunLedger]:
     record = RunRecord("x", 0, "done")
-    return {block: ledger(record, loss=loss, diverged=diverged) for block, loss in enumerate(losses)}
+    return {
+        block: ledger(record, loss=loss, diverged=diverged, losses=at_steps(dict.fromkeys(range(10), loss)))
+        for block, loss in enumerate(losses)
+    }
+
+
+def at_steps(losses: dict[int, float | None]) -> StepLosses:
+    return StepLosses(
+        RunData(RunRecord("x", 0, "done"), pa.table({"step": [*losses], "loss": [*losses.values()]}), None, None)
+    )
+
+
+def learning(workers: int, block: int) -> RunLedger:
+    """A run that learns as every other does, whose repetitions of five steps begin with its workers' warm-up steps."""
+    repetition = workers * 2 + 1 + 5
+    steps = range(4 * repetition)
+    columns = {
+        "step": list(steps),
+        "turn": [step // repetition for step in steps],
+        "warmup": [step % repetition < workers * 2 + 1 for step in steps],
+        "wall_ns": [1_000_000] * len(steps),
+        "loss": [2.0 + block / 100 + 4 * math.exp(-step / 20) for step in steps],
+    }
+    table = pa.table(
+        {name: columns.get(name) or [None] * len(steps) for name, _ in STEP_COLUMNS}, schema=arrow_schema(STEP_COLUMNS)
+    )
+    found = measure(RunData(RunRecord("x", block, "done"), table, None, None))
+    assert found is not None
+    return found
+
+
+def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_up() -> None:
+    """The same training, bit by bit: the arm with workers has trained more steps when its last ones are measured."""
+    inline, two = ({block: learning(workers, block) for block in range(4)} for workers in (0, 2))
+    last = [run[0].loss for run in (inline, two)]
+    assert last[0] is not None
+    assert last[1] is not None
+    assert last[0] > 1.2 * last[1]  # of other steps: so was "they do not train alike" said
+    found = compare_losses(("inline", "two"), inline, two, {})
+    assert (found.differ, found.baseline) == (False, found.candidate)
+    unlike = {block: replace(run, losses=at_steps({0: 6.0, 4: 9.0, 50: 2.0})) for block, run in two.items()}
+    found = compare_losses(("inline", "unlike"), inline, unlike, {})  # step 50 is only in the one
+    assert found.differ
+    assert found.candidate == 7.5
+    apart = {block: replace(run, losses=at_steps({99: 9.0})) for block, run in two.items()}
+    assert not compare_losses(("inline", "apart"), inline, apart, {}).differ  # no step that both trained
 
 
 @pytest.mark.parametrize(
@@ -143,7 +189,7 @@ def test_a_loss_that_is_not_finite_is_not_dropped_for_those_of_other_blocks() ->
     assert loss_of(list(ledgers([5.0, None, 5.2]).values())) == 5.1  # not measured
     assert compare_losses(("a", "b"), finite, lost, finite) == Losses(6.0, None, ("b",))
     risen = ledgers([9.0, 9.1, 9.2], diverged=True)
-    assert compare_losses(("a", "b"), finite, risen, finite).candidate == 9.1
+    assert compare_losses(("a", "b"), finite, risen, finite).candidate == pytest.approx(9.1)
 
 
 @pytest.mark.parametrize(("theirs", "verdict"), [(3.5, "gain"), (4.5, "gain"), (30.8, "undecided"), (1.2, "undecided")])

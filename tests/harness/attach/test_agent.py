@@ -22,7 +22,7 @@ import pytest
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.steps import ENDED, EVALUATION, TOKENIZED, WORK, write_tables
+from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, TOKENIZED, WORK, write_tables
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
 from tests.commands import harness
@@ -55,6 +55,7 @@ CLOSED_BY = {
 COMPILED = [f"compiled {how}" for how in ("model", "fullgraph", "in_place", "blocks", "function", "optimizer")]
 # Programs that end badly: exit code (negative: the signal), and the fewest steps that are kept.
 BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20), "plain --steps 60 --kill-at 20": (-signal.SIGKILL, 19)}
+DEADLINES = ("deadline 0", "deadline 1")
 # Functions of the agent by module: each is made to fail in a run of its own.
 HOOKS = {
     "boundaries": (
@@ -114,7 +115,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *FAULTS], folder / "raw")
+    ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *DEADLINES, "asleep", *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -153,6 +154,8 @@ def test_every_step_is_counted_and_no_loss_changes(
         assert one.noted("closes")[-1] == CLOSED_BY[program]
     if "--evaluate" in program:
         assert {0, 1, 2, 3, 9, 19, 29} <= {row["step"] for row in table if row["warmup"]}
+        assert sum(block.evaluating for block in totals) >= 2  # the others are warm-up steps of a block anyway
+        assert max(block.evaluating_share for block in totals) > 0
 
 
 @pytest.mark.parametrize("program", COMPILED)
@@ -180,6 +183,22 @@ def test_a_fault_of_ours_changes_nothing(
     assert ran[fault].code == 0, ran[fault].lines
     assert losses(ran[fault].lines) == losses(plain[FAULTY].lines)
     assert [line for line in ran[fault].lines if "injected" in line] == []
+
+
+@pytest.mark.parametrize("program", DEADLINES)
+def test_what_a_signal_handler_of_the_program_raises_within_a_hook_reaches_the_program(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str
+) -> None:
+    """Every eighth batch has the signal sent: five times in 40 steps; that step is recorded, and not measured."""
+    ran, processes = seen
+    assert ran[program].code == 0, ran[program].lines
+    (line,) = [line for line in ran[program].lines if line.startswith("caught")]
+    assert line.split()[1] == "5"
+    one = processes[ran[program].pid]
+    assert one.noted("fault") == []
+    totals = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    assert sum(block.begun for block in totals) == 40
+    assert sum(block.interrupted for block in totals) >= 4  # a block begins with warm-up steps
 
 
 def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]) -> None:
@@ -260,7 +279,7 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
             found[ast.unparse(one.targets[0])] = ast.literal_eval(one.value)
     shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED"}
     assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
-    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK, "ENDED": ENDED}
+    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK, "ENDED": ENDED, "INTERRUPTED": INTERRUPTED}
     assert {name: found[name] for name in own} == own
     assert found["MAYBE"] not in {*own.values(), *(getattr(rows, name) for name in shared)}
 
@@ -276,3 +295,15 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
     place, blocked_ns = one.noted("blocked")[0]
     assert place.startswith("threaded.py:")
     assert blocked_ns > 0
+
+
+def test_a_wait_within_what_is_timed_is_no_place_that_nobody_sees(
+    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+) -> None:
+    """Neither forward pass nor fetch is a phase yet in the two steps that are watched."""
+    ran, processes = seen
+    one = processes[ran["asleep"].pid]
+    lines = (PROGRAMS / "asleep.py").read_text().splitlines()
+    unseen = next(number for number, line in enumerate(lines, 1) if line.endswith("nobody times"))
+    assert [place for place, _ in one.noted("blocked")] == [f"asleep.py:{unseen} (sleep)"]
+    assert one.noted("fetch")

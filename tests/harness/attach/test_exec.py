@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
+from harness.attach.frames import ProcessFacts
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
-from tests.commands import ROOT, Done, harness_and_program
+from tests.commands import ROOT, Done, harness, harness_and_program
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +86,20 @@ def test_nothing_attached_is_said_and_fails(tmp_path: Path) -> None:
     done = attached(tmp_path, ["env", "-i", sys.executable, "-c", "print('ran')"])
     assert (done.returncode, done.stdout) == (1, "ran\n")
     assert done.stderr.startswith("harness: nothing was attached: no Python process of the command imported torch")
+
+
+def test_a_fault_of_ours_is_said_where_it_left_no_training_step(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    facts = {field.name: 0 for field in fields(ProcessFacts)} | {"python": "3.11.0", "torch": "2.11.0"}
+    frames = [marshal.dumps(one, 2) for one in (("process", facts), ("note", ("fault", "...\nOSError: injected\n")))]
+    (raw / "1-1.frames").write_bytes(b"".join(len(one).to_bytes(4, "little") + one for one in frames))
+    done = harness("exec", "--recorded", str(raw), "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "harness: process 0: our recording failed and was switched off (OSError: injected); the program was left alone",
+        "harness: no training step was seen: our recording was switched off before the first one",
+    ]
 
 
 def test_what_is_no_program_is_one_line(tmp_path: Path) -> None:

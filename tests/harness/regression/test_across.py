@@ -217,3 +217,16 @@ def test_a_study_whose_environment_changed_has_no_series() -> None:
     runs = [*others, recorded(runs[-1], environment={"torch": "2.14"})]
     with pytest.raises(InputError, match=r"block 8 ran in another environment than block 0 \(torch\)"):
         series_of(record, runs)
+
+
+def test_another_model_of_the_users_own_forbids_the_comparison() -> None:
+    """Its code is kept with the figures: `harness compare` and `baseline check` called the two the same."""
+    found = []
+    for code in ("a", "b"):
+        one, runs = study()
+        runs = [recorded(run, facts=RunFacts(device="cpu", model_fingerprint=code)) for run in runs]
+        found.append(series_of(one, runs)[HEAD])
+    assert found[0].facts.model_fingerprint == "a"
+    refused = compare_series(*found, LIMITS, days=STEADY).refused
+    assert [(one.key, one.baseline, one.candidate) for one in refused] == [("model_fingerprint", "a", "b")]
+    assert compare_series(found[0], found[0], LIMITS, days=STEADY).refused == []

@@ -152,6 +152,14 @@ def test_sides_that_do_different_work_are_never_called_the_same() -> None:
     assert found.other_work == "parameters is 1 against 2"
 
 
+def test_sides_that_train_another_model_of_the_users_own_are_never_called_the_same() -> None:
+    one, runs = study(0.0)
+    runs = [recorded(run, facts=RunFacts(model_fingerprint="b" if run.record.arm == HEAD else "a")) for run in runs]
+    (found,) = comparisons(one, runs, Limits())
+    assert (found.step.outcome, found.verdict) == ("same", "undecided")
+    assert found.other_work == "model_fingerprint is 'a' against 'b'"
+
+
 def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
     record, runs = study()
     for place, one in enumerate(runs):

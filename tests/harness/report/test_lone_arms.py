@@ -41,6 +41,18 @@ def test_what_tokenizes_in_the_loop_itself_is_said_to_be_no_part_of_the_rest() -
     assert "part of no fetch" in loose.text
 
 
+def test_steps_with_an_evaluation_within_are_said_to_be_left_out() -> None:
+    facts = {**SEEN, "evaluating_steps": 2, "evaluating_share": 0.341}
+    *_, left_out = screen(**facts).headlines
+    assert left_out.text == "script: 10 steps with an evaluation within (34 % of the time) are left out."  # 5 blocks
+    arms = [Arm("a", facts={**facts, "evaluating_steps": 0}), Arm("b", facts=facts)]
+    report = analyse(*build(arms, [("a", "b")]))
+    assert report.compared[0].confounds == ()
+    first, second = first_screen(report).headlines
+    assert "left out" not in first.text
+    assert second.text == "b: 10 steps with an evaluation within (34 % of the time) are left out."
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

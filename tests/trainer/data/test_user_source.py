@@ -110,6 +110,11 @@ def shared_rows():
 def bad_start(): return DataLoader(Rows(12), worker_init_fn=lambda worker: 1 / worker)
 def row(**more): return [{"input_ids": torch.arange(8)} | {key: torch.tensor(one) for key, one in more.items()}] * 12
 def floats(): return [torch.full((8,), 0.5)] * 12
+class Padded(Rows):
+    def __getitem__(self, index):
+        made.append(index)
+        return torch.full((2 + index // 4 % 3,), index)
+def padded(): return Padded(1000)
 def long(): return Rows(12, length=99)
 def words(): return [{"text": "a"}] * 12
 def nothing():
@@ -474,11 +479,14 @@ def test_so_it_is_in_a_worker_that_is_spawned(tmp_path: Path) -> None:
     assert Counter(span.name for span in trace.stages()) == Counter(read=2, tokenize=4, pack=1)
 
 
-def test_the_ideal_data_control_repeats_one_batch_that_is_made_once() -> None:
+def test_the_ideal_data_control_repeats_one_batch_and_makes_none_meanwhile() -> None:
     import own_rows
 
-    assert rows_of(batches(config("loader", replay=True), 3)) == [[0, 1, 2, 3]] * 3
-    assert own_rows.made == [0, 1, 2, 3]
+    data = config("loader", replay=True)
+    pipeline = make_pipeline(data, prepare(data), 1, 0, 1)
+    made = len(own_rows.made)  # of the first 32, which are all as long
+    assert [pipeline.next_batch().input_ids[:, 0].tolist() for _ in range(3)] == [[0, 1, 2, 3]] * 3
+    assert len(own_rows.made) == made == 32 * 4
     assert traced(config("loader", replay=True), 2) == [Counter(), Counter()]
 
 
@@ -540,3 +548,12 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
     out, errors = tried(config("broken"))
     assert out == '{"error": "data.source: own_rows:broken failed: OSError: no such disk at all"}'
     assert "Traceback" in errors
+
+
+def test_ideal_data_of_a_source_of_any_length_goes_through_its_first_batches() -> None:
+    """Each batch is padded to its own length: the first one alone would stand for none of the others."""
+    found = batches(config("padded", replay=True), 40)
+    assert [batch.input_ids.shape[1] for batch in found] == [*[2, 3, 4] * 10, 2, 3, *[2, 3, 4] * 2, 2, 3]
+    assert rows_of(found[32:34]) == rows_of(found[:2])
+    own_rows = sys.modules["own_rows"]
+    assert len(own_rows.made) == 32 * 4  # none is made again
