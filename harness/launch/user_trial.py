@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from harness.launch.code import OWN_FOLDER, Code, environment_for
 from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.progress import announced
 from harness.launch.waiting import looks
+from harness.machine.processes import with_variable
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line
 from trainer.model import resolve_shape
 
 KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
+VARIABLE = "HARNESS_TRIAL"  # by which all that a trial has started is found
 SHOWN = 6  # last lines of what he printed
 
 
@@ -110,13 +113,18 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
     with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
         asked.write(given.encode())
         asked.seek(0)
+        token = secrets.token_hex(8)
         process = subprocess.Popen(
             [sys.executable, *TRIAL, *arguments],
             stdin=asked,
             stdout=answer,
             stderr=errors,
+<<<<<<< HEAD
             cwd=None if code is None else code.directory,
             env=environment_for(OWN_FOLDER) if code is None else code.environment(),
+=======
+            env={**environment_for(OWN_FOLDER), VARIABLE: token},
+>>>>>>> mendd
             start_new_session=True,
         )
         try:
@@ -128,6 +136,9 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
             with suppress(ProcessLookupError):  # where nothing that it started is left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            for pid in with_variable(VARIABLE, token):  # what has a session of its own
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         answer.seek(0)
         errors.seek(0)
         out, printed = answer.read(), errors.read().decode(errors="replace").strip()

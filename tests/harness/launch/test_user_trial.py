@@ -33,12 +33,13 @@ def gone(pid: int) -> bool:
     return state is None or state.dead
 
 
+@pytest.mark.parametrize("session", [False, True])
 def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_trial(
-    tmp_path: Path, trial: Callable[[str], None]
+    tmp_path: Path, trial: Callable[[str], None], session: bool
 ) -> None:
     pid = tmp_path / "pid"
     trial(
-        "import pathlib, subprocess; helper = subprocess.Popen(['sleep', '60']);"
+        f"import pathlib, subprocess; helper = subprocess.Popen(['sleep', '60'], start_new_session={session});"
         f"pathlib.Path({str(pid)!r}).write_text(str(helper.pid)); print({json.dumps(FOUND)!r})"
     )
     begun = time.monotonic()

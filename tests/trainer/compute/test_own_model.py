@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import harness.launch.study as launch
 from tests.commands import harness
 from trainer.compute.build import build_compute
 from trainer.compute.torch_compute import TorchCompute, loss_of
@@ -180,17 +182,26 @@ base:
   steps: 4
   warmup_steps: 1
 arms: {text: {}, tokens: {data.path: tokens-padded}}
-repeats: 1
+repeats: 2
 """
 
 
 @pytest.mark.slow
-def test_a_study_of_a_model_of_ones_own(tmp_path: Path) -> None:
-    import json
-
+def test_a_study_of_a_model_of_ones_own_whose_code_changes_between_two_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own.yaml").write_text(SCENARIO)
+    (tmp_path / "own_model.py").write_text("import own_parts\n" + CODE)
+    (tmp_path / "own_parts.py").touch()
+    run_block = launch.run_block
+
+    def run_block_and_change(*given: Any) -> None:
+        run_block(*given)
+        (tmp_path / "own_parts.py").write_text("more = 1\n")
+
+    monkeypatch.setattr(launch, "run_block", run_block_and_change)
     done = harness("run", "own.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 1, done.stderr[-3000:]
     (study,) = (tmp_path / "results" / "own-model").iterdir()
     facts = json.loads((study / "runs" / "text" / "0" / "run.json").read_text())["facts"]
     assert facts["parameters"] == 512 * 16 + 16 * 512 + 512
@@ -198,6 +209,9 @@ def test_a_study_of_a_model_of_ones_own(tmp_path: Path) -> None:
     assert facts["vocab_size"] == 512
     fingerprints = json.loads((study / "study.json").read_text())["fingerprints"]
     assert fingerprints["code of model.factory own_model:make"] == facts["model_fingerprint"]
+    errors = [json.loads((study / "runs" / "text" / str(block) / "run.json").read_text())["error"] for block in (0, 1)]
+    assert errors[0] is None
+    assert errors[1].startswith("the code of model.factory own_model:make is no longer what the study was begun with (")
 
 
 def test_an_emulated_device_has_no_times_for_it(tmp_path: Path) -> None:
