@@ -81,8 +81,20 @@ def advise(
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
         noise_floor=noise_floor,
+        iterable=_iterable(arm, runs),
         assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
     )
+
+
+def _iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
+    """Whether the arm's dataset is iterable; of a source that only workers open, as any run that has it knows."""
+
+    def source(run: RunData) -> object:
+        return lookup(run.record.config, "data.source", None)
+
+    own = source(runs[arm][0])
+    alike = runs[arm] if own is None else [run for group in runs.values() for run in group if source(run) == own]
+    return any(run.record.facts.iterable for run in alike)
 
 
 def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:

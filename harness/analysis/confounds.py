@@ -55,6 +55,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "model_fingerprint": ("model.factory",),
     "vocab_size": ("model", "data.tokenizer", "data.source"),
     "workers": ("data.workers", COMMAND),
+    "iterable": ("data.source", COMMAND),
     "attached": (COMMAND,),
     "program_fingerprint": (COMMAND,),
 }

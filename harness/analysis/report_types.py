@@ -211,6 +211,7 @@ class ArmAdvice:
     noise_floor: float | None = None
     assumptions: tuple[Assumption, ...] = ()
     refused: str | None = None
+    iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,7 @@ def record_of(
             threads=one.process.threads,
             workers=workers,
             cores=one.process.cores,
+            iterable=bool(one.noted("iterable")) if one.noted("loader") else None,
             torch=one.process.torch,
             program_fingerprint=_last(one, "code"),
             attached=_attached(one),

@@ -327,6 +327,7 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: s
     import torch
 
     from trainer.compute.emulated import assumptions
+    from trainer.data.dataset import iterable_sources
     from trainer.devices.flops import flops_per_token, parameters
     from trainer.model import resolve_shape
 
@@ -355,5 +356,6 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: s
         torch=torch.__version__,
         tokenizer_fingerprint=prepared.tokenizer.fingerprint,
         corpus_fingerprint=prepared.corpus.fingerprint,
+        iterable=iterable_sources.get(config.data.source or ""),
         nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
     )

@@ -119,12 +119,8 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
             stdin=asked,
             stdout=answer,
             stderr=errors,
-<<<<<<< HEAD
             cwd=None if code is None else code.directory,
-            env=environment_for(OWN_FOLDER) if code is None else code.environment(),
-=======
-            env={**environment_for(OWN_FOLDER), VARIABLE: token},
->>>>>>> mendd
+            env={**(environment_for(OWN_FOLDER) if code is None else code.environment()), VARIABLE: token},
             start_new_session=True,
         )
         try:

@@ -18,13 +18,15 @@ from harness.machine.environment import OWN_PACKAGE, PACKAGES
 from harness.regression.days import Days, Session, apart, session_of
 from harness.regression.rounds import STEP
 from harness.regression.series import MACHINE, BlockSeries
-from harness.regression.thresholds import KEPT_SESSIONS
+from harness.regression.thresholds import KEPT_SESSIONS, MS_DIGITS
 from harness.study.names import check_folder_name
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
 
 SCHEMA = 1
+MEND = "restore it from version control, or delete it to begin anew"
+LEAST_MS, MOST_MS = 10.0**-MS_DIGITS, 1e12  # what a time may be: those that are saved are rounded, and a run has an end
 # Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
 KEYS = (*MACHINE, "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
 
@@ -98,11 +100,13 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
 
 
 def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
-    """What stays of the file at ``path`` once ``series`` is its newest session; nothing of a damaged one."""
-    try:
-        kept = read(path)
-    except InputError:
+    """What stays of the file at ``path`` once ``series`` is its newest session; InputError for a damaged one.
+
+    Its sessions took days to collect, and it is the user's to say that they are lost.
+    """
+    if not path.exists():
         return _History()
+    kept = read(path)
     level = kept.level + 1 if anew else kept.level
     earlier = [one for one in kept.sessions if one.level != level or apart(one.created_utc, series.created_utc)]
     return _History(tuple(earlier[-(KEPT_SESSIONS - 1) :]), level)
@@ -112,14 +116,13 @@ def read(path: Path) -> Baseline:
     """The baseline at ``path``; InputError where it is none."""
     from pydantic import TypeAdapter, ValidationError
 
-    again = "make it anew with harness baseline save STUDY"
     try:
         content = read_json(path)
         schema = content["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a baseline ({error}); {again}") from error
+        raise InputError(f"{path}: not a baseline ({error}); {MEND}") from error
     if schema != SCHEMA:
-        raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
+        raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}; {MEND}")
     known = {one.name for one in fields(BlockSeries)}
     try:
         series = TypeAdapter(BlockSeries).validate_python({key: content[key] for key in content if key in known})
@@ -128,11 +131,22 @@ def read(path: Path) -> Baseline:
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {again}") from error
+        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {MEND}") from error
     for name in dict.fromkeys([STEP, *series.part_ms]):
         if not series.part_ms.get(name):
-            raise InputError(f"{path}: part_ms.{name}: no times; {again}")
+            raise InputError(f"{path}: part_ms.{name}: no times; {MEND}")
+    for where, times in _times(series, history):
+        if odd := [one for one in times if one and not LEAST_MS <= one <= MOST_MS]:
+            raise InputError(f"{path}: {where}: {odd[0]} ms is no time; {MEND}")
     return Baseline(path, str(content.get("environment_key")), series, history.earlier, history.level)
+
+
+def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[float]]]:
+    """All milliseconds of a baseline, by where they stand in its file; 0 stands for what took no time."""
+    yield from ((f"part_ms.{part}", times) for part, times in series.part_ms.items())
+    yield "startup_ms", series.startup_ms
+    for place, one in enumerate(history.earlier):
+        yield f"earlier.{place}.ms", [*one.ms.values()]
 
 
 def every(folder: Path) -> Iterator[Baseline]:

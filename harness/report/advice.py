@@ -53,6 +53,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
                 "No worker was recorded: the intervals of workers allow for any hand-over of a batch, from none at all "
                 f"to {MOST_HANDOVER} times the usual one."
             )
+        notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:MOST]):
             notes.append("No noise floor is known (controls: [a-a]): a small saving may be no more than noise.")
         if len(options) > MOST:
@@ -88,6 +89,17 @@ def _line(one: Advice, arm: str, names: ArmNames) -> str:
             "at a time"
         )
     return text
+
+
+def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
+    """What replay does not know of more workers: of an iterable dataset each may serve all, and train it once more."""
+    found = list(dict.fromkeys(one.arm for one in advised if one.iterable))
+    if not found:
+        return []
+    return [
+        f"The dataset of {_named(found, names)} is iterable: each worker serves all of it unless it shares its items "
+        "out by itself (torch.utils.data.get_worker_info)."
+    ]
 
 
 def _assumes_handover(advice: ArmAdvice) -> bool:
@@ -160,6 +172,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())
         + "."
     )
+    parts += map(safe, _iterable([one for one in found if any(o.cost == "processes" for o in one.options)], names))
     if assumed:
         parts.append("The replay takes for granted:")
         parts.append("\n".join(f"- {safe(line)}" for line in assumed))

@@ -41,6 +41,7 @@ class RunFacts:
     workers: SmallCount | None = None
     cores: SmallCount | None = None
     torch: str | None = None  # its version
+    iterable: bool | None = None  # whether the user's dataset has no index: each loader worker then has all of it
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
     model_fingerprint: str | None = None  # of the code of a model of the user's own

@@ -31,6 +31,10 @@ REPEATED_BYTES = 256 * 2**20  # of their tensors, all in all
 REPEATED_S = 10.0  # that making them takes
 
 
+# Of the `data.source`s that this process has opened: whether it gave an iterable dataset.
+iterable_sources: dict[str, bool] = {}
+
+
 class BatchPipeline(Protocol):
     """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end."""
 
@@ -194,10 +198,14 @@ def _of_source(config: DataConfig, seed: int, worker: int, workers: int) -> Batc
 
     injector = Injector(config.inject, seed * 1_000_003 + worker)  # a dose makes the whole batch again
 
-    if not config.replay:
-        return UserPipeline(config, seed, worker, workers, injector)
-    first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False)
-    return RepeatedBatches(_to_repeat(first), injector)
+    assert config.source is not None
+    if config.replay:
+        first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False)
+        iterable_sources[config.source] = first._source.order is None
+        return RepeatedBatches(_to_repeat(first), injector)
+    pipeline = UserPipeline(config, seed, worker, workers, injector)
+    iterable_sources[config.source] = pipeline._source.order is None
+    return pipeline
 
 
 def _to_repeat(first: BatchPipeline) -> list[Batch]:

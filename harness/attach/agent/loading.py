@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from _harness_agent import boundaries, controls, guard, record, stages
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
 _doubtful: set[int] = set()  # workers that may have made batches nobody received: which is which is not known
@@ -94,11 +94,19 @@ def _ended(iterator: Any, begun: bool, batch: Any) -> None:
     if trace is None:
         own = not getattr(iterator, "_num_workers", 0)
         trace = ("main", *stages.origin(), -1, stages.take()) if own else boundaries.NO_TRACE
+    _note_kind(iterator)
     if batch is not None:
         boundaries.received(trace, *sizes(batch), _loader(iterator))
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()
         boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, _loader(iterator))
+
+
+def _note_kind(iterator: Any) -> None:
+    """Note a dataset without an index: each worker of its loader has all of it, unless it shares itself out."""
+    if isinstance(getattr(iterator, "_dataset", None), IterableDataset) and "iterable" not in boundaries.state.noted:
+        boundaries.state.noted.add("iterable")
+        record.note("iterable", True)
 
 
 def _source(iterator: Any) -> int:

@@ -15,7 +15,7 @@ from harness.report.advice import next_steps
 from harness.report.names import ArmNames
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
-from tests.harness.synthetic import Arm, build
+from tests.harness.synthetic import Arm, build, page_of
 
 QUIET = {"day": 0.002, "block": 0.001}
 
@@ -59,6 +59,23 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
     ranked = steps.ranked
     assert len(ranked) == 1
     assert ranked[0].startswith("With 2 loader workers text would be")
+
+
+def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_it() -> None:
+    """ "1.3x as fast, worth it" was said of one that does not share itself out: two workers train everything twice."""
+    notes = [
+        next_steps([advice(text(tokenize=10.0, facts={"iterable": one}), compared=False)], ArmNames(["text"])).note
+        for one in (True, False)
+    ]
+    caveat = "The dataset of text is iterable: each worker serves all of it unless it shares its items out by itself"
+    assert [caveat in note for note in notes] == [True, False]
+    study, runs = build([text(tokenize=10.0, facts={"iterable": True})], noise=QUIET)
+    assert page_of(analyse(study, runs)).count(caveat) == 2  # also below the table that says "worth it"
+    source = {"data.source": "mine:rows"}
+    workers = Arm("text", tokenize=40.0, workers=1, declared={"data.path": "text-padded"}, config=source)
+    inline = Arm("inline", tokenize=40.0, config=source, facts={"iterable": True})
+    study, runs = build([workers, inline], [("text", "inline")], noise=QUIET)
+    assert analyse(study, runs).advice[0].iterable  # only its workers open it, and the other arm knows
 
 
 def test_what_costs_nothing_is_not_recommended() -> None:

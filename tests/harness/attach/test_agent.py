@@ -65,7 +65,7 @@ HOOKS = {
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
     "gate": ("wanted",),
-    "loading": ("_ended", "sizes", "_open", "_close", "_from_worker", "_source", "_loader"),
+    "loading": ("_ended", "sizes", "_open", "_close", "_from_worker", "_source", "_loader", "_note_kind"),
     "stages": ("enter", "leave", "take", "busy", "enter_within"),
     "record": ("write", "note"),
     "run_queue": ("read", "find_threads"),
@@ -152,6 +152,7 @@ def test_every_step_is_counted_and_no_loss_changes(
         assert sum(row[f"{phase}_ns"] for phase in phases) == row["wall_ns"]
     if program in CLOSED_BY:
         assert one.noted("closes")[-1] == CLOSED_BY[program]
+    assert bool(one.noted("iterable")) == ("--iterable" in program)
     if "--evaluate" in program:
         assert {0, 1, 2, 3, 9, 19, 29} <= {row["step"] for row in table if row["warmup"]}
         assert sum(block.evaluating for block in totals) >= 2  # the others are warm-up steps of a block anyway

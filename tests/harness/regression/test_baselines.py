@@ -81,6 +81,10 @@ def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(
         ("probes", [1], "probes: "),
         ("earlier", [{"created_utc": 1}], r"earlier\.0\."),
         ("level", "x", "level: "),
+        ("part_ms", {"step": [10.0], "transfer": [5e-324] * 7}, r"part_ms\.transfer: 5e-324 ms is no time"),
+        ("part_ms", {"step": [-10.0]}, r"part_ms\.step: -10\.0 ms is no time"),
+        ("startup_ms", [-1.0], r"startup_ms: -1\.0 ms is no time"),
+        ("earlier", [{"created_utc": "", "level": 0, "ms": {"step": 1e300}}], r"earlier\.0\.ms: 1e\+300 ms is no time"),
     ],
 )
 def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value: object, line: str) -> None:
@@ -89,6 +93,21 @@ def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value
     with pytest.raises(InputError, match=line) as error:
         baselines.read(path)
     assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}: ")
+    assert str(error.value).endswith("; restore it from version control, or delete it to begin anew")
+
+
+def test_a_damaged_baseline_keeps_its_sessions(tmp_path: Path) -> None:
+    """A conflict of two branches in the file: what was kept on five days was thrown away without a word."""
+    for day in range(1, 6):
+        path = baselines.save(tmp_path, series(created_utc=f"2026-01-{day:02}T00:00:00Z"))
+    damaged = path.read_text().replace("{", "<<<<<<< HEAD\n{", 1)
+    path.write_text(damaged)
+    with pytest.raises(InputError, match=r"not a baseline \(.*\); restore it from version control, or delete it"):
+        baselines.save(tmp_path, series(created_utc="2026-01-06T00:00:00Z"))
+    assert path.read_text() == damaged
+    path.unlink()
+    assert baselines.read(baselines.save(tmp_path, series())).earlier == ()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": 9, "scenario": "a"}'])

@@ -24,7 +24,7 @@ from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data import encoders
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.dataset import make_pipeline
+from trainer.data.dataset import iterable_sources, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.data.user_source import UserPipeline
@@ -557,3 +557,10 @@ def test_ideal_data_of_a_source_of_any_length_goes_through_its_first_batches() -
     assert rows_of(found[32:34]) == rows_of(found[:2])
     own_rows = sys.modules["own_rows"]
     assert len(own_rows.made) == 32 * 4  # none is made again
+
+
+@pytest.mark.parametrize(("function", "iterable"), [("rows", False), ("loader", False), ("stream", True)])
+@pytest.mark.parametrize("replay", [False, True])
+def test_whether_a_source_is_iterable_is_known_once_it_is_open(function: str, iterable: bool, replay: bool) -> None:
+    batches(config(function, replay=replay), 1)
+    assert iterable_sources[f"own_rows:{function}"] is iterable
