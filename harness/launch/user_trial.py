@@ -91,7 +91,7 @@ def _at(code: Code | None) -> str:
     return "" if code is None else f" at {code.label}"
 
 
-def _try(data: DataConfig, start_s: float, code: Code | None) -> dict[str, Any]:
+def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
     """What its first batch holds and what was seen of it."""
     assert data.source is not None
     found = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
