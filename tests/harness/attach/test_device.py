@@ -62,16 +62,24 @@ class Event:
         return (other.at_ns - self.at_ns) * DRIFT / MS
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    notes: list[tuple[str, Any]] = []
-    record = SimpleNamespace(note=lambda what, text: notes.append((what, text)))
-    monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(record=record))
-    spec = importlib.util.spec_from_file_location("agent_device", SHIM.parent / "agent" / "device.py")
+def alone(name: str) -> Any:
+    """A module of the agent, without the rest of it."""
+    spec = importlib.util.spec_from_file_location(f"agent_{name}", SHIM.parent / "agent" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    notes: list[tuple[str, Any]] = []
+    record = SimpleNamespace(note=lambda what, text: notes.append((what, text)))
+    agent = SimpleNamespace(record=record)
+    monkeypatch.setitem(sys.modules, "_harness_agent", agent)
+    agent.guard = alone("guard")
+    module = alone("device")
     stream = Stream()
     cuda = SimpleNamespace(
         Event=lambda **_: Event(stream),

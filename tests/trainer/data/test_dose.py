@@ -15,7 +15,7 @@ from trainer import telemetry
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import DataConfig, DataInject, TrainerConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import DataPipeline, Epoch, RepeatedBatch, make_pipeline
+from trainer.data.dataset import DataPipeline, Epoch, RepeatedBatches, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
@@ -112,7 +112,7 @@ def test_declared_costs_are_dosed_too_by_the_same_draws(make_config: Make, repla
     def draws(**changes: int) -> dict[str, list[float]]:
         config = make_config(replay=replay, inject=INJECT, **changes)
         source = make_pipeline(config, prepare(config), 7, 0, 1)
-        assert isinstance(source, RepeatedBatch if replay else DataPipeline)
+        assert isinstance(source, RepeatedBatches if replay else DataPipeline)
         stages = ("read", "tokenize", "pack", "transfer")
         rounds = [[source._injector.draw_ms(stage) for stage in stages] for _ in range(20)]
         return dict(zip(stages, map(list, zip(*rounds, strict=True)), strict=True))
