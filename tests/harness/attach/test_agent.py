@@ -306,5 +306,6 @@ def test_a_wait_within_what_is_timed_is_no_place_that_nobody_sees(
     one = processes[ran["asleep"].pid]
     lines = (PROGRAMS / "asleep.py").read_text().splitlines()
     unseen = next(number for number, line in enumerate(lines, 1) if line.endswith("nobody times"))
-    assert [place for place, _ in one.noted("blocked")] == [f"asleep.py:{unseen} (sleep)"]
+    asleep = [place for place, _ in one.noted("blocked") if "(sleep)" in place]  # a busy machine may add others
+    assert asleep == [f"asleep.py:{unseen} (sleep)"]
     assert one.noted("fetch")
