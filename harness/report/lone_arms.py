@@ -105,7 +105,8 @@ def _together(ranks: Sequence[ArmReport], gain: GroupGain | None, names: ArmName
             f"{ratio(alike.median)} as fast{_range(alike)} with {names.short(gain.slowest)} waiting no longer than the "
             f"next, and "
         )
-    return f"{text}{ratio(without.median)} as fast{_range(without)} without any data work."
+    cores = "if each then has cores of its own"
+    return f"{text}{ratio(without.median)} as fast{_range(without)} without any data work, {cores}."
 
 
 def _range(one: Estimate) -> str:
