@@ -20,7 +20,6 @@ from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
 SCENARIO = "exec"
-RAW = "raw"  # where the agent writes, within the study's folder
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,10 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         if getattr(arguments, option) is not None:
             raise InputError(f"exec: --{option} goes with --against or --controls")
     from harness.attach.command import run_command
-    from harness.attach.study import RAW, SCENARIO
+    from harness.attach.study import SCENARIO
     from harness.launch.preparation import check_writable
     from harness.launch.study import create_folder, now
+    from harness.study.contract import RAW
     from trainer.leftovers import remove
 
     check_writable(Path(arguments.out))

@@ -89,6 +89,8 @@ RUN_FILES = (
     "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
 )  # fmt: skip
 
+RAW = "raw"  # within the folder of a study of harness exec: what its programs recorded, from which the study is made
+
 # Controls that are there for the probes, see harness.launch.probing: the run of an arm that is profiled rather than
 # measured; what the cost of probes is measured against; and what a control with one probe alone begins with.
 PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.study.contract import (
+    RAW,
     SAMPLE_COLUMNS,
     SCHEMA,
     SPAN_COLUMNS,
@@ -297,7 +298,11 @@ def _read_json(path: Path) -> JsonObject:
     try:
         content = read_json(path)
     except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; is this a study folder (results/<scenario>/<time>-<id>)?") from error
+        raw = path.parent / RAW
+        hint = "is this a study folder (results/<scenario>/<time>-<id>)?"
+        if path.name == "study.json" and raw.is_dir():
+            hint = f"harness exec still runs, or was killed: then harness exec --recorded {raw} makes the study"
+        raise InputError(f"{path}: no such file; {hint}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable JSON ({error})") from error
     if not isinstance(content, dict):

@@ -127,6 +127,12 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
         StudyFolder(tmp_path / "nowhere").read_study()
 
 
+def test_what_a_killed_exec_left_is_told_from_no_study(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(InputError, match=r"was killed: then harness exec --recorded \S+/raw makes the study"):
+        StudyFolder(tmp_path).read_study()
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     write_table(path, STEP_COLUMNS, {"step": [1]})
