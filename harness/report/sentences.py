@@ -17,6 +17,7 @@ from harness.report.words import count, interval, listing, ms, number, percent, 
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
+DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 
 
 def sentence(c: Comparison | NotCompared) -> str:
@@ -111,6 +112,8 @@ def _unseen(m: Measured) -> str:
     together = m.together or m.ratio
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
         return f"the median does not clear the noise floor of {percent(m.noise_floor or 0)}"
+    if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
+        return "even twice the speed would not have shown"
     return f"a difference of up to {percent(m.resolution or 0)} would not have shown"
 
 

@@ -74,6 +74,12 @@ def test_more_tokens_a_step_are_not_called_faster() -> None:
             "than 5 blocks or on a quieter machine",
         ),
         (
+            Estimate(1.126, 0.474, 626.0, 3),
+            0.01,
+            "undecided, 1.126x (0.474x to 626.0x): even twice the speed would not have shown; repeat with more than 3 "
+            "blocks or on a quieter machine",
+        ),
+        (
             Estimate(1.2, 1.1, 1.3, 5),
             0.25,
             "undecided, 1.200x (1.100x to 1.300x): the median does not clear the noise floor of 25 %; repeat with more "
