@@ -36,7 +36,7 @@ from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
-from trainer.user_code import fingerprint, named_function
+from trainer.user_code import files, named_function
 
 CommandControl = Literal["a-a", "ideal-data", "data-only", "dose"]
 BASELINES_ONLY: set[CommandControl] = {"a-a", "dose"}
@@ -261,7 +261,7 @@ def _arm_problems(
         yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
     if what == LOOP:
         try:
-            fingerprint(LOOP, named_function(template))  # whether there is such a module; nothing is imported
+            files(LOOP, named_function(template))  # whether there is such a module; nothing is imported
         except (InputError, ValueError) as error:
             yield Problem(path, str(error).removeprefix(f"{LOOP}: "))
         return
