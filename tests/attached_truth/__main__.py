@@ -17,10 +17,8 @@ from pathlib import Path
 
 from harness.study.contract import PHASES
 from tests.attached_truth.common import (
-    HERE,
     INJECTED_MS,
     NANOGPT,
-    NANOGPT_SETTINGS,
     PROGRAMS,
     ROOT,
     SLOW_MEMMAP,
@@ -28,6 +26,8 @@ from tests.attached_truth.common import (
     environment,
     harness_exec,
     only_study,
+    words_of,
+    words_of_nanogpt,
 )
 
 STAGES = {"read": "read", "tokenize": "tokenize", "collate": "pack"}  # injected into: its name in the tables
@@ -70,11 +70,11 @@ def main() -> None:
 def _rows(work: Path, nanogpt: Path | None) -> Iterator[Row]:
     for name in PROGRAMS:
         for workers in (0, 2):
-            command = [sys.executable, str(HERE / "programs" / f"{name}.py"), str(workers), str(WARMUP + STEPS + 20)]
+            command = [sys.executable, *words_of(name, workers, WARMUP + STEPS + 20)]
             yield from _of_program(name.removesuffix("_loop"), workers, STAGES, command, work, work, None)
     if nanogpt is not None:
         folder = copy_nanogpt(nanogpt, work)
-        command = [sys.executable, "train.py", *NANOGPT_SETTINGS.split(), f"--max_iters={WARMUP + STEPS + 20}"]
+        command = [sys.executable, *words_of_nanogpt(WARMUP + STEPS + 20)]
         yield from _of_program(NANOGPT, 0, {"read": "read"}, command, work, folder, SLOW_MEMMAP)
 
 

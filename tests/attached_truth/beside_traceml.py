@@ -10,22 +10,12 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.attached_truth.common import (
-    HERE,
-    INJECTED_MS,
-    NANOGPT,
-    NANOGPT_SETTINGS,
-    PROGRAMS,
-    ROOT,
-    SLOW_MEMMAP,
-    copy_nanogpt,
-    environment,
-    harness_exec,
-)
+from tests.attached_truth import common
+from tests.attached_truth.common import INJECTED_MS, NANOGPT, environment
 
 STEPS = 150  # TraceML wants as many as it can get
 
@@ -34,7 +24,7 @@ STEPS = 150  # TraceML wants as many as it can get
 class Case:
     program: str
     slow: str | None  # stage
-    words: tuple[str, ...]  # the script and its arguments
+    words: Sequence[str]  # the script and its arguments
     folder: Path
     imported: Path | None = None
 
@@ -57,15 +47,13 @@ def main() -> None:
 
 
 def _cases(work: Path, nanogpt: Path | None) -> Iterator[Case]:
-    for name in PROGRAMS:
+    for name in common.PROGRAMS:
         for slow in (None, "read", "tokenize"):
-            words = (str(HERE / "programs" / f"{name}.py"), "0", str(STEPS))
-            yield Case(name.removesuffix("_loop"), slow, words, work)
+            yield Case(name.removesuffix("_loop"), slow, common.words_of(name, 0, STEPS), work)
     if nanogpt is not None:
-        folder = copy_nanogpt(nanogpt, work)
+        folder = common.copy_nanogpt(nanogpt, work)
         for slow in (None, "read"):
-            words = ("train.py", *NANOGPT_SETTINGS.split(), f"--max_iters={STEPS}")
-            yield Case(NANOGPT, slow, words, folder, SLOW_MEMMAP)
+            yield Case(NANOGPT, slow, common.words_of_nanogpt(STEPS), folder, common.SLOW_MEMMAP)
 
 
 def _traceml(case: Case, program: Path, work: Path, number: int) -> str:
@@ -81,8 +69,8 @@ def _traceml(case: Case, program: Path, work: Path, number: int) -> str:
 
 def _ours(case: Case, out: Path) -> str:
     out.mkdir()
-    variables = environment(case.slow, INJECTED_MS, out / "slept", ROOT, case.imported)
-    lines = harness_exec(out, (), [sys.executable, *case.words], variables, case.folder).splitlines()
+    variables = environment(case.slow, INJECTED_MS, out / "slept", common.ROOT, case.imported)
+    lines = common.harness_exec(out, (), [sys.executable, *case.words], variables, case.folder).splitlines()
     first = next((place for place, line in enumerate(lines) if line.startswith(("script: ", "! "))), 0)
     last = next((place for place, line in enumerate(lines) if line.startswith("page: ")), len(lines))
     return "\n".join(lines[first:last])

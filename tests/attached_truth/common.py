@@ -18,12 +18,22 @@ ROOT = HERE.parents[1]
 PROGRAMS = ("plain_loop", "hf_trainer_loop", "lightning_loop")
 SLOW_MEMMAP = HERE / "slow_memmap"  # imported by nanoGPT's train.py
 NANOGPT = "nanoGPT train.py"
-NANOGPT_SETTINGS = (
+_NANOGPT_SETTINGS = (
     "--device=cpu --compile=False --eval_iters=1 --eval_interval=100000 --log_interval=1000 --block_size=64 "
     "--batch_size=4 --gradient_accumulation_steps=1 --n_layer=2 --n_head=2 --n_embd=64 --dropout=0.0 --dataset=numbers "
     "--always_save_checkpoint=False"
 )
 INJECTED_MS = 8.0
+
+
+def words_of(program: str, workers: int, steps: int) -> list[str]:
+    """The script and its arguments, of one of ours."""
+    return [str(HERE / "programs" / f"{program}.py"), str(workers), str(steps)]
+
+
+def words_of_nanogpt(steps: int) -> list[str]:
+    """The same in the folder of :func:`copy_nanogpt`."""
+    return ["train.py", *_NANOGPT_SETTINGS.split(), f"--max_iters={steps}"]
 
 
 def copy_nanogpt(clone: Path, work: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
-from tests.attached_truth.common import HERE, ROOT, environment, harness_exec, only_study
+from tests.attached_truth.common import ROOT, environment, harness_exec, only_study, words_of
 
 SLOW_MS = 20
 CASES = (("read", 0), ("tokenize", 0), ("collate", 0), ("tokenize", 2))  # stage, loader workers of each rank
@@ -70,7 +70,7 @@ def _exec(out: Path, stage: str, workers: int, steps: int, options: Sequence[str
     """Run it under ``harness exec``; the first sentence of what it prints."""
     out.mkdir(parents=True)
     launcher = ["torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    program = [*launcher, str(HERE / "programs" / "ddp_loop.py"), str(workers), str(steps)]
+    program = [*launcher, *words_of("ddp_loop", workers, steps)]
     printed = harness_exec(out, options, program, environment(stage, SLOW_MS, out / "slept", ROOT))
     text = " ".join(printed.split())
     place = text.find("2 ranks: ")
