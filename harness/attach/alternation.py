@@ -29,6 +29,7 @@ LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
 ENDING_S = 30.0  # that a command may take to end by itself, and again to end by SIGTERM
 _KILLED_S = 10.0
 _LEAVING_S = 5.0  # that a command may take to end once a process that trained has closed its end of the gate
+STARTING = "starting"
 BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
 
 
@@ -58,7 +59,7 @@ class AlternatingCommand:
     folder: str | None = None  # in which it runs
     path: Sequence[str] = ()  # folders that it imports from before others
     name: str = "the command"  # in messages
-    doing: str = "starting"
+    doing: str = STARTING
     _process: subprocess.Popen[bytes] | None = None
     _ranks: list[_Rank] = field(default_factory=list)
     _keeper: Keeper | None = None  # of what the command starts
@@ -175,19 +176,25 @@ class AlternatingCommand:
         if self.limits.spent:
             raise BudgetSpent(f"{self.name} was {self.doing}: {self._diagnosis()}")
         if silent_s > limit_s:
-            whom = f"process {self._ranks[0].pid}" if self._ranks else "any process that trains"
+            whom = f"process {self._silent()}" if self._ranks else "any process that trains"
             what = f"only {missing} within" if missing else f"no word from {whom} for"
             raise CommandFailed(f"{what} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
         """Which process holds it, its state, and the likely cause with its fix."""
         assert self._process is not None
-        pid = self._ranks[0].pid if self._ranks else self._process.pid
-        key = "limits.silence_s" if self._ranks else "limits.start_s"
+        if self.doing == STARTING:  # ranks that came wait for those that did not
+            pid, key = self._process.pid, "limits.start_s"
+        else:
+            pid, key = self._silent(), "limits.silence_s"
         try:
-            return str(diagnose(look_at(pid, 0, self.log), key))
+            return str(diagnose(look_at(pid, 0, self.log), f"{key} (a key of scenario files)"))
         except OSError as error:  # not even /proc can be opened
             return str(error)
+
+    def _silent(self) -> int:
+        """The process of the first rank that has not ended what it was told to do."""
+        return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
         """Raise where the command has ended; ``at_once``: a process that trained has, so the command is of no use."""

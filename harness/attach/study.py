@@ -12,6 +12,7 @@ from harness.attach.frames import AttachedProcess, read
 from harness.attach.profiled import ProfiledWindows, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.launch.study import now
+from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
@@ -52,8 +53,8 @@ def make_study(
         found, interrupted = _runs(folder, arm, one, made_by, windows, environment, code, begun_utc)
         if interrupted:
             notes.append(
-                f"{arm}: left out are {interrupted} steps in which a signal handler of the program raised while its "
-                "step was being recorded"
+                f"{arm}: {count(interrupted, 'step')} left out, in which a signal handler of the program raised while "
+                "our recording was at work"
             )
         for record in found:
             records.append(replace(record, session=session))
@@ -69,7 +70,6 @@ def make_study(
         for one in processes
         for text in one.noted("fault")
     ]
-    switched_off = bool(faults)
     faults += [
         f"process {one.process.pid}: what its device did is not recorded ({text}); the rest is"
         for one in trained
@@ -87,6 +87,7 @@ def make_study(
         if one.noted("optimizer") and not one.noted("closes")
     ]
     profiled = tuple(record.arm for record in records if record.control == PROFILED)
+    switched_off = any(one.noted("fault") for one in processes)
     return ExecResult(tuple(arms), len(processes), tuple(faults), profiled, switched_off)
 
 
@@ -233,6 +234,9 @@ def _study(
     arms: Mapping[str, AttachedProcess],
 ) -> StudyRecord:
     blocks = max((record.block + 1 for record in records), default=0)
+    first: dict[str, RunRecord] = {}  # run of each arm
+    for record in records:
+        first.setdefault(record.arm, record)
     notes = [f"the command ended with exit code {code}"] if code else []
     if blocks > 1:
         notes.append("its blocks are parts of one run: the intervals do not hold what differs from run to run")
@@ -257,10 +261,7 @@ def _study(
         interleave_reason="one command as it is, cut into blocks",
         blocks=blocks,
         order=[[record.arm for record in records if record.block == block] for block in range(blocks)],
-        arms=[
-            ArmRecord(name, first.control, first.of, config=first.config)
-            for name, first in {record.arm: record for record in reversed(records)}.items()
-        ][::-1],
+        arms=[ArmRecord(name, run.control, run.of, config=run.config) for name, run in first.items()],
         environment=environment,
         notes=notes,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import os
 from typing import TYPE_CHECKING
 
 from trainer.errors import InputError
@@ -101,13 +101,14 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
 _RANKS = (("torchrun", "RANK", "WORLD_SIZE"), ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
-def refuse_ranks(command: str, environ: Mapping[str, str]) -> None:
+def refuse_ranks(command: str) -> None:
     """Raise InputError where a launcher of ranks started this command several times: each would be a whole study."""
     for launcher, rank, world in _RANKS:
-        if environ.get(rank, "").isdigit() and environ.get(world, "").isdigit() and int(environ[world]) > 1:
+        number, count = os.environ.get(rank, ""), os.environ.get(world, "")
+        if number.isdigit() and count.isdigit() and int(count) > 1:
             raise InputError(
-                f"{command}: {launcher} started it {environ[world]} times ({world}={environ[world]}, {rank}="
-                f"{environ[rank]}): as many whole studies would run against each other. Start `harness {command} ...` "
+                f"{command}: {launcher} started it {count} times ({world}={count}, {rank}={number}): as many whole "
+                f"studies would run against each other. Start `harness {command} ...` "
                 f"once, without {launcher} (or unset {world}); a distributed program of yours: "
                 "`harness exec -- torchrun ... train.py`"
             )

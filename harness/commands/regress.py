@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.scenario.load import load_scenario
     from harness.study.store import StudyFolder
 
-    refuse_ranks("regress", os.environ)
+    refuse_ranks("regress")
     limits = limits_of(arguments)
     budget_s = read_seconds(arguments.budget, "--budget")
     undecided = read_exit_code(arguments.undecided_exit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a scenario, or what a study lacks; print the verdicts and where the summary lies."""
-    refuse_ranks("run", os.environ)
+    refuse_ranks("run")
     if arguments.resume is not None:
         _check_resume(arguments)
         from harness.launch.study import resume_study

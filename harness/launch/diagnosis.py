@@ -16,28 +16,13 @@ from harness.machine.environment import available_memory_bytes
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.memory import SharedMemory, read_shared_memory
 from harness.machine.processes import STATES, ProcessState, read_process, read_session
-from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_PROCESSES, MORE_SHARED_MEMORY
+from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_SHARED_MEMORY, REMEDIES, cause_in
 from trainer.errors import in_words
 
 WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # that torch's DataLoader gives its processes
 LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
 LITTLE_SHARED = 0.05  # share of /dev/shm
 _LOG_BYTES = 20_000  # the end of a run's log
-# What a run's log says of a batch that was lost, by cause. torch and Python print these lines and go on.
-_IN_LOG = {
-    "shared memory": ("unable to allocate shared memory", "bus error", "out of shared memory"),
-    "open files": ("too many open files", "received 0 items of ancdata", "unable to open shared memory"),
-    "processes": ("can't start new thread", "resource temporarily unavailable", "pthread_create failed"),
-    "memory": ("cannot allocate memory", "memoryerror", "can't allocate memory", "killed by signal: killed"),
-}
-_FIXES = {
-    "shared memory": MORE_SHARED_MEMORY,
-    "open files": MORE_OPEN_FILES,
-    "processes": MORE_PROCESSES,
-    "memory": MORE_MEMORY,
-}
-
-
 _STOPPED = "somebody sent it SIGSTOP", "find out who does that (a batch system, a debugger, Ctrl-Z), and run it again"
 _SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -165,9 +150,9 @@ def _described(process: ProcessState, roles: dict[int, str]) -> str:
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
     """The cause that the run's own log names, with its line."""
     for line in reversed(seen.log.splitlines()):
-        if (cause := _cause_in(line)) is not None:
+        if (cause := cause_in(line)) is not None:
             more = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
-            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", _FIXES[cause])
+            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", REMEDIES[cause])
     return None
 
 
@@ -176,18 +161,14 @@ def with_fix(error: Exception) -> str:
     text = in_words(error)
     if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):  # which names no file
         return f"{text}: in /dev/shm; fix: {MORE_SHARED_MEMORY}"
-    cause = _cause_in(text)
-    return text if cause is None else f"{text}; fix: {_FIXES[cause]}"
+    cause = cause_in(text)
+    return text if cause is None else f"{text}; fix: {REMEDIES[cause]}"
 
 
 def _of_multiprocessing(error: Exception) -> bool:
     """Whether Python's own multiprocessing raised it: its locks and shared memory lie in /dev/shm."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
-
-
-def _cause_in(text: str) -> str | None:
-    return next((cause for cause, signs in _IN_LOG.items() if any(sign in text.lower() for sign in signs)), None)
 
 
 def _full(shared: SharedMemory) -> str:

@@ -18,7 +18,7 @@ from trainer.data import pretrained
 from trainer.data.corpus import matching_files
 from trainer.errors import InputError
 from trainer.model import resolve_shape
-from trainer.user_code import fingerprint
+from trainer.user_code import files
 
 PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
 
@@ -67,7 +67,7 @@ def _check_device(name: str, config: TrainerConfig) -> None:
 def _check_code(_name: str, config: TrainerConfig) -> None:
     for key, function in (("data.source", config.data.source), ("model.factory", config.model.factory)):
         if function is not None:
-            fingerprint(key, function)
+            files(key, function)  # whether there is such a module
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:

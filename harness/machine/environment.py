@@ -44,13 +44,13 @@ class Environment:
         return found
 
 
-def read_environment() -> Environment:
-    """Read versions, git commit, processor and memory, but no host name. Imports none of the packages."""
+def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
+    """Read versions, commit of ``checkout``, processor and memory, but no host name. Imports none of PACKAGES."""
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return Environment(
         python=platform.python_version(),
         packages={package: _version(package) for package in PACKAGES},
-        git_commit=describe_checkout(Path(__file__).parent),
+        git_commit=describe_checkout(checkout),
         os=f"{platform.system()} {platform.release()}",
         cpu=_cpu_name(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -69,7 +69,7 @@ def record_environment() -> JsonObject:
 
 def record_user_environment() -> JsonObject:
     """The same where code of the user's own is measured: its commit is that of the checkout around this folder."""
-    return {**record_environment(), "git_commit": describe_checkout(Path.cwd())}
+    return read_environment(Path.cwd()).to_json()
 
 
 def has_nvidia_driver() -> bool:

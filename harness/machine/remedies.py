@@ -7,3 +7,22 @@ MORE_SHARED_MEMORY = (
 MORE_OPEN_FILES = "ulimit -n 4096 (docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf)"
 MORE_PROCESSES = "ulimit -u, docker run --pids-limit, or pids.max of the control group: raise it; or fewer data.workers"
 MORE_MEMORY = "more memory, or less of it: --interleave runs, fewer data.workers, a smaller model"
+
+REMEDIES = {
+    "shared memory": MORE_SHARED_MEMORY,
+    "open files": MORE_OPEN_FILES,
+    "processes": MORE_PROCESSES,
+    "memory": MORE_MEMORY,
+}
+# What torch and Python say where such a limit is reached, in a log or an error.
+_SIGNS = {
+    "shared memory": ("unable to allocate shared memory", "bus error", "out of shared memory"),
+    "open files": ("too many open files", "received 0 items of ancdata", "unable to open shared memory"),
+    "processes": ("can't start new thread", "resource temporarily unavailable", "pthread_create failed"),
+    "memory": ("cannot allocate memory", "memoryerror", "can't allocate memory", "killed by signal: killed"),
+}
+
+
+def cause_in(text: str) -> str | None:
+    """Which of REMEDIES ``text`` asks for; None where it names no limit."""
+    return next((cause for cause, signs in _SIGNS.items() if any(sign in text.lower() for sign in signs)), None)

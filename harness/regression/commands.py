@@ -20,7 +20,8 @@ from harness.regression.plan import BASE, HEAD
 from harness.regression.run import RegressionResult, UntilDecided
 from harness.regression.states import State, check_functions, find_states
 from harness.regression.thresholds import MOST_BLOCKS_PLANNED
-from harness.scenario.commands import LOOP, CommandArm, CommandPlan
+from harness.scenario.commands import CommandArm, CommandPlan
+from harness.scenario.load import LOOP
 from harness.study.records import ComparisonRecord
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -53,13 +53,16 @@ def between_arms(
     known = {one.name: one for one in variants(scenario)}
     for name in (baseline, candidate):
         if name not in known:
-            raise InputError(
-                f"{source}: arms: no arm {name!r}{did_you_mean(name, known) or ';'} arms: {', '.join(known)}"
-            )
+            raise unknown_arm(source, name, known)
     ours, theirs = known[baseline], known[candidate]
     three = _three(ours, theirs, with_control(baseline, control), with_control(candidate, control), control)
     comparison = f"{three[2].name} against {three[0].name}"
     return ComparisonPlan(_plan(scenario, three), {arm.name: comparison for arm in three})
+
+
+def unknown_arm(source: str, name: str, known: Iterable[str]) -> InputError:
+    """What to raise where the scenario at ``source`` has no arm ``name``."""
+    return InputError(f"{source}: arms: no arm {name!r}{did_you_mean(name, known) or ';'} arms: {', '.join(known)}")
 
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:

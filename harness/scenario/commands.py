@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from harness.scenario.checks import pair_problems
 from harness.scenario.errors import Problem, first_error, problems_of
-from harness.scenario.load import apply_option, apply_set, read_merged
+from harness.scenario.load import LOOP, apply_option, apply_set, key_of_commands, read_merged
 from harness.scenario.matrix import MatrixPoint, points
 from harness.scenario.model import Compare, LimitsConfig, Name
 from harness.scenario.plan import DOSE_TIMES
@@ -36,13 +36,12 @@ from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
-from trainer.user_code import fingerprint, named_function
+from trainer.user_code import files, named_function
 
 CommandControl = Literal["a-a", "ideal-data", "data-only", "dose"]
 BASELINES_ONLY: set[CommandControl] = {"a-a", "dose"}
 Interleave = Literal["slices", "runs"]
 Value = str | bool | int | float | None
-LOOP = "loop"
 CALL = Path(__file__).parents[1] / "attach" / "call.py"  # calls it, in a process of its own
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -126,7 +125,7 @@ def read_if_commands(path: str, sets: Sequence[str], repeats: int | None, interl
     """The scenario file at ``path`` with its overrides; None where its arms are no commands."""
     file: Path = find(path, SCENARIOS)
     document = read_merged(file)
-    if COMMAND not in document.data and LOOP not in document.data:
+    if key_of_commands(document) is None:
         return None
     for text in sets:
         apply_set(document, text)
@@ -261,7 +260,7 @@ def _arm_problems(
         yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
     if what == LOOP:
         try:
-            fingerprint(LOOP, named_function(template))  # whether there is such a module; nothing is imported
+            files(LOOP, named_function(template))  # whether there is such a module; nothing is imported
         except (InputError, ValueError) as error:
             yield Problem(path, str(error).removeprefix(f"{LOOP}: "))
         return

@@ -13,6 +13,7 @@ from harness.scenario.model import Scenario
 from harness.scenario.overrides import DottedKeyError, Nested, expand, flatten, merge
 from harness.scenario.shipped import SCENARIOS, find
 from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_document
+from harness.study.records import COMMAND
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
 
@@ -21,6 +22,7 @@ SETTABLE = (
     "probes",
 )  # fmt: skip
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
+LOOP = "loop"  # like COMMAND, the key of a scenario whose arms are programs as they are
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 
 
@@ -33,6 +35,11 @@ def load_scenario(
     (``repeats=3``). Raises InputError, one line: file, line, dotted key, what is allowed.
     """
     document = read_merged(find(path, SCENARIOS))
+    if (key := key_of_commands(document)) is not None:
+        raise InputError(
+            f"{document.marks[(key,)]}: {key}: its arms are programs of your own; harness run and harness regress take "
+            "such a scenario, this does not"
+        )
     for text in sets or ():
         apply_set(document, text)
     for option, value in (("repeats", repeats), ("interleave", interleave)):
@@ -54,6 +61,11 @@ def load_scenario(
     if error_line:
         raise error_line
     return scenario
+
+
+def key_of_commands(document: Document) -> str | None:
+    """The key by which the arms of a scenario are programs as they are (harness.scenario.commands); else None."""
+    return next((key for key in (COMMAND, LOOP) if key in document.data), None)
 
 
 def read_merged(path: Path) -> Document:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.scenario.commands import LOOP, CommandScenario
+from harness.scenario.commands import CommandScenario
 from harness.scenario.errors import dotted_keys
+from harness.scenario.load import LOOP
 from harness.scenario.model import NAME, Scenario
 from harness.study.records import COMMAND
 from trainer.config import TrainerConfig

@@ -123,17 +123,14 @@ class Subject:
     def _command(self, scenario: CommandScenario, base: str, limits: Limits, budget_s: float) -> StateComparison:
         """The arm's command at that state and as it is."""
         from harness.regression.commands import run_command_states
+        from harness.regression.plan import unknown_arm
         from harness.scenario.commands import plan_commands
-        from harness.scenario.errors import did_you_mean
 
         plan = plan_commands(scenario)
-        arms = tuple(arm for arm in plan.arms if arm.name == self.arm)
-        if not arms:
-            names = [arm.name for arm in plan.arms if arm.control is None]
-            raise InputError(
-                f"{self.path}: arms: no arm {self.arm!r}{did_you_mean(self.arm, names) or ';'} arms: {', '.join(names)}"
-            )
-        plan = replace(plan, arms=arms)
+        arms = {arm.name: arm for arm in plan.arms if arm.control is None}
+        if self.arm not in arms:
+            raise unknown_arm(str(self.path), self.arm, arms)
+        plan = replace(plan, arms=(arms[self.arm],))
         return self._compared(run_command_states(plan, base, ".", *self._study(), limits, budget_s))
 
     def _study(self) -> tuple[Path, list[str], str]:

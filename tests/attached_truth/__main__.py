@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from harness.study.contract import PHASES
-from harness.study.store import StudyFolder
-
-HERE = Path(__file__).parent
-PROGRAMS = ("plain_loop", "hf_trainer_loop", "lightning_loop")
-STAGES = {"read": "read", "tokenize": "tokenize", "collate": "pack"}  # injected into: its name in the tables
-INJECTED_MS = 8.0
-WARMUP, STEPS = 10, 80
-NANOGPT = "nanoGPT train.py"
-NANOGPT_SETTINGS = (
-    "--device=cpu --compile=False --eval_iters=1 --eval_interval=100000 --log_interval=1000 --block_size=64 "
-    "--batch_size=4 --gradient_accumulation_steps=1 --n_layer=2 --n_head=2 --n_embd=64 --dropout=0.0 --dataset=numbers "
-    "--always_save_checkpoint=False"
+from tests.attached_truth.common import (
+    INJECTED_MS,
+    NANOGPT,
+    PROGRAMS,
+    ROOT,
+    SLOW_MEMMAP,
+    copy_nanogpt,
+    environment,
+    harness_exec,
+    only_study,
+    words_of,
+    words_of_nanogpt,
 )
+
+STAGES = {"read": "read", "tokenize": "tokenize", "collate": "pack"}  # injected into: its name in the tables
+WARMUP, STEPS = 10, 80
 COLUMNS = ("fetch_ns", *(f"work_{one}_ns" for one in STAGES.values()))
 
 
@@ -72,23 +70,12 @@ def main() -> None:
 def _rows(work: Path, nanogpt: Path | None) -> Iterator[Row]:
     for name in PROGRAMS:
         for workers in (0, 2):
-            command = [sys.executable, str(HERE / "programs" / f"{name}.py"), str(workers), str(WARMUP + STEPS + 20)]
+            command = [sys.executable, *words_of(name, workers, WARMUP + STEPS + 20)]
             yield from _of_program(name.removesuffix("_loop"), workers, STAGES, command, work, work, None)
     if nanogpt is not None:
         folder = copy_nanogpt(nanogpt, work)
-        command = [sys.executable, "train.py", *NANOGPT_SETTINGS.split(), f"--max_iters={WARMUP + STEPS + 20}"]
-        yield from _of_program(NANOGPT, 0, {"read": "read"}, command, work, folder, HERE / "slow_memmap")
-
-
-def copy_nanogpt(clone: Path, work: Path) -> Path:
-    """A copy of it in ``work``, with data of random ids."""
-    folder = work / "nanogpt"
-    shutil.copytree(clone, folder, ignore=shutil.ignore_patterns(".git"))
-    data = folder / "data" / "numbers"
-    data.mkdir(parents=True)
-    for part in ("train", "val"):
-        np.random.default_rng(0).integers(0, 255, 100_000, dtype=np.uint16).tofile(data / f"{part}.bin")
-    return folder
+        command = [sys.executable, *words_of_nanogpt(WARMUP + STEPS + 20)]
+        yield from _of_program(NANOGPT, 0, {"read": "read"}, command, work, folder, SLOW_MEMMAP)
 
 
 def _of_program(
@@ -118,17 +105,9 @@ def _medians_ms(
     """Medians of the measured steps, what was slept a batch, and whether the phases of each step sum to its time."""
     log = out / "slept"
     out.mkdir(parents=True)
-    environment = dict(os.environ)
-    path = [str(HERE.parents[1]), *([str(imported)] if imported else [])]
-    environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [environment.get("PYTHONPATH")])])
-    environment |= {"SLOW": f"{stage}={INJECTED_MS}" if stage else "", "SLOW_LOG": str(log)}
     limits = ["--warmup", str(WARMUP), "--steps", str(STEPS)]
-    words = [sys.executable, "-m", "harness", "exec", "--out", str(out), *limits, "--", *command]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    (study,) = (out / "exec").iterdir()
-    steps = [row for run in StudyFolder(study).runs() if run.steps is not None for row in run.steps.to_pylist()]
+    harness_exec(out, limits, command, environment(stage, INJECTED_MS, log, ROOT, imported), folder)
+    steps = [row for run in only_study(out).runs() if run.steps is not None for row in run.steps.to_pylist()]
     measured = [row for row in steps if not row["warmup"]]
     medians = {name: statistics.median(row[name] or 0 for row in measured) / 1e6 for name in COLUMNS}
     sums = all(sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"] for row in measured)

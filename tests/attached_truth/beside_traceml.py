@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.attached_truth.__main__ import (
-    HERE,
-    INJECTED_MS,
-    NANOGPT,
-    NANOGPT_SETTINGS,
-    PROGRAMS,
-    copy_nanogpt,
-)
+from tests.attached_truth import common
+from tests.attached_truth.common import INJECTED_MS, NANOGPT, environment
 
-ROOT = HERE.parents[1]
 STEPS = 150  # TraceML wants as many as it can get
 
 
@@ -32,7 +24,7 @@ STEPS = 150  # TraceML wants as many as it can get
 class Case:
     program: str
     slow: str | None  # stage
-    words: tuple[str, ...]  # the script and its arguments
+    words: Sequence[str]  # the script and its arguments
     folder: Path
     imported: Path | None = None
 
@@ -55,42 +47,33 @@ def main() -> None:
 
 
 def _cases(work: Path, nanogpt: Path | None) -> Iterator[Case]:
-    for name in PROGRAMS:
+    for name in common.PROGRAMS:
         for slow in (None, "read", "tokenize"):
-            words = (str(HERE / "programs" / f"{name}.py"), "0", str(STEPS))
-            yield Case(name.removesuffix("_loop"), slow, words, work)
+            yield Case(name.removesuffix("_loop"), slow, common.words_of(name, 0, STEPS), work)
     if nanogpt is not None:
-        folder = copy_nanogpt(nanogpt, work)
+        folder = common.copy_nanogpt(nanogpt, work)
         for slow in (None, "read"):
-            words = ("train.py", *NANOGPT_SETTINGS.split(), f"--max_iters={STEPS}")
-            yield Case(NANOGPT, slow, words, folder, HERE / "slow_memmap")
-
-
-def _environment(case: Case, log: Path, *path: Path) -> dict[str, str]:
-    found = {**os.environ, "SLOW": f"{case.slow}={INJECTED_MS}" if case.slow else "", "SLOW_LOG": str(log)}
-    places = [*map(str, path), *([str(case.imported)] if case.imported else [])]
-    return {**found, "PYTHONPATH": os.pathsep.join(places)}
+            yield Case(NANOGPT, slow, common.words_of_nanogpt(STEPS), folder, common.SLOW_MEMMAP)
 
 
 def _traceml(case: Case, program: Path, work: Path, number: int) -> str:
     script, *given = case.words
     name = f"run-{number}"
     words = [str(program), "run", "--run-name", name, "--logs-dir", str(work / "logs"), script, "--args", *given]
-    environment = {**_environment(case, work / f"slept-{number}"), "MARK_FOR_TRACEML": "1"}
-    subprocess.run(words, cwd=case.folder, env=environment, capture_output=True, text=True, timeout=900)
+    variables = environment(case.slow, INJECTED_MS, work / f"slept-{number}", case.imported)
+    variables |= {"MARK_FOR_TRACEML": "1", "PYTHONPATH": str(case.imported or "")}  # another Python: nothing of ours
+    subprocess.run(words, cwd=case.folder, env=variables, capture_output=True, text=True, timeout=900)
     found = json.loads((work / "logs" / name / "final_summary.json").read_text())["primary_diagnosis"]
     return f"{found['status']}: {found['summary']} {found['action']}"
 
 
 def _ours(case: Case, out: Path) -> str:
     out.mkdir()
-    command = [sys.executable, "-m", "harness", "exec", "--out", str(out), "--", sys.executable, *case.words]
-    environment = _environment(case, out / "slept", ROOT)
-    done = subprocess.run(command, cwd=case.folder, env=environment, capture_output=True, text=True, timeout=900)
-    lines = done.stdout.splitlines()
+    variables = environment(case.slow, INJECTED_MS, out / "slept", common.ROOT, case.imported)
+    lines = common.harness_exec(out, (), [sys.executable, *case.words], variables, case.folder).splitlines()
     first = next((place for place, line in enumerate(lines) if line.startswith(("script: ", "! "))), 0)
     last = next((place for place, line in enumerate(lines) if line.startswith("page: ")), len(lines))
-    return "\n".join(lines[first:last]) or done.stderr.strip()
+    return "\n".join(lines[first:last])
 
 
 def _section(case: Case, theirs: str, ours: str) -> str:

@@ -7,18 +7,13 @@ program again, which gets its first batches over and over, in fresh processes.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
-from harness.study.store import StudyFolder
-from tests.attached_truth.__main__ import HERE
+from tests.attached_truth.common import ROOT, environment, harness_exec, only_study, words_of
 
-ROOT = HERE.parents[1]
 SLOW_MS = 20
 CASES = (("read", 0), ("tokenize", 0), ("collate", 0), ("tokenize", 2))  # stage, loader workers of each rank
 STEPS, BLOCKS = 200, 5
@@ -52,7 +47,7 @@ def _row(work: Path, stage: str, workers: int) -> str:
     controls = ["--controls", "ideal-data", "--repeats", str(BLOCKS), "--steps", "60", "--interleave", "runs"]
     _exec(work / "controls", stage, workers, 100_000, controls)
     alone, ideal = (
-        analyse(one.read_study(), list(one.runs())) for one in map(_study, (work / "alone", work / "controls"))
+        analyse(one.read_study(), list(one.runs())) for one in map(only_study, (work / "alone", work / "controls"))
     )
     measured = next(arm.explained.ideal_measured for arm in ideal.arms if arm.control is None)
     assert alone.group is not None
@@ -71,22 +66,13 @@ def _shown(one: Estimate) -> str:
     return f"{one.median:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
 
 
-def _study(out: Path) -> StudyFolder:
-    (path,) = (out / "exec").iterdir()
-    return StudyFolder(path)
-
-
 def _exec(out: Path, stage: str, workers: int, steps: int, options: Sequence[str]) -> str:
     """Run it under ``harness exec``; the first sentence of what it prints."""
     out.mkdir(parents=True)
     launcher = ["torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    program = [*launcher, str(HERE / "programs" / "ddp_loop.py"), str(workers), str(steps)]
-    words = [sys.executable, "-m", "harness", "exec", "--out", str(out), *options, "--", *program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLOW": f"{stage}={SLOW_MS}", "SLOW_LOG": str(out / "slept")}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1800)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    text = " ".join(done.stdout.split())
+    program = [*launcher, *words_of("ddp_loop", workers, steps)]
+    printed = harness_exec(out, options, program, environment(stage, SLOW_MS, out / "slept", ROOT))
+    text = " ".join(printed.split())
     place = text.find("2 ranks: ")
     return text[place:].partition(". ")[0] if place >= 0 else ""
 

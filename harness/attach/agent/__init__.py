@@ -16,7 +16,18 @@ _patched = False
 def begin(folder: str) -> bool:
     """Patch torch and what else is worth watching, once, and record into ``folder``; whether it does."""
     global _patched
-    from _harness_agent import boundaries, controls, guard, loading, own_code, profiling, record, tokenizing, watching
+    from _harness_agent import (
+        boundaries,
+        controls,
+        guard,
+        loading,
+        own_code,
+        profiling,
+        record,
+        tokenizing,
+        updates,
+        watching,
+    )
 
     if not record.begin(folder):
         return False
@@ -26,7 +37,7 @@ def begin(folder: str) -> bool:
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        for module in (loading, boundaries, tokenizing, watching, own_code, profiling):
+        for module in (loading, updates, tokenizing, watching, own_code, profiling):
             guard.carefully(module.patch)
         guard.carefully(_hide_from_dynamo)
     guard.carefully(profiling.begin)

@@ -4,12 +4,12 @@ A step is closed by an optimizer: of those that step about as often as the busie
 within a backward pass collapse into it. The first fetch after that opens the next step, where its batches are trained
 on: an evaluation opens none. A program without a DataLoader opens its steps with a forward or backward pass. Where no
 optimizer is ever seen, the first fetch after a backward pass opens a step; that is known after so many passes that
-nobody accumulates gradients over more, or when the program ends.
+nobody accumulates gradients over more, or when the program ends. Who calls this: ``loading.py`` for fetches,
+``watching.py`` for forward passes, ``updates.py`` for backward passes and optimizers.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
@@ -24,8 +24,6 @@ TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itsel
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
-OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
-IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
 ENDED = -2  # in place of a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
 
@@ -72,23 +70,6 @@ def forget() -> None:
     state = _State()
     device.forget()
     gate.forget()
-
-
-def patch() -> None:
-    """Wrap the backward pass and the scaler, and register the global optimizer hooks."""
-    from torch.amp import grad_scaler
-    from torch.autograd import graph
-    from torch.optim import optimizer
-
-    before = graph._engine_run_backward
-    after = functools.wraps(before)(_backward(before))
-    for module in (graph, torch.autograd):
-        if getattr(module, "_engine_run_backward", None) is before:
-            module._engine_run_backward = after  # type: ignore[attr-defined]
-    optimizer.register_optimizer_step_pre_hook(_before_update)
-    optimizer.register_optimizer_step_post_hook(_after_update)
-    scaled = grad_scaler.GradScaler.step
-    grad_scaler.GradScaler.step = functools.wraps(scaled)(_scaler_step(scaled))  # type: ignore[method-assign]
 
 
 def watched() -> bool:
@@ -293,10 +274,10 @@ def _may_begin() -> None:
     state.events.append((MAYBE, monotonic_ns(), run_queue.read()))
     state.maybe += 1
     if state.maybe >= MOST_ACCUMULATED:
-        _decide(optimizer=False)
+        decide(optimizer=False)
 
 
-def _decide(*, optimizer: bool) -> None:
+def decide(*, optimizer: bool) -> None:
     """Whether the steps that may have begun did."""
     events, state.events, state.maybe = state.events, [], 0
     if optimizer:
@@ -318,7 +299,7 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
     ends = begun is None
     if begun is None:
         if state.maybe:
-            _decide(optimizer=False)
+            decide(optimizer=False)
         if state.by_hand:
             begun = (PAUSE, monotonic_ns(), run_queue.read())
         elif state.steps and (state.closed or not state.optimizers):
@@ -341,104 +322,3 @@ def leave_if_enough() -> None:
         state.enough = False
         record.note("ended", f"after {state.steps - 1} steps, as asked")
         raise SystemExit(0)
-
-
-def _backward(before: Any) -> Any:
-    def _engine_run_backward(*given: Any, **named: Any) -> Any:
-        if not guard.carefully(_backward_begins, given):
-            return before(*given, **named)
-        try:
-            return before(*given, **named)
-        finally:
-            guard.carefully(_backward_ended)
-
-    return _engine_run_backward
-
-
-def _backward_begins(given: tuple[Any, ...]) -> bool:
-    """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
-    if not watched() or "backward" in state.open:
-        return False
-    if not state.loader_seen:
-        begin_step()
-    state.trained_on |= state.sources
-    state.sources.clear()
-    outputs = given[0] if given and isinstance(given[0], tuple) else ()
-    if outputs and isinstance(outputs[0], torch.Tensor):
-        device.trains_on(outputs[0].device)
-    enter("backward")
-    return True
-
-
-def _backward_ended() -> None:
-    leave("backward")
-    state.backward_since = True
-    if not state.optimizers:
-        state.closed_ns = monotonic_ns()
-    if state.updated_within:
-        state.updated_within = False
-        _count(IN_BACKWARD, "optimizers within the backward pass")
-
-
-def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    guard.carefully(_update_begins)
-
-
-def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    guard.carefully(_updated, optimizer)
-
-
-def _update_begins() -> bool:
-    if not watched() or "backward" in state.open:
-        return False
-    enter("optimizer")
-    return True
-
-
-def _updated(optimizer: Any) -> None:
-    if not watched():
-        return
-    if "backward" in state.open:
-        state.updated_within = True
-        return
-    leave("optimizer")
-    _count(id(optimizer), type(optimizer).__name__)
-
-
-def _count(optimizer: int, name: str) -> None:
-    """Count an update, and close the step where it is by the optimizer that closes steps."""
-    if state.maybe:
-        _decide(optimizer=True)
-    counts = state.optimizers
-    counts[optimizer] = counts.get(optimizer, 0) + 1
-    busiest = max(counts.values())
-    closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
-    asked = record.settings.get("step_ends")
-    if optimizer == closing if asked is None else name == asked:
-        state.closed, state.closed_ns = True, monotonic_ns()
-        if state.closing != optimizer:
-            state.closing = optimizer
-            record.note("closes", name)
-    if ("optimizer", optimizer) not in state.noted:
-        state.noted.add(("optimizer", optimizer))
-        record.note("optimizer", (len(counts), name))
-
-
-def _scaler_step(before: Any) -> Any:
-    def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        """A scaler skips the update where a gradient is infinite: the step ends all the same."""
-        updates = state.optimizers.get(id(optimizer), 0)
-        if not guard.carefully(_update_begins):
-            return before(self, optimizer, *given, **named)
-        try:
-            return before(self, optimizer, *given, **named)
-        finally:
-            guard.carefully(leave, "optimizer")
-            if updates == state.optimizers.get(id(optimizer), 0):
-                guard.carefully(_count, id(optimizer), type(optimizer).__name__)
-
-    return step

@@ -63,8 +63,7 @@ def trains_on(device: Any) -> None:
         state.since_ns = now
         record.note("device_clock", (now, 0))
     except Exception as error:
-        if guard.of_the_program(error):
-            raise
+        guard.let_through(error)
         _give_up(error)
 
 
@@ -83,8 +82,7 @@ def mark(ended: str | None) -> None:
         state.pending.append((ended, state.since_ns, now, event))
         state.since_ns = monotonic_ns()
     except Exception as error:
-        if guard.of_the_program(error):
-            raise
+        guard.let_through(error)
         _give_up(error)
 
 
@@ -105,8 +103,7 @@ def collect() -> list[tuple[Any, ...]]:
             if name is not None:
                 found.append((WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
     except Exception as error:
-        if guard.of_the_program(error):
-            raise
+        guard.let_through(error)
         _give_up(error)
     return found
 
@@ -129,8 +126,7 @@ def last() -> list[tuple[Any, ...]]:
         state.stream = None
         return found
     except Exception as error:
-        if guard.of_the_program(error):
-            raise
+        guard.let_through(error)
         _give_up(error)
         return []
 

@@ -31,9 +31,7 @@ def fail(error: BaseException) -> None:
         gate.give_up(fault.strip().splitlines()[-1])
         profiling.abandon()
     except Exception as another:
-        if of_the_program(another):
-            raise
-        # there is nobody left to tell
+        let_through(another)  # else there is nobody left to tell
 
 
 def carefully(action: Callable[..., Any], *given: Any) -> Any:
@@ -50,6 +48,12 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
             raise
         fail(error)
         return None
+
+
+def let_through(error: Exception) -> None:
+    """Raise ``error`` again where it is the program's: whatever else of the agent catches an Exception asks this."""
+    if of_the_program(error):
+        raise error
 
 
 def of_the_program(error: BaseException) -> bool:
@@ -92,4 +96,5 @@ def _interrupted() -> None:
 
         boundaries.interrupted()
     except Exception as error:
+        let_through(error)
         fail(error)

@@ -232,8 +232,7 @@ def sizes(batch: Any) -> tuple[int, int]:
         ids = len(shape) > 1 and not (first.is_floating_point() or first.is_complex())
         return (int(first.numel()) if ids else 0), (int(shape[0]) if shape else 1)
     except Exception as error:
-        if guard.of_the_program(error):
-            raise
+        guard.let_through(error)
         return 0, 0
 
 

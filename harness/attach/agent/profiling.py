@@ -103,21 +103,14 @@ def forget() -> None:
 def finish() -> None:
     """As the program ends: write what torch's profiler has recorded so far."""
     if state.profiler is not None:
-        try:
-            _write(boundaries.state.steps)
-        except Exception as error:
-            _give_up(error)
+        _carefully(_write, boundaries.state.steps)
 
 
 def abandon() -> None:
     """Stop torch's profiler, whatever it has recorded."""
     profiler, state.profiler, state.torch_over = state.profiler, None, True
     if profiler is not None:
-        state.at_torch = True
-        try:
-            profiler.stop()
-        finally:
-            state.at_torch = False
+        _call(profiler.stop)
 
 
 # ---- the course of a window, from step to step
@@ -147,19 +140,22 @@ def _on_evaluation() -> None:
         return
     state.evaluating += 1
     if state.evaluating > MOST_EVALUATING:
-        try:
-            _write(boundaries.state.steps)
-        except Exception as error:
-            _give_up(error)
+        _carefully(_write, boundaries.state.steps)
 
 
-def _over(part: Callable[..., bool], *given: int) -> bool:
+def _over(part: Callable[[int], bool], number: int) -> bool:
     """Whether a part of the window is over; so is one that fails."""
+    return _carefully(part, number) is not False
+
+
+def _carefully(action: Callable[..., Any], *given: Any) -> Any:
+    """Call ``action``; None where it fails, which ends the profiling alone."""
     try:
-        return part(*given)
+        return action(*given)
     except Exception as error:
         _give_up(error)
-        return True
+        guard.let_through(error)
+        return None
 
 
 def _torch_is_over(number: int) -> bool:
@@ -316,8 +312,8 @@ def _give_up(error: Exception) -> None:
     """Profile no more, and say why; the recording of steps goes on."""
     try:
         abandon()
-    except Exception:
-        pass  # it could not be stopped: nothing more can be done about it
+    except Exception as another:
+        guard.let_through(another)  # else it could not be stopped: nothing more can be done about it
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
     record.note("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
@@ -343,8 +339,8 @@ def _give_way() -> None:
     if state.profiler is not None:
         try:
             abandon()
-        except Exception:
-            pass  # torch tells the program what it thinks of a second profiler
+        except Exception as error:
+            guard.let_through(error)  # else torch tells the program what it thinks of a second profiler
         record.note("not_profiled", "the program began to profile itself meanwhile")
 
 
@@ -378,9 +374,8 @@ def _import_roots() -> list[str]:
     roots = {os.path.abspath(entry) for entry in sys.path}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if (
-            isinstance(path, str) and "." not in name and name != __package__
-        ):  # of an editable install, which need not be on sys.path
+        # Of an editable install, which need not be on sys.path.
+        if isinstance(path, str) and "." not in name and name != __package__:
             folder = os.path.dirname(os.path.abspath(path))
             roots.add(os.path.dirname(folder) if hasattr(module, "__path__") else folder)
     return sorted(roots, key=len, reverse=True)

@@ -106,8 +106,7 @@ def _profile(frame: FrameType, event: str, given: Any) -> None:
             _c_call_ended(seen, frame, given)
     except Exception as error:
         sys.setprofile(None)
-        if guard.of_the_program(error):
-            raise
+        guard.let_through(error)
         guard.fail(error)
 
 

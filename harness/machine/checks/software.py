@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from harness.machine.checks.check import REINSTALL, Check, fail, ok, warn
-from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_PROCESSES
+from harness.machine.remedies import REMEDIES, cause_in
 from harness.machine.toolchain import Toolchain
 from harness.machine.torch_facts import Torch
 
@@ -35,15 +35,6 @@ def check_python() -> Check:
     return ok("python", f"{finding}; {shown}")
 
 
-# Of an import: what Python says of a limit of this machine, where installing again would not help.
-_LIMITS = {
-    "Too many open files": MORE_OPEN_FILES,
-    "Resource temporarily unavailable": MORE_PROCESSES,
-    "Cannot allocate memory": MORE_MEMORY,
-    "MemoryError": MORE_MEMORY,
-}
-
-
 def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
     """Check the imports. ``problems`` says why a package cannot be imported. transformers fails where torch does."""
     slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
@@ -57,7 +48,8 @@ def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator
     for reason, package in blamed.items():
         line = warn if package in SPARED else fail
         if version := _version(package):  # otherwise it is not installed, and check_python reports that
-            fix = next((fix for sign, fix in _LIMITS.items() if sign in reason), f"{REINSTALL} {package}")
+            limit = cause_in(reason)  # of this machine: installing again would not help
+            fix = f"{REINSTALL} {package}" if limit is None else REMEDIES[limit]
             yield line("packages", f"{package} {version} cannot be imported: {reason}", fix)
     if not problems:
         yield ok("packages", "what a run imports can be imported")

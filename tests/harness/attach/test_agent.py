@@ -59,8 +59,8 @@ DEADLINES = ("deadline 0", "deadline 1")
 # Functions of the agent by module: each is made to fail in a run of its own.
 HOOKS = {
     "boundaries": (
-        "enter", "leave", "fetching", "received", "begin_step", "flush", "_count", "_backward_begins", "_updated",
-        "maker", "made_by", "watched", "evaluated", "leave_if_enough", "_update_begins",
+        "enter", "leave", "fetching", "received", "begin_step", "flush", "maker", "made_by", "watched", "evaluated",
+        "leave_if_enough",
     ),
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
@@ -69,6 +69,7 @@ HOOKS = {
     "stages": ("enter", "leave", "take", "busy", "enter_within"),
     "record": ("write", "note"),
     "run_queue": ("read", "find_threads"),
+    "updates": ("_count", "_backward_begins", "_updated", "_update_begins"),
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
 }  # fmt: skip
 FAULTY, WITH_WORKER = "plain --steps 9", "plain --steps 9 --workers 1"

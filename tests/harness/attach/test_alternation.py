@@ -279,10 +279,34 @@ def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         f"no word from any process that trains for 3 s while starting: process {one._process.pid} (main) is sleeping"
     )
     assert str(error.value).startswith(begin)
-    for part in ("; likely cause: ", "; fix: ", "raise limits.start_s where it is only slow", "last said: loading"):
+    raised = "raise limits.start_s (a key of scenario files) where it is only slow"
+    for part in ("; likely cause: ", "; fix: ", raised, "last said: loading"):
         assert part in str(error.value)
     assert one._process is not None
     assert one._process.returncode == -signal.SIGKILL
+
+
+@slow
+def test_a_rank_that_never_comes_is_looked_for_in_the_command_and_waited_for_as_for_its_start(tmp_path: Path) -> None:
+    """One of two came: it was named as what holds the command, and a longer silence as the remedy."""
+    (tmp_path / "raw").mkdir()
+    text = """if True:
+        import json, os, socket, sys, time
+        gate = json.load(open(os.environ["HARNESS_ATTACH"] + "/settings.json"))["gate"]
+        rank = socket.socket(socket.AF_UNIX)
+        rank.connect(gate)
+        rank.sendall(b'{"pid": 1, "rank": 0, "world": 2}\\n')
+        time.sleep(1000)
+    """
+    words = [sys.executable, "-c", text]
+    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(3, 3))
+    with pytest.raises(CommandFailed) as error:
+        one.start(AgentSettings(warmup=5))
+    one.kill()
+    assert one._process is not None
+    begin = f"only 1 of 2 ranks came within 3 s while starting: process {one._process.pid} (main) is sleeping"
+    assert str(error.value).startswith(begin)
+    assert "raise limits.start_s " in str(error.value)
 
 
 @slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.attach import hooks
+from harness.attach.command import SHIM
 
 
 class TooLateError(Exception):
@@ -76,6 +78,36 @@ def test_code_of_the_program_that_a_hook_calls_is_a_fault_of_the_hook(guard: Mod
 
     assert guard.carefully(Batch().keys) is None
     assert "TooLateError" in guard.fault
+
+
+def test_a_signal_handler_of_the_program_ends_the_profiling_and_reaches_it(guard: ModuleType, handled: Any) -> None:
+    """A trace takes seconds to write: a deadline of the program was swallowed there, as a fault of profiling."""
+    from _harness_agent import profiling
+
+    handled(late)
+    for part in (profiling._over, profiling._carefully):
+        with pytest.raises(TooLateError):
+            guard.carefully(part, lambda _step: hook(), 7)
+    assert guard.on
+    assert profiling._over(lambda step: {}[step], 7)  # a fault of ours is none of the program's
+
+
+def test_whatever_of_the_agent_catches_an_exception_asks_whose_it_is() -> None:
+    handlers = [
+        (path.name, one)
+        for path in (SHIM.parent / "agent").glob("*.py")
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.ExceptHandler) and one.type is not None and ast.unparse(one.type) == "Exception"
+    ]
+    assert len(handlers) > 5
+    where = [
+        f"{name}:{one.lineno}"
+        for name, one in handlers
+        if not any(
+            isinstance(call, ast.Call) and ast.unparse(call.func).endswith("let_through") for call in ast.walk(one)
+        )
+    ]
+    assert where == []
 
 
 def test_an_interrupted_hook_leaves_no_phase_and_no_stage_open(guard: ModuleType, handled: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.scenario.commands import CommandPlan, load_command_scenario, plan_commands, read_if_commands
+from harness.scenario.load import load_scenario
 from harness.study.records import ComparisonRecord
 from trainer.errors import InputError
 
@@ -69,6 +70,16 @@ arms: {one: , other: {workers: 2, name: null, fast: true}, command: {command: "t
     assert arms["other"].program[-2:] == ("mine:train", '{"steps": 9, "workers": 2, "fast": true}')
     assert arms["other"].declared == {"command": {"fast": True, "name": None, "workers": 2}}
     assert arms["command"].program == ("t", "false")
+
+
+@pytest.mark.parametrize("key", ["command", "loop"])
+def test_what_takes_no_commands_says_who_does(tmp_path: Path, key: str) -> None:
+    """doctor, data and harness.run() said that the key is unknown, and each value of the arms besides."""
+    (tmp_path / "s.yaml").write_text(HEAD + f"{key}: t:x\narms: {{a: {{w: 1}}}}\n")
+    with pytest.raises(InputError) as error:
+        load_scenario(tmp_path / "s.yaml")
+    line = f"s.yaml:3: {key}: its arms are programs of your own; harness run and harness regress take such a scenario"
+    assert f"{line}, this does not" in str(error.value)
 
 
 def test_another_scenario_is_none(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ question: Is it slower?
 command: {sys.executable} train.py --steps 100000 --compute-ms {{ms}}
 arms: {{loop: {{ms: 2}}, other: {{ms: 4}}}}
 steps: 10
+controls: [a-a]
 """
 TEST = """
 def test_it(scenario):
@@ -104,6 +105,7 @@ def test_baseline_is_the_users_own_code_at_that_revision(theirs: Suite, scenario
         ("own.yaml", "other", "baseline", "HEAD", "not a state of this project; code of your own is compared by a"),
         ("own.yaml", "inline", "baseline", "no-such", "no-such: neither a folder nor a revision of the git repository"),
         ("commands.yaml", "lop", "baseline", "HEAD", "arms: no arm 'lop'; did you mean 'loop'? arms: loop, other"),
+        ("commands.yaml", "loop+a-a", "baseline", "HEAD", "arms: no arm 'loop+a-a'; did you mean 'loop'? arms: loop, "),
         ("commands.yaml", "loop", "other", "HEAD", 'an arm that is a command is compared with "baseline"'),
         ("commands.yaml", "loop", "baseline", None, "where --harness-base names a state; harness run compares arms"),
     ],

@@ -1,0 +1,134 @@
+"""Times backward passes and the updates of optimizers, and finds the optimizer whose update closes a step.
+
+See :mod:`boundaries` for what a step is.
+"""
+
+from __future__ import annotations
+
+import functools
+from time import monotonic_ns
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, device, guard, record
+
+OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
+IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
+
+
+def patch() -> None:
+    """Wrap the backward pass and the scaler, and register the global optimizer hooks."""
+    from torch.amp import grad_scaler
+    from torch.autograd import graph
+    from torch.optim import optimizer
+
+    before = graph._engine_run_backward
+    after = functools.wraps(before)(_backward(before))
+    for module in (graph, torch.autograd):
+        if getattr(module, "_engine_run_backward", None) is before:
+            module._engine_run_backward = after  # type: ignore[attr-defined]
+    optimizer.register_optimizer_step_pre_hook(_before_update)
+    optimizer.register_optimizer_step_post_hook(_after_update)
+    scaled = grad_scaler.GradScaler.step
+    grad_scaler.GradScaler.step = functools.wraps(scaled)(_scaler_step(scaled))  # type: ignore[method-assign]
+
+
+def _backward(before: Any) -> Any:
+    def _engine_run_backward(*given: Any, **named: Any) -> Any:
+        if not guard.carefully(_backward_begins, given):
+            return before(*given, **named)
+        try:
+            return before(*given, **named)
+        finally:
+            guard.carefully(_backward_ended)
+
+    return _engine_run_backward
+
+
+def _backward_begins(given: tuple[Any, ...]) -> bool:
+    """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
+    if not boundaries.watched() or "backward" in boundaries.state.open:
+        return False
+    if not boundaries.state.loader_seen:
+        boundaries.begin_step()
+    boundaries.state.trained_on |= boundaries.state.sources
+    boundaries.state.sources.clear()
+    outputs = given[0] if given and isinstance(given[0], tuple) else ()
+    if outputs and isinstance(outputs[0], torch.Tensor):
+        device.trains_on(outputs[0].device)
+    boundaries.enter("backward")
+    return True
+
+
+def _backward_ended() -> None:
+    boundaries.leave("backward")
+    boundaries.state.backward_since = True
+    if not boundaries.state.optimizers:
+        boundaries.state.closed_ns = monotonic_ns()
+    if boundaries.state.updated_within:
+        boundaries.state.updated_within = False
+        _count(IN_BACKWARD, "optimizers within the backward pass")
+
+
+def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    guard.carefully(_update_begins)
+
+
+def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    guard.carefully(_updated, optimizer)
+
+
+def _update_begins() -> bool:
+    if not boundaries.watched() or "backward" in boundaries.state.open:
+        return False
+    boundaries.enter("optimizer")
+    return True
+
+
+def _updated(optimizer: Any) -> None:
+    if not boundaries.watched():
+        return
+    if "backward" in boundaries.state.open:
+        boundaries.state.updated_within = True
+        return
+    boundaries.leave("optimizer")
+    _count(id(optimizer), type(optimizer).__name__)
+
+
+def _count(optimizer: int, name: str) -> None:
+    """Count an update, and close the step where it is by the optimizer that closes steps."""
+    if boundaries.state.maybe:
+        boundaries.decide(optimizer=True)
+    counts = boundaries.state.optimizers
+    counts[optimizer] = counts.get(optimizer, 0) + 1
+    busiest = max(counts.values())
+    closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
+    asked = record.settings.get("step_ends")
+    if optimizer == closing if asked is None else name == asked:
+        boundaries.close_step()
+        if boundaries.state.closing != optimizer:
+            boundaries.state.closing = optimizer
+            record.note("closes", name)
+    if ("optimizer", optimizer) not in boundaries.state.noted:
+        boundaries.state.noted.add(("optimizer", optimizer))
+        record.note("optimizer", (len(counts), name))
+
+
+def _scaler_step(before: Any) -> Any:
+    def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+        """A scaler skips the update where a gradient is infinite: the step ends all the same."""
+        updates = boundaries.state.optimizers.get(id(optimizer), 0)
+        if not guard.carefully(_update_begins):
+            return before(self, optimizer, *given, **named)
+        try:
+            return before(self, optimizer, *given, **named)
+        finally:
+            guard.carefully(boundaries.leave, "optimizer")
+            if updates == boundaries.state.optimizers.get(id(optimizer), 0):
+                guard.carefully(_count, id(optimizer), type(optimizer).__name__)
+
+    return step
