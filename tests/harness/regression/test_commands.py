@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,14 +18,10 @@ from harness.scenario.commands import CommandScenario, plan_commands
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
+from tests.repositories import begin_repository, git
 from trainer.errors import InputError
 
 PLAIN = ROOT / "tests" / "harness" / "attach" / "programs" / "plain.py"
-
-
-def git(folder: Path, *words: str) -> str:
-    own = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -39,9 +34,7 @@ def repository(tmp_path: Path) -> Path:
     (folder / "code" / "speed.yaml").write_text(
         f"name: speed\nquestion: Is it slower?\ncommand: {command}\narms: {{loop: }}\nsteps: 20\n"
     )
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-qm", "first")
+    begin_repository(folder)
     return folder
 
 
