@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.analysis.comparisons import Blocks
+from harness.analysis.ledger import Blocks
 from harness.analysis.losses import Losses
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup

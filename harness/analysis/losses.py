@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.analysis.ledger import RunLedger
+from harness.analysis.ledger import Blocks, RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
 from harness.analysis.step_losses import at_common_steps
 
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
 FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
 SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
-
-Blocks = Mapping[int, RunLedger]
 
 
 @dataclass(frozen=True)
