@@ -65,9 +65,8 @@ def _check_device(name: str, config: TrainerConfig) -> None:
 
 
 def _check_code(_name: str, config: TrainerConfig) -> None:
-    for key, function in (("data.source", config.data.source), ("model.factory", config.model.factory)):
-        if function is not None:
-            fingerprint(key, function)
+    for key, function in config.user_functions:
+        fingerprint(key, function)
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
