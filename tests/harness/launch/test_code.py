@@ -121,6 +121,14 @@ def test_installed_code_is_found_without_its_neighbours_before_pythons_own(monke
     assert environment_for(Path("/v/checkout"))["PYTHONPATH"] == f"/v/checkout{os.pathsep}theirs"
 
 
+def test_a_cache_named_from_here_is_meant_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HARNESS_CACHE", "cache")
+    elsewhere = Code(str(ROOT), sys.executable, "state", directory="/")
+    for found in (environment_for(ROOT), elsewhere.environment()):
+        assert found["HARNESS_CACHE"] == str(tmp_path / "cache")
+
+
 def test_a_process_of_one_state_never_finds_another_in_the_current_directory(tmp_path: Path) -> None:
     """As the sampler of a base did, whose run was started from the folder of the head."""
     (tmp_path / "harness").mkdir()
