@@ -136,9 +136,8 @@ class RunProcess:
         """Add what was seen from outside to the record that the run has written."""
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is None:
-            self._fail(
-                f"it ended well, but there is no run.json in {self._folder.run(self.record.arm, self.record.block)}"
-            )
+            place = self._folder.run(self.record.arm, self.record.block)
+            self._fail(f"it ended well, but there is no run.json of it that can be read in {place}")
             return
         seen = self.record
         self.record = replace(written, startup_ns=seen.startup_ns, peak_memory_bytes=seen.peak_memory_bytes)
