@@ -20,6 +20,7 @@ from trainer.errors import InputError
 from trainer.model import resolve_shape
 from trainer.user_code import fingerprint
 
+_CORRECT = "correct it in the scenario"
 PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
 
 
@@ -31,7 +32,7 @@ def check_fit(plan: Plan) -> Iterator[Check]:
     try:
         least, most = _uses(plan, lambda _: 0), _uses(plan, lambda config: largest_vocabulary(config) or 0)
     except InputError as error:
-        yield fail("model", str(error), "correct it in the scenario")
+        yield fail("model", str(error), _CORRECT)
     else:
         for where in PLACES:
             yield from check_memory_need(
@@ -45,7 +46,7 @@ def check_fit(plan: Plan) -> Iterator[Check]:
 
 def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
     """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported."""
-    for what, check in _NAMED.items():
+    for what, (check, fix) in _NAMED.items():
         refused: dict[str, str] = {}
         for name, config in configs.items():
             try:
@@ -53,7 +54,7 @@ def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
             except InputError as error:
                 refused.setdefault(str(error).removeprefix(f"arm {name}: "), name)
         for reason, name in refused.items():
-            yield fail(what, f"arm {name}: {reason}", "correct it in the scenario, or call harness from another folder")
+            yield fail(what, f"arm {name}: {reason}", fix)
 
 
 def _check_device(name: str, config: TrainerConfig) -> None:
@@ -77,10 +78,11 @@ def _check_files(_name: str, config: TrainerConfig) -> None:
         pretrained.check_there(folder)
 
 
-_NAMED: Mapping[str, Callable[[str, TrainerConfig], None]] = {
-    "device": _check_device,
-    "own code": _check_code,
-    "files": _check_files,
+_ELSEWHERE = f"{_CORRECT}, or call harness from another folder"  # names may be of that one
+_NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
+    "device": (_check_device, _CORRECT),
+    "own code": (_check_code, _ELSEWHERE),
+    "files": (_check_files, _ELSEWHERE),
 }
 
 
