@@ -16,6 +16,7 @@ from harness.study.contract import PROFILED
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
 from trainer.data import pretrained
 from trainer.data.corpus import matching_files
+from trainer.data.tokenizers import sentencepiece_file
 from trainer.errors import InputError
 from trainer.model import resolve_shape
 from trainer.user_code import fingerprint
@@ -71,11 +72,15 @@ def _check_code(_name: str, config: TrainerConfig) -> None:
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
-    data = config.data
-    if data.source is None and data.corpus.builtin is None and data.corpus.parquet is not None:
-        matching_files(data.corpus.parquet)
-    if data.source is None and (folder := data.tokenizer.pretrained) is not None:
-        pretrained.check_there(folder)
+    corpus, tokenizer = config.data.corpus, config.data.tokenizer
+    if config.data.source is not None:
+        return  # which reads what it likes
+    if corpus.builtin is None and corpus.parquet is not None:
+        matching_files(corpus.parquet)
+    if tokenizer.pretrained is not None:
+        pretrained.check_there(tokenizer.pretrained)
+    if tokenizer.sentencepiece is not None:
+        sentencepiece_file(tokenizer.sentencepiece)
 
 
 _ELSEWHERE = f"{_CORRECT}, or call harness from another folder"  # names may be of that one
