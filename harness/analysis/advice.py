@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from harness.analysis.comparisons import Blocks, speed, steps_per_s
+from harness.analysis.ledger import Blocks
 from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.prediction import TOLERANCE, Prediction
 from harness.analysis.replay.validation_arms import validation_arms
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
+from harness.analysis.speeds import speed, steps_per_s
 from harness.analysis.statistics import Estimate
 from harness.analysis.unseen import MOST_RESTARTING, Unseen, unseen
 from harness.scenario.edits import parse_edits

@@ -7,47 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.analysis.bounds import AT_WORK, Bound
-from harness.analysis.ledger import RepetitionTotals, RunLedger, mean_over
+from harness.analysis.ledger import Blocks, RunLedger, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
-from harness.analysis.statistics import CONFIDENCE, Estimate, from_blocks, holding, paired_ratio
+from harness.analysis.speeds import MEASURES, Rate, rates_of, speed, steps_per_s, tokens_per_s
+from harness.analysis.statistics import Estimate, from_blocks, holding
 from harness.analysis.unseen import MOST_WAITING, waiting_share
 from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
-
-Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
-# What a repetition did, and the time or steps it took for that.
-Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
-
-
-def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
-    """``amount`` of a repetition as a rate; None where it was not counted."""
-    return None if amount is None else (amount, repetition.wall_ns / 1e9)
-
-
-def trained_tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
-    return per_second(repetition.trained_tokens, repetition)
-
-
-def tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
-    return per_second(repetition.tokens, repetition)
-
-
-def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
-    return per_second(repetition.steps, repetition)
-
-
-# What "faster" means, best first: a trainer that does not count tokens is compared by what it does count.
-MEASURES: tuple[tuple[str, Rate], ...] = (
-    ("trained tokens/s", trained_tokens_per_s),
-    ("tokens/s", tokens_per_s),
-    ("steps/s", steps_per_s),
-)
-
 
 SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
@@ -240,15 +211,6 @@ def compare(
     )
 
 
-def speed(baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE) -> Estimate | None:
-    """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
-    base, other = _rates(baseline, rate), _rates(candidate, rate)
-    if base is None or other is None:
-        return None
-    by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
-    return paired_ratio(base, other, by_repetition, confidence)
-
-
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Absent:
     """How many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
 
@@ -262,11 +224,6 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Abse
     if positions is not None and abs(positions - 1) > ALIKE_POSITIONS:
         return Absent("ideal-data of another length", (arm,), positions=positions)
     return found
-
-
-def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Whether repetition k of both ran side by side in time."""
-    return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
@@ -355,7 +312,7 @@ def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowanc
     ``allowance``: as of :func:`compare`.
     """
     for _, rate in MEASURES:
-        if arms.get(arm) and _rates(arms[arm], rate) is not None:
+        if arms.get(arm) and rates_of(arms[arm], rate) is not None:
             floor, _ = _noise_floor(arm, arm, arms, controls, rate)
             return allowance if isinstance(floor, Absent) else floor
     return None
@@ -363,18 +320,6 @@ def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowanc
 
 def _device(blocks: Blocks) -> str | None:
     return next((run.record.facts.device or "" for run in blocks.values()), None)
-
-
-def _rates(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
-    rates: dict[int, dict[int, tuple[float, float]]] = {}
-    for block, run in blocks.items():
-        for repetition, totals in run.repetitions.items():
-            value = rate(totals)
-            if value is None:
-                return None
-            rates.setdefault(block, {})[repetition] = value
-    return rates
 
 
 def _per_step(blocks: Blocks, name: Literal["tokens", "trained_tokens"]) -> float | None:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.analysis.comparisons import Blocks
+from harness.analysis.ledger import Blocks
 from harness.analysis.losses import Losses
 from harness.machine.environment import OWN_PACKAGE
-from harness.scenario.overrides import flatten
+from harness.scenario.overrides import flatten, lookup
 from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import JsonObject
 
@@ -61,9 +61,16 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
 }
 # Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.
 OF_USER_CODE = {
-    "corpus_fingerprint": ("data", "source"),
-    "tokenizer_fingerprint": ("data", "source"),
-    "model_fingerprint": ("model", "factory"),
+    "corpus_fingerprint": "data.source",
+    "tokenizer_fingerprint": "data.source",
+    "model_fingerprint": "model.factory",
+}
+# Facts that are the same in all blocks of an arm, unless its data or code was edited meanwhile.
+IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
+    "corpus_fingerprint": "mixed data",
+    "tokenizer_fingerprint": "mixed data",
+    "program_fingerprint": "mixed code",
+    "model_fingerprint": "mixed code",
 }
 # Facts that are measured, and differ from run to run.
 MEASURED = {
@@ -130,17 +137,10 @@ def _mixed(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[
     """Arms some of whose blocks read other data (a launcher of this version ends such runs) or ran other code."""
     found = []
     for name, blocks in zip(names, (baseline, candidate), strict=True):
-        facts = [run.record.facts for run in blocks.values()]
-        contents = {
-            "corpus_fingerprint": {one.corpus_fingerprint for one in facts},
-            "tokenizer_fingerprint": {one.tokenizer_fingerprint for one in facts},
-        }
-        found += [Confound("mixed data", (name, ""), key) for key, seen in contents.items() if len(seen - {None}) > 1]
-        codes = {
-            "program_fingerprint": {one.program_fingerprint for one in facts},
-            "model_fingerprint": {one.model_fingerprint for one in facts},
-        }
-        found += [Confound("mixed code", (name, ""), key) for key, seen in codes.items() if len(seen - {None}) > 1]
+        for key, kind in IN_ALL_BLOCKS.items():
+            seen = {getattr(run.record.facts, key) for run in blocks.values()}
+            if len(seen - {None}) > 1:
+                found.append(Confound(kind, (name, ""), key))
     return found
 
 
@@ -190,16 +190,10 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
                 name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())
             )
             if CODE in declared and key in OF_USER_CODE:
-                explained |= all(_has(record.config, OF_USER_CODE[key]) for record in (ours, theirs))
+                explained |= all(lookup(side.config, OF_USER_CODE[key]) is not None for side in (ours, theirs))
             if one != other and not explained:
                 found.append(Confound("fact", key=key, values=(one, other)))
     return found
-
-
-def _has(config: JsonObject, key: tuple[str, str]) -> bool:
-    section, name = key
-    inner = config.get(section)
-    return isinstance(inner, dict) and inner.get(name) is not None
 
 
 def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:

@@ -23,7 +23,8 @@ from typing import Literal, cast
 
 import numpy as np
 
-from harness.analysis.dose_curves import Blocks, Curve, Unfitted, What, curves_of, segment
+from harness.analysis.dose_curves import Curve, Unfitted, What, curves_of, segment
+from harness.analysis.ledger import Blocks
 from harness.analysis.statistics import Estimate, from_block_values, student_t
 
 DoseKind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]

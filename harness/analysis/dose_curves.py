@@ -13,11 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from harness.analysis.ledger import RunLedger
+from harness.analysis.ledger import Blocks, RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
 
 What = Literal["tokenize", "read", "device", "data"]
-Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "work not measured", "no work added"]
 MADE = ("read", "tokenize", "pack")  # what making a batch consists of; handing it over is none of it
 ADDED = 0.05  # the largest dose must add this share of the work at least, else nothing was dosed

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from harness.analysis.comparisons import SAME, Absent, Blocks, Controls, Measured, ideal_speed
+from harness.analysis.comparisons import SAME, Absent, Controls, Measured, ideal_speed
 from harness.analysis.dose import Dose, dose, parse_control
 from harness.analysis.dose_curves import What
+from harness.analysis.ledger import Blocks
 from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.analysis.replay.predict import Replays, replace_data
 from harness.analysis.replay.prediction import Prediction

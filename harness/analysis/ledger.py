@@ -7,7 +7,7 @@ nothing, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 DERIVED = "derived steps"
-# A run has diverged where that mean is above so many times the mean of its first losses, and above them by so much
+# A run has diverged where the mean of its last losses is above so many times that of its first, and above it by so much
 # (nats): batches of one document differ by less, and a small loss may double by chance.
 DIVERGED_TIMES, DIVERGED_BY = 2.0, 1.0
 
@@ -135,6 +135,9 @@ class RunLedger:
     def by_repetition(self) -> bool:
         """Whether its repetitions alternated with those of the runs of the same session."""
         return self.record.interleave == "slices" and bool(self.record.session)
+
+
+Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 
 
 def measure(run: RunData) -> RunLedger | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.analysis.ledger import RunLedger
+from harness.analysis.ledger import Blocks, RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
 from harness.analysis.step_losses import at_common_steps
 
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
 FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
 SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
-
-Blocks = Mapping[int, RunLedger]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def compare_losses(
     pairs = _pairs(baseline, candidate)
     if pairs:
         ours, theirs = (median(side) for side in zip(*pairs, strict=True))
-    return Losses(ours, theirs, diverged, _differ(pairs, _pairs(baseline, control)), other_tokens, explained)
+    return Losses(ours, theirs, diverged, _differ(pairs, baseline, control), other_tokens, explained)
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
@@ -102,12 +100,12 @@ def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
     return [pair for pair in found if pair is not None]
 
 
-def _differ(pairs: Sequence[tuple[float, float]], unchanged: Sequence[tuple[float, float]]) -> bool:
-    """``unchanged``: the pairs of the baseline and its A/A control."""
+def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> bool:
+    """Whether ``pairs`` differ by more than the baseline and its A/A ``control``, whose losses are read only then."""
     found = _difference(pairs)
     if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 0 <= found.ci_high:
         return False
-    scatter = _difference(unchanged)
+    scatter = _difference(_pairs(baseline, control))
     reach = 0.0
     if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
         reach = max(abs(scatter.ci_low), abs(scatter.ci_high))

@@ -10,23 +10,17 @@ import numpy as np
 from harness.analysis.advice import advise
 from harness.analysis.bounds import mean_shares
 from harness.analysis.comparisons import (
-    Blocks,
     Controls,
     Missing,
-    Rate,
     arm_floor,
     commonest,
     compare,
-    speed,
     stage_means,
-    steps_per_s,
-    tokens_per_s,
-    trained_tokens_per_s,
     waited_range,
 )
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
-from harness.analysis.ledger import RunLedger, mean_over, measure
+from harness.analysis.ledger import Blocks, RunLedger, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
@@ -43,6 +37,7 @@ from harness.analysis.report_types import (
     NotCompared,
     StudyReport,
 )
+from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
 from harness.analysis.unseen import unseen

@@ -74,8 +74,8 @@ class Code(CodeRecord):
             return found
         # What is named from the launcher's working directory is meant from there.
         others = [str(Path(one).absolute()) for one in found.get("PYTHONPATH", "").split(os.pathsep) if one]
-        own = {CODE_PATH: os.pathsep.join(self.path), "HARNESS_CACHE": str(cache_root())}
-        return {**found, **own, **({"PYTHONPATH": os.pathsep.join(others)} if others else {})}
+        path = {"PYTHONPATH": os.pathsep.join(others)} if others else {}
+        return {**found, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
         """Its Python with ``arguments``."""
@@ -86,13 +86,14 @@ def environment_for(folder: Path) -> dict[str, str]:
     """Variables for a process that runs the code in ``folder``, and for every process that it starts in turn.
 
     That code is found before any installed one, and before any in the current directory: ``python -m`` would look there
-    first, and a probe of one state would be that of the state from whose folder the study was started.
+    first, and a probe of one state would be that of the state from whose folder the study was started. The cache is
+    this process's, wherever that one starts or goes.
     """
+    found = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     if folder.name in INSTALLED:  # found there anyhow; on PYTHONPATH every package beside it would precede Python's own
-        return {**os.environ, "PYTHONSAFEPATH": "1"}
+        return found
     others = os.environ.get("PYTHONPATH")
-    path = str(folder) + (f"{os.pathsep}{others}" if others else "")
-    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {**found, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
 
 
 def holds_code(where: str, repository: Path) -> bool | None:

@@ -117,6 +117,12 @@ def explain_end(code: int) -> str:
     return f"likely cause: {cause}; fix: {fix}"
 
 
+def killed_by(number: int) -> str:
+    """``killed by SIGKILL (out of memory?)``"""
+    name = signal.Signals(number).name
+    return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
 def describe_process(pid: int, role: str) -> str:
     """``process 42 (fork server) is sleeping in futex``."""
     process = read_process(pid)

@@ -16,10 +16,12 @@ from harness.study.contract import PROFILED
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
 from trainer.data import pretrained
 from trainer.data.corpus import matching_files
+from trainer.data.tokenizers import sentencepiece_file
 from trainer.errors import InputError
 from trainer.model import resolve_shape
 from trainer.user_code import files
 
+_CORRECT = "correct it in the scenario"
 PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
 
 
@@ -31,7 +33,7 @@ def check_fit(plan: Plan) -> Iterator[Check]:
     try:
         least, most = _uses(plan, lambda _: 0), _uses(plan, lambda config: largest_vocabulary(config) or 0)
     except InputError as error:
-        yield fail("model", str(error), "correct it in the scenario")
+        yield fail("model", str(error), _CORRECT)
     else:
         for where in PLACES:
             yield from check_memory_need(
@@ -45,7 +47,7 @@ def check_fit(plan: Plan) -> Iterator[Check]:
 
 def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
     """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported."""
-    for what, check in _NAMED.items():
+    for what, (check, fix) in _NAMED.items():
         refused: dict[str, str] = {}
         for name, config in configs.items():
             try:
@@ -53,7 +55,7 @@ def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
             except InputError as error:
                 refused.setdefault(str(error).removeprefix(f"arm {name}: "), name)
         for reason, name in refused.items():
-            yield fail(what, f"arm {name}: {reason}", "correct it in the scenario, or call harness from another folder")
+            yield fail(what, f"arm {name}: {reason}", fix)
 
 
 def _check_device(name: str, config: TrainerConfig) -> None:
@@ -65,23 +67,27 @@ def _check_device(name: str, config: TrainerConfig) -> None:
 
 
 def _check_code(_name: str, config: TrainerConfig) -> None:
-    for key, function in (("data.source", config.data.source), ("model.factory", config.model.factory)):
-        if function is not None:
-            files(key, function)  # whether there is such a module
+    for key, function in config.user_functions:
+        files(key, function)  # whether there is such a module
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
-    data = config.data
-    if data.source is None and data.corpus.builtin is None and data.corpus.parquet is not None:
-        matching_files(data.corpus.parquet)
-    if data.source is None and (folder := data.tokenizer.pretrained) is not None:
-        pretrained.check_there(folder)
+    corpus, tokenizer = config.data.corpus, config.data.tokenizer
+    if config.data.source is not None:
+        return  # which reads what it likes
+    if corpus.builtin is None and corpus.parquet is not None:
+        matching_files(corpus.parquet)
+    if tokenizer.pretrained is not None:
+        pretrained.check_there(tokenizer.pretrained)
+    if tokenizer.sentencepiece is not None:
+        sentencepiece_file(tokenizer.sentencepiece)
 
 
-_NAMED: Mapping[str, Callable[[str, TrainerConfig], None]] = {
-    "device": _check_device,
-    "own code": _check_code,
-    "files": _check_files,
+_ELSEWHERE = f"{_CORRECT}, or call harness from another folder"  # names may be of that one
+_NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
+    "device": (_check_device, _CORRECT),
+    "own code": (_check_code, _ELSEWHERE),
+    "files": (_check_files, _ELSEWHERE),
 }
 
 

@@ -62,8 +62,6 @@ class ForkServer:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
-        if environment.get("HARNESS_CACHE"):  # a relative one is of this working directory
-            environment["HARNESS_CACHE"] = str(Path(environment["HARNESS_CACHE"]).expanduser().absolute())
         paths = OWN if code is None else code.paths
         arguments = ["-m", paths.fork_server, str(theirs.fileno()), str(os.getpid()), *paths.preloaded, *modules]
         with theirs:

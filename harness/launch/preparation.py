@@ -69,6 +69,7 @@ def prepare_data(
     from trainer.data.prepare import check_workers, prepare
     from trainer.model import resolve_shape
 
+    codes = codes or {}
     tried = TriedSources(start_s)
     prepared: dict[str, Prepared] = {}
     by_arm: dict[str, Prepared] = {}
@@ -76,7 +77,7 @@ def prepare_data(
     needs = []
     for name, config in configs.items():
         data = config.data
-        code = None if codes is None else codes.get(name)
+        code = codes.get(name)
         places = None if code is None else code.places
         of = data.source or data.corpus.model_dump()
         key = json.dumps([of, data.tokenizer.model_dump(), data.path, data.sequence_length, places], sort_keys=True)
@@ -103,8 +104,7 @@ def prepare_data(
                     raise InputError(f"arm {name}: {error}") from error
         needs.append(need_of(name, config, found.tokenizer.vocab_size))
     messages = {
-        name: _message(config, by_arm[name], tried, fingerprints, None if codes is None else codes.get(name))
-        for name, config in configs.items()
+        name: _message(config, by_arm[name], tried, fingerprints, codes.get(name)) for name, config in configs.items()
     }
     return StudyData(needs, fingerprints, messages, tuple(tried.notes))
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from harness.launch.channel import Channel
 from harness.launch.code import Code
-from harness.launch.diagnosis import diagnose, look_at
+from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.protocol import RECORD_FIELDS, DataMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
@@ -136,9 +136,8 @@ class RunProcess:
         """Add what was seen from outside to the record that the run has written."""
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is None:
-            self._fail(
-                f"it ended well, but there is no run.json in {self._folder.run(self.record.arm, self.record.block)}"
-            )
+            place = self._folder.run(self.record.arm, self.record.block)
+            self._fail(f"it ended well, but there is no run.json of it that can be read in {place}")
             return
         seen = self.record
         self.record = replace(written, startup_ns=seen.startup_ns, peak_memory_bytes=seen.peak_memory_bytes)
@@ -258,5 +257,4 @@ def _reason(code: int | None) -> str:
         return "the fork server that started the runs of this block was killed (out of memory?)"
     if code >= 0:
         return f"the process ended with status {code} and no word; see log.txt"
-    name = signal.Signals(-code).name
-    return f"the process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    return f"the process was {killed_by(-code)}"

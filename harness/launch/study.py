@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,12 +81,12 @@ def run_study(
     ``force``: also start what cannot fit into memory.
     """
     configs = {arm.name: arm.config for arm in plan.arms}
-    codes = {name: code for name, arm in (sequential.arms if sequential else {}).items() if (code := _code(arm))}
+    arms = {**{arm.name: arm_record(arm) for arm in plan.arms}, **(sequential.arms if sequential else {})}
+    codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
     check_devices(configs)
     check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
-        own = {name: code for name, code in codes.items() if code.directory is not None}
-        data = prepare_data(configs, plan.scenario.limits.start_s, own)
+        data = prepare_data(configs, plan.scenario.limits.start_s, codes)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     interleave, reason = choose_interleave(plan.scenario.interleave, measured)
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
@@ -103,7 +103,7 @@ def run_study(
         interleave_reason=reason,
         blocks=len(plan.blocks),
         order=[list(block) for block in plan.blocks],
-        arms=[(sequential.arms if sequential else {}).get(arm.name) or arm_record(arm) for arm in plan.arms],
+        arms=[arms[arm.name] for arm in plan.arms],
         comparisons=list(plan.comparisons),
         environment=_environment(configs.values()),
         fingerprints=data.fingerprints,
@@ -173,14 +173,11 @@ def _execute(
                 print(planned if todo else "every run of this study is done", file=sys.stderr)
             else:
                 print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
-            environment = _environment(
-                configs.values()
-            )  # now, not when the study was begun: a resumed one may find another
+            # Now, not when the study was begun: a resumed one may find another.
+            environment = _environment(configs.values())
             total = len(todo) if enough is None else None
-            with ExitStack() as shown:
-                progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
-                if todo:  # else there is no progress to show
-                    shown.enter_context(progress)
+            progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
+            with progress if todo else nullcontext():  # else there is no progress to show
                 for block, names in enumerate(missing):
                     if names:
                         _run_block(folder, record, block, names, repetitions, environment, limits, data, progress)

@@ -14,7 +14,7 @@ from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
 
 from harness.launch.code import OWN_FOLDER, Code, environment_for
-from harness.launch.diagnosis import diagnose, look_at
+from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.progress import announced
 from harness.launch.waiting import looks
 from harness.machine.processes import with_variable
@@ -142,7 +142,11 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         found: dict[str, Any] = json.loads(out)
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-SHOWN:])) or "it said nothing"
-        raise InputError(f"{key}: {name} ended its process (exit code {process.returncode}): {last}") from error
+        number = process.returncode
+        how = f"{name} ended its process (exit code {number})"
+        if number < 0:
+            how = f"the process of {name} was {killed_by(-number)}"
+        raise InputError(f"{key}: {how}: {last}") from error
     if "error" in found:
         if printed:
             print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line

@@ -15,9 +15,9 @@ from pathlib import Path
 from harness.attach.comparison import run_comparison
 from harness.launch.study import create_folder
 from harness.machine.git import checkout_fingerprint
-from harness.regression.gate import Limits, WhyUndecided, comparisons, nothing
+from harness.regression.gate import Limits, comparisons
 from harness.regression.plan import BASE, HEAD
-from harness.regression.run import RegressionResult, UntilDecided
+from harness.regression.run import RegressionResult, UntilDecided, unless_changed
 from harness.regression.states import State, check_functions, find_states
 from harness.regression.thresholds import MOST_BLOCKS_PLANNED
 from harness.scenario.commands import CommandArm, CommandPlan
@@ -40,17 +40,14 @@ def run_command_states(
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
         states = find_states(base, head, Path(place))
         check_functions({(LOOP, arm.call.partition("(")[0]) for arm in plan.arms if arm.call is not None}, states)
-        before = [checkout_fingerprint(state.folder) for state in states]
+        before = {str(state.folder): checkout_fingerprint(state.folder) for state in states}
         folder = create_folder(out, plan.scenario.name)
         enough = UntilDecided(limits, budget_s)
         asked = at_states(plan, *states)
         outcome = run_comparison(folder, asked, command, source, enough, end_ns)
         decided = comparisons(folder.read_study(), list(folder.runs()), limits)
-        after = [checkout_fingerprint(state.folder) for state in states]
-        changed = [str(state.folder) for state, one, other in zip(states, before, after, strict=True) if one != other]
-    if changed:
-        missing = WhyUndecided("code changed", tuple(changed))
-        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
+        after = {where: checkout_fingerprint(Path(where)) for where in before}
+        decided = unless_changed(decided, before, after, limits)
     return RegressionResult(folder.path, outcome.status, decided, enough.spent_s, outcome.cut)
 
 

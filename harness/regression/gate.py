@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import USEFUL, confounds
-from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.ledger import Blocks, RunLedger, measure
 from harness.analysis.losses import compare_losses
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
 from harness.regression.one_sided import one_sided_problems

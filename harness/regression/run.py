@@ -79,11 +79,7 @@ def run_comparisons(
     outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms, end_ns))
     folder = StudyFolder(outcome.folder)
     decided = comparisons(folder.read_study(), list(folder.runs()), limits)
-    after = code_fingerprints(arms)
-    changed = [where for where in sorted(states) if after[where] != states[where]]
-    if changed:
-        missing = WhyUndecided("code changed", tuple(changed))
-        decided = [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
+    decided = unless_changed(decided, states, code_fingerprints(arms), limits)
     return RegressionResult(outcome.folder, outcome.status, decided, enough.spent_s, outcome.cut)
 
 
@@ -100,7 +96,7 @@ def with_codes(
         raise InputError(f"--base {base}, --head {head}: both are {codes[BASE].folder}; give two states")
     configs = [arm.config.model_dump(mode="json") for arm in asked.plan.arms]
     defaults = TrainerConfig().model_dump(mode="json")
-    sides = [BASE if is_base(arm.name) else HEAD for arm in asked.plan.arms]
+    sides = [side_of(arm.name) for arm in asked.plan.arms]
     limit_s = min(timeout_s, EXAMINE_S)
     examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
     other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
@@ -133,21 +129,37 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
     )
 
 
-def is_base(arm: str) -> bool:
-    """Whether the arm of that name is the base of a comparison of two states, or its A/A control."""
-    return arm.removesuffix("+a-a").endswith(f"@{BASE}")
+def side_of(arm: str) -> str:
+    """Which of the two states the arm of that name runs: the base, as its A/A control does, or the head."""
+    return BASE if arm.removesuffix("+a-a").endswith(f"@{BASE}") else HEAD
+
+
+def unless_changed(
+    decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
+) -> list[StateComparison]:
+    """``decided``; nothing of it where code has another fingerprint, by folder, than before it was measured."""
+    changed = sorted(where for where in before if after[where] != before[where])
+    if not changed:
+        return decided
+    missing = WhyUndecided("code changed", tuple(changed))
+    return [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
 
 
 def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
-    """What another state of the code would have otherwise, by folder."""
+    """Fingerprints of all code that ``arms`` run, by its folder: others mean that it has changed."""
     codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
     found = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
-    for code, config in codes:
-        if code.directory is not None:
-            seen = found.setdefault(code.directory, {checkout_fingerprint(Path(code.directory))})
-            for key, name in TrainerConfig.model_validate(config).user_functions:
-                try:
-                    seen.add(f"{name} {user_fingerprint(key, name, [code.directory, *code.path])}")
-                except InputError:  # it is gone
-                    seen.add(name)
+    functions = {
+        ((code.directory, *code.path), one)
+        for code, config in codes
+        if code.directory is not None
+        for one in TrainerConfig.model_validate(config).user_functions
+    }
+    for folder in {places[0] for places, _ in functions}:  # an A/A control has that of its arm
+        found.setdefault(folder, set()).add(checkout_fingerprint(Path(folder)))
+    for places, (key, name) in functions:
+        try:
+            found[places[0]].add(f"{name} {user_fingerprint(key, name, places)}")
+        except InputError:  # it is gone
+            found[places[0]].add(name)
     return found

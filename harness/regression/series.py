@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from harness.analysis.comparisons import Blocks
 from harness.analysis.confounds import useful_fraction
-from harness.analysis.ledger import mean_over, measure
+from harness.analysis.ledger import Blocks, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health
 from harness.regression.rounds import STEP, rounds, typical_log

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +40,19 @@ class State:
 
 
 def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
-    """Both sides of a comparison; revisions are unpacked within ``place``. InputError where they are one."""
-    found = find_state(base, place / BASE), find_state(head, place / HEAD)
+    """Both sides of a comparison, folders or revisions, each as deep within its repository as this folder is.
+
+    Revisions are unpacked within ``place``. InputError where a side is neither, or both are one.
+    """
+    imported = _import_folders()
+    found = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
     if found[0].folder == found[1].folder:
         raise InputError(f"--base {base}, --head {head}: both are {found[0].folder}; give two states")
     return found
 
 
-def find_state(where: str, place: Path) -> State:
-    """The folder ``where``, or the revision of that name unpacked into ``place``; as deep within as this folder is."""
+def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
+    """The folder ``where``, or the revision of that name unpacked into ``place``. ``imported``: see :func:`_path`."""
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
     here = Path.cwd()
@@ -57,7 +61,7 @@ def find_state(where: str, place: Path) -> State:
         stands_for, root = _top(here), _top(folder)
         if folder != root / here.relative_to(stands_for):  # not as deep as this folder is
             stands_for, root = here, folder
-        return State(folder, describe_checkout(folder) or folder.name, root, _path(root, stands_for))
+        return State(folder, describe_checkout(folder) or folder.name, root, _path(root, stands_for, imported))
     try:
         commit = git(here, "rev-parse", "--verify", "--quiet", f"{where}^{{commit}}")
     except (OSError, subprocess.SubprocessError) as error:
@@ -73,7 +77,7 @@ def find_state(where: str, place: Path) -> State:
         raise InputError(f"{where}: cannot be unpacked ({done.stderr.strip() or 'git archive failed'})")
     if not (place / within).is_dir():
         raise InputError(f"{where}: has no folder {within}")
-    return State(place / within, commit[:12], place, _path(place, top))
+    return State(place / within, commit[:12], place, _path(place, top, imported))
 
 
 def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:
@@ -114,16 +118,21 @@ def _top(folder: Path) -> Path:
         return folder
 
 
-def _path(root: Path, stands_for: Path) -> tuple[str, ...]:
-    """Folders in ``root`` for those of the repository here that are on Python's path."""
+def _import_folders() -> list[Path]:
+    """The folders that are on Python's path here."""
     # Asked of a process of its own: this one's path has what its command put there (a folder of tests, for one).
     asked = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True, timeout=_START_S)
+    return [Path(one).resolve() for one in json.loads(done.stdout.splitlines()[-1]) if one]
+
+
+def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
+    """Folders in ``root`` for those of ``imported``, on Python's path, that lie in the repository here."""
     # An environment within the repository holds packages, which are none of the user's code.
     packages = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(stands_for)]
     found = []
-    for place in (Path(one).resolve() for one in json.loads(done.stdout.splitlines()[-1]) if one):
+    for place in imported:
         if place.is_relative_to(stands_for) and not any(map(place.is_relative_to, packages)):
             there = root / place.relative_to(stands_for)
             if there != place and there.is_dir():

@@ -19,7 +19,7 @@ from harness.launch.protocol import VERSION
 from harness.machine.environment import record_environment
 from harness.regression.gate import Limits
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
-from harness.regression.run import RegressionResult, is_base, run_comparisons
+from harness.regression.run import RegressionResult, run_comparisons, side_of
 from harness.regression.states import State, check_functions, find_states
 from harness.study.records import ArmRecord
 from trainer.config import TrainerConfig
@@ -68,12 +68,12 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
     environment = record_environment()
     planned = []
     for arm in kept.plan.arms:
-        code = codes[BASE if is_base(arm.name) else HEAD]
+        code = codes[side_of(arm.name)]
         planned.append(replace(arm, config=_anchored(arm.config), declared={**arm.declared, "code": code.label}))
     kept = replace(kept, plan=replace(kept.plan, arms=tuple(planned)))
     records = {}
     for name, record in records_of(kept).items():
-        code = codes[BASE if is_base(name) else HEAD]
+        code = codes[side_of(name)]
         records[name] = replace(record, code=code, environment={**environment, "git_commit": code.label})
     return kept, records
 

@@ -27,7 +27,7 @@ def reason(absent: Absent) -> str:
             times = ratio(absent.positions)
             return (
                 f"the ideal-data control of {absent.arms[0]} computes {times} as many positions a step, "
-                "so the ceiling is by replay alone"
+                "so it does not show what data work costs"
             )
         case "no finite ceiling":
             return "the steps do nothing but wait for data, or their waits were not measured"
@@ -85,11 +85,7 @@ def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
 
 def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
     """What the probes could not do, a line each, with the runs that reported it where not all did."""
-    return [one.text if one.everywhere else f"{one.text} ({_named(one.runs)})" for one in problems]
-
-
-def _named(runs: tuple[str, ...]) -> str:
-    return ", ".join(runs[:_NAMED_RUNS]) + (", ..." if len(runs) > _NAMED_RUNS else "")
+    return [one.text if one.everywhere else f"{one.text} ({_some(one.runs)})" for one in problems]
 
 
 def _some(runs: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH, either_way
-from harness.report.words import count, interval, listing, ms, percent, ratio
+from harness.report.words import capitalised, count, interval, listing, ms, percent, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
@@ -179,11 +179,10 @@ def _gain(arm: ArmReport) -> str:
     if (measured := found.ideal_measured) is not None:
         parts.append(
             f" With the same few batches over and over (ideal-data) it is {ratio(measured.median)} as fast"
-            f"{f' ({interval(measured)})' if measured.ci_low is not None else ''}, measured."
+            f"{_range(measured)}, measured."
         )
     elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
-        text = reason(found.no_ideal)
-        parts.append(f" {text[:1].upper()}{text[1:]}.")
+        parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if found.ideal_predicted is not None and found.within_tolerance:
         faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")

@@ -13,7 +13,7 @@ from harness.analysis.unseen import MOST_WAITING
 from harness.analysis.verdicts import COARSE
 from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
-from harness.report.words import count, interval, listing, ms, number, percent, ratio
+from harness.report.words import capitalised, count, interval, listing, ms, number, percent, ratio
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
@@ -254,8 +254,7 @@ def _witnesses(c: Comparison) -> str:
             + ("" if predicted.within_tolerance else f", outside tolerance: unedited {percent(predicted.error)} off")
         )
     found += [dose_line(dose) for dose in c.explained.doses if dose.slope is not None]
-    text = "; ".join(found)
-    return text[:1].upper() + text[1:]
+    return capitalised("; ".join(found))
 
 
 def disagreements(c: Comparison) -> list[str]:

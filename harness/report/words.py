@@ -68,6 +68,11 @@ def listing(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
+def capitalised(text: str) -> str:
+    """``text`` as a sentence begins; the rest of it, names of arms among it, stays as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
     """The probes that a cost is of, and what they were added to."""
     first, *others = cost.probes

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis import statistics
-from harness.analysis.comparisons import Blocks, Controls, Measured, compare
-from harness.analysis.ledger import RepetitionTotals, RunLedger
+from harness.analysis.comparisons import Controls, Measured, compare
+from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
 from harness.analysis.statistics import from_block_values
 from harness.regression.across import compare_series
 from harness.regression.days import Days, session_of

@@ -109,10 +109,16 @@ def _info(kind: str, folder: Path) -> TokenizerInfo:
     )
 
 
-def _sentencepiece_info(location: str) -> TokenizerInfo:
+def sentencepiece_file(location: str) -> Path:
+    """Where the model file ``location`` lies; InputError where there is none."""
     path = expanded(location).absolute()
     if not path.is_file():
         raise InputError(f"data.tokenizer.sentencepiece: no file {location}")
+    return path
+
+
+def _sentencepiece_info(location: str) -> TokenizerInfo:
+    path = sentencepiece_file(location)
 
     def facts() -> list[int]:
         model = _sentencepiece_model(str(path))

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.comparisons import Blocks, speed, steps_per_s
-from harness.analysis.ledger import mean_over
+from harness.analysis.ledger import Blocks, mean_over
+from harness.analysis.speeds import speed, steps_per_s
 from harness.analysis.statistics import Estimate
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from harness.study.records import ArmRecord

@@ -14,16 +14,12 @@ from harness.launch.code import Code, describe_checkout, environment_for, examin
 from harness.regression.plan import between_states
 from harness.regression.run import with_codes
 from harness.scenario.load import load_scenario
+from tests.repositories import git
 from tests.studies import ROOT, copy_code, copy_packages
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 pytestmark = pytest.mark.slow
-
-
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_revision_is_checked_out_once_and_used_again(repository: Path, cache: Path) -> None:
     code = find_code("HEAD~1", repository)
-    commit = git(repository, "rev-parse", "HEAD~1")
+    commit = git(repository, "rev-parse", "HEAD~1").strip()
     assert code.folder == str(cache / "code" / commit)
     assert code.label == commit[:12]
     assert code.python == sys.executable  # the same packages are asked for
@@ -123,6 +119,14 @@ def test_installed_code_is_found_without_its_neighbours_before_pythons_own(monke
     monkeypatch.setenv("PYTHONPATH", "theirs")
     assert environment_for(Path("/v/lib/python3.11/site-packages"))["PYTHONPATH"] == "theirs"
     assert environment_for(Path("/v/checkout"))["PYTHONPATH"] == f"/v/checkout{os.pathsep}theirs"
+
+
+def test_a_cache_named_from_here_is_meant_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HARNESS_CACHE", "cache")
+    elsewhere = Code(str(ROOT), sys.executable, "state", directory="/")
+    for found in (environment_for(ROOT), elsewhere.environment()):
+        assert found["HARNESS_CACHE"] == str(tmp_path / "cache")
 
 
 def test_a_process_of_one_state_never_finds_another_in_the_current_directory(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pyt
         ("model.factory: nowhere:make", "own code", "model.factory: nowhere:make: no module nowhere in "),
         ("data.corpus: {parquet: no/such.parquet, column: text}", "files", "no file matches no/such.parquet"),
         ("data.tokenizer.pretrained: no/such", "files", "no/such is neither a directory nor in the"),
+        ("data.tokenizer.sentencepiece: no/such", "files", "data.tokenizer.sentencepiece: no file no/such"),
     ],
 )
 def test_what_is_not_there_is_found(

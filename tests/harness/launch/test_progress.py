@@ -6,7 +6,7 @@ import pytest
 
 from harness.launch import progress
 from harness.launch.progress import Progress, announced
-from tests.harness.launch.test_study import wait_for
+from tests.harness.launch.running import wait_for
 
 
 @pytest.fixture

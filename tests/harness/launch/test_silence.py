@@ -22,7 +22,7 @@ from harness.launch.diagnosis import WORKER_NAME
 from harness.machine.processes import read_process
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
-from tests.harness.launch.test_study import children, start, wait_for, wait_for_runs, wait_for_study
+from tests.harness.launch.running import children, start, wait_for, wait_for_runs, wait_for_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # they wait for limits rather than compute: beside the other parts
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,42 +16,24 @@ import pytest
 import harness.launch.study as launch
 from harness.launch.preparation import StudyData
 from harness.launch.study import resume_study
+from harness.machine.processes import descendants
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
-from tests.commands import ROOT, harness
+from tests.commands import harness
+from tests.harness.launch.running import (
+    SCENARIO,
+    alive,
+    children,
+    only_study,
+    scenario,
+    start,
+    wait_for,
+    wait_for_runs,
+    wait_for_study,
+)
 from tests.trainer.data.conftest import write_parquet
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
-
-SCENARIO = """
-name: tiny
-question: Does it hold together?
-base:
-  model: {layers: 1, width: 32}
-  data:
-    corpus: {builtin: python-docs, documents: 60}
-    tokenizer: {train: {vocab_size: 512}}
-    sequence_length: 16
-    batch_size: 2
-  steps: 6
-  warmup_steps: 1
-arms:
-  text: {data.path: text-padded}
-  tokens: {data.path: tokens-padded, data.workers: 1}
-repeats: 2
-slice_steps: 3
-"""
-
-
-def scenario(folder: Path, text: str = SCENARIO) -> str:
-    path = folder / "tiny.yaml"
-    path.write_text(text)
-    return str(path)
-
-
-def only_study(out: Path) -> StudyFolder:
-    (path,) = (out / "tiny").iterdir()
-    return StudyFolder(path)
 
 
 @pytest.mark.slow
@@ -171,10 +152,10 @@ def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_pa
         study = wait_for_study(tmp_path / "out")
         wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
         wait_for_runs(process.pid)
-        everyone = descendants(process.pid)
+        everyone = descendants([process.pid])
         process.send_signal(number)
         assert process.wait(timeout=120) == 130
-    wait_for(lambda: not any(_alive(pid) for pid in everyone))
+    wait_for(lambda: not any(alive(pid) for pid in everyone))
     assert study.read_study().status == "interrupted"
     kept = {path: path.read_text() for path in study.path.glob("runs/*/*/run.json")}
     assert 1 <= len(kept) < 4
@@ -197,10 +178,10 @@ def test_a_running_study_is_not_resumed_and_its_stopped_runs_end_when_it_is_kill
         done = harness("run", "--resume", str(study.path))
         assert done.returncode == 2
         assert "is being run by another process" in done.stderr
-        everyone = descendants(process.pid)
+        everyone = descendants([process.pid])
         process.kill()
         process.wait(timeout=60)
-    wait_for(lambda: not any(_alive(pid) for pid in everyone))
+    wait_for(lambda: not any(alive(pid) for pid in everyone))
 
 
 @pytest.mark.slow
@@ -326,67 +307,6 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> N
     done = harness("run", scenario(tmp_path), "--out", str(tmp_path / "out"))
     assert done.returncode == 2
     assert f"--out {tmp_path / 'out'}: cannot write there" in done.stderr
-
-
-class start:  # noqa: N801 - used like a function
-    """A running ``harness run`` with ``steps`` steps of 5 ms without a model, killed at the end if it still runs."""
-
-    def __init__(self, folder: Path, *words: str, steps: int, module: str = "tests.commands") -> None:
-        """``module``: the command as it is, "harness", or as it shares fork servers."""
-        path = scenario(folder, SCENARIO.replace("steps: 6", f"steps: {steps}"))
-        self._words = [sys.executable, "-m", module, "run", path, "--out", str(folder / "out"), *words]
-        self._words += ["--set", "compute.work=none", "--set", "compute.inject={forward_ms: 5, how: sleep}"]
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        nowhere = subprocess.DEVNULL
-        self._process = subprocess.Popen(self._words, cwd=ROOT, stdout=nowhere, stderr=nowhere)
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-def wait_for(condition, seconds: float = 120) -> None:
-    """Poll: what is waited for happens in other processes."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-def wait_for_study(out: Path) -> StudyFolder:
-    wait_for(lambda: any(out.glob("tiny/*/study.json")))
-    return only_study(out)
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def descendants(pid: int) -> list[int]:
-    """The fork server, the runs it forked, and their loader workers."""
-    return [one for child in children(pid) for one in (child, *descendants(child))]
-
-
-def wait_for_runs(pid: int, at_least: int = 1) -> list[int]:
-    """The runs (and workers) below the fork server that the harness ``pid`` started."""
-
-    def below() -> list[int]:
-        return [one for server in children(pid) for one in descendants(server)]
-
-    wait_for(lambda: len(below()) >= at_least)
-    return below()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

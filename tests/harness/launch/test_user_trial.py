@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch import user_trial
-from harness.machine.processes import read_process
+from tests.harness.launch.running import alive, wait_for
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError
 
@@ -28,11 +28,6 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return lambda code: monkeypatch.setattr(user_trial, "TRIAL", ("-c", code))
 
 
-def gone(pid: int) -> bool:
-    state = read_process(pid)
-    return state is None or state.dead
-
-
 @pytest.mark.parametrize("session", [False, True])
 def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_trial(
     tmp_path: Path, trial: Callable[[str], None], session: bool
@@ -45,11 +40,7 @@ def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_tri
     begun = time.monotonic()
     assert user_trial._try(DATA, 30) == FOUND
     assert time.monotonic() - begun < 20
-    for _ in range(100):
-        if gone(int(pid.read_text())):
-            break
-        time.sleep(0.05)
-    assert gone(int(pid.read_text()))
+    wait_for(lambda: not alive(int(pid.read_text())), 5)
 
 
 def test_a_thread_that_tokenizes_is_noted_once(
@@ -79,6 +70,6 @@ def test_one_that_hangs_is_named_with_its_state_the_likely_cause_and_the_limit(t
         str(error.value),
     )
     assert found is not None
-    assert gone(int(found[1]))
+    assert not alive(int(found[1]))
     with pytest.raises(ProcessLookupError):
         os.killpg(int(found[1]), 0)

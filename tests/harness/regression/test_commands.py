@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,19 +13,15 @@ from harness.attach.command import environment_of
 from harness.machine.git import checkout_fingerprint
 from harness.regression.commands import at_states
 from harness.regression.run import UntilDecided
-from harness.regression.states import State, find_state
+from harness.regression.states import State, find_states
 from harness.scenario.commands import CommandScenario, plan_commands
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
+from tests.repositories import begin_repository, git
 from trainer.errors import InputError
 
 PLAIN = ROOT / "tests" / "harness" / "attach" / "programs" / "plain.py"
-
-
-def git(folder: Path, *words: str) -> str:
-    own = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -39,9 +34,7 @@ def repository(tmp_path: Path) -> Path:
     (folder / "code" / "speed.yaml").write_text(
         f"name: speed\nquestion: Is it slower?\ncommand: {command}\narms: {{loop: }}\nsteps: 20\n"
     )
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-qm", "first")
+    begin_repository(folder)
     return folder
 
 
@@ -71,13 +64,14 @@ def test_a_revision_is_unpacked_and_nothing_is_registered(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository / "code")
-    state = find_state("HEAD", tmp_path / "unpacked")
+    state, here = find_states("HEAD", ".", tmp_path)
+    assert here.folder == repository / "code"
     assert state.label == git(repository, "rev-parse", "HEAD")[:12]
-    assert state.folder == tmp_path / "unpacked" / "code"  # as deep within as the present folder is
+    assert state.folder == tmp_path / "base" / "code"  # as deep within as the present folder is
     assert (state.folder / "train.py").read_bytes() == PLAIN.read_bytes()
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     with pytest.raises(InputError, match=r"^no-such: neither a folder nor a revision of the git repository at "):
-        find_state("no-such", tmp_path / "other")
+        find_states("no-such", ".", tmp_path / "other")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from harness.scenario.load import load_scenario
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
+from tests.repositories import begin_repository, git
 from trainer.errors import InputError
 from trainer.user_code import CODE_PATH, files
 
@@ -76,11 +76,6 @@ probes: {host: false}
 """
 
 
-def git(folder: Path, *words: str) -> str:
-    own = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """Somebody's repository: code and a scenario in a folder of their own; its texts are not in git."""
@@ -89,9 +84,7 @@ def repository(tmp_path: Path) -> Path:
     (folder / "code" / "own_items.py").write_text(CODE)
     (folder / "code" / "own.yaml").write_text(SCENARIO)
     (folder / ".gitignore").write_text("texts/\n")
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-qm", "first")
+    begin_repository(folder)
     texts = [f"text {number} of somebody's own words, again and again" for number in range(80)]
     pq.write_table(pa.table({"text": texts}), folder / "code" / "texts" / "one.parquet")
     return folder

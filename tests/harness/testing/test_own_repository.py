@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +11,7 @@ from harness.regression.run import UntilDecided
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 from tests.harness.testing.test_plugin import Suite, _imported, suite  # noqa: F401 - fixtures
+from tests.repositories import begin_repository, git
 
 pytestmark = pytest.mark.slow
 PLAIN = ROOT / "tests" / "harness" / "attach" / "programs" / "plain.py"
@@ -57,11 +56,6 @@ def test_it(scenario):
 """
 
 
-def git(folder: Path, *words: str) -> str:
-    own = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def theirs(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:  # noqa: F811
     """A repository with code, scenarios and a test, one of whose files is not as it was committed."""
@@ -70,9 +64,7 @@ def theirs(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:  # noqa: F81
     shutil.copy(PLAIN, suite / "train.py")
     (suite / "own.yaml").write_text(OWN)
     (suite / "commands.yaml").write_text(COMMANDS)
-    git(suite.folder, "init", "-q")
-    git(suite.folder, "add", ".")
-    git(suite.folder, "commit", "-qm", "first")
+    begin_repository(suite.folder)
     (suite / "own_items.py").write_text(CODE.replace("0.0005", "0.0040"))
     return suite
 

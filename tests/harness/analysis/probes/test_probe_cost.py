@@ -86,7 +86,7 @@ def test_the_profiled_run_is_no_figure_and_no_gap() -> None:
 def test_what_a_probe_could_not_do_is_said_once() -> None:
     report = study({"text": ["nvml: no driver"], "text+profiled": ["nvml: no driver", "py-spy: not allowed"]})
     assert probe_problem_lines(report.probe_problems) == [
-        "nvml: no driver (text/0, text/1, text/2, ...)",
+        "nvml: no driver (text/0, text/1, text/2 and 3 more)",
         "py-spy: not allowed (text+profiled/0)",
     ]
     assert "- py-spy: not allowed" in page_of(report)

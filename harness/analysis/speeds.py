@@ -1,0 +1,62 @@
+"""How fast an arm is: by what its steps count, in each repetition, and how many times as fast as another arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
+from harness.analysis.statistics import CONFIDENCE, Estimate, paired_ratio
+
+# What a repetition did, and the time or steps it took for that.
+Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
+
+
+def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
+    """``amount`` of a repetition as a rate; None where it was not counted."""
+    return None if amount is None else (amount, repetition.wall_ns / 1e9)
+
+
+def trained_tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.trained_tokens, repetition)
+
+
+def tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.tokens, repetition)
+
+
+def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.steps, repetition)
+
+
+# What "faster" means, best first: a trainer that does not count tokens is compared by what it does count.
+MEASURES: tuple[tuple[str, Rate], ...] = (
+    ("trained tokens/s", trained_tokens_per_s),
+    ("tokens/s", tokens_per_s),
+    ("steps/s", steps_per_s),
+)
+
+
+def speed(baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE) -> Estimate | None:
+    """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
+    base, other = rates_of(baseline, rate), rates_of(candidate, rate)
+    if base is None or other is None:
+        return None
+    by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
+    return paired_ratio(base, other, by_repetition, confidence)
+
+
+def alternated(first: RunLedger, second: RunLedger) -> bool:
+    """Whether repetition k of both ran side by side in time."""
+    return first.by_repetition and second.by_repetition and first.record.session == second.record.session
+
+
+def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
+    """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
+    found: dict[int, dict[int, tuple[float, float]]] = {}
+    for block, run in blocks.items():
+        for repetition, totals in run.repetitions.items():
+            value = rate(totals)
+            if value is None:
+                return None
+            found.setdefault(block, {})[repetition] = value
+    return found
