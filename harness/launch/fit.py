@@ -17,7 +17,7 @@ from trainer.config import PRESET_VOCABULARY, TrainerConfig
 from trainer.data import pretrained
 from trainer.data.corpus import matching_files
 from trainer.errors import InputError
-from trainer.model import resolve_shape
+from trainer.model_files import model_files, objective_of
 from trainer.user_code import fingerprint
 
 PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
@@ -58,10 +58,11 @@ def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
 def _check_device(name: str, config: TrainerConfig) -> None:
     check_devices({name: config})
-    if config.compute.emulated is not None and config.compute.work == "model" and config.model.factory is None:
+    if config.compute.emulated is not None and config.compute.work == "model":
+        from trainer.compute.build import emulated_shape
         from trainer.compute.emulated import build_emulated
 
-        build_emulated(config, resolve_shape(config.model, 0, config.data.sequence_length))
+        build_emulated(config, emulated_shape(config, 0))
 
 
 def _check_code(_name: str, config: TrainerConfig) -> None:
@@ -72,6 +73,8 @@ def _check_code(_name: str, config: TrainerConfig) -> None:
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
     data = config.data
+    model_files(config.model)
+    objective_of(config.model)
     if data.source is None and data.corpus.builtin is None and data.corpus.parquet is not None:
         matching_files(data.corpus.parquet)
     if data.source is None and (folder := data.tokenizer.pretrained) is not None:
@@ -87,7 +90,8 @@ _NAMED: Mapping[str, Callable[[str, TrainerConfig], None]] = {
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:
     """How many tokens the tokenizer may have that sizes the model: 0 where none does, None where only it knows."""
-    fixed = config.model.vocab_size is not None or config.model.preset in PRESET_VOCABULARY
+    of_preset = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
+    fixed = config.model.vocab_size is not None or of_preset
     without_model = config.compute.work != "model" or config.compute.emulated is not None
     if fixed or without_model or config.data.source is not None:
         return 0
@@ -117,7 +121,7 @@ def check_memory_need(
     elif unknown is not None:
         yield ok(name, f"not known: the tokenizer, which harness run loads first, sizes the model of arm {unknown}")
     elif own := next((need.arm for use in most for need in use.group if need.own_model), None):
-        yield ok(name, f"not known: nobody knows how large the model of arm {own} is before model.factory builds it")
+        yield ok(name, f"not known: nobody knows how large the model of arm {own} is before it is built")
     elif refused is not None:
         finding = f"{refused.refusal}; less if the tokenizer learns fewer tokens than data.tokenizer.train asks for"
         yield warn(name, finding, f"{refused.advice}{FORCIBLE}")
