@@ -37,6 +37,7 @@ from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
+from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.model_files import model_files, objective_of
@@ -116,6 +117,7 @@ class Run:
         self.compute: Compute | None = None
         self.tables: RunTables | None = None
         self.batches: Batches | None = None
+        self._compiled = 0  # graphs, within measured steps
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
@@ -210,7 +212,9 @@ class Run:
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         self.probe_set.begin_steps()
+        compiled = compilations()
         self._take(steps, count, warmup=False)
+        self._compiled += compilations() - compiled
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
@@ -264,7 +268,7 @@ class Run:
         """The run's record, with what the run knows of itself."""
         return replace(
             ending.of(self.asked),
-            facts=self.facts,
+            facts=replace(self.facts, measured_compilations=self._compiled) if self._compiled else self.facts,
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=_peak_device_bytes(self.compute),
@@ -361,7 +365,7 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: s
         parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
         flops_per_token=flops,
         flops_convention=None if flops is None else convention,
-        attention=getattr(compute, "attention", None),
+        attention=compute.attention,
         vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
         model_fingerprint=model,
         device=compute.device,

@@ -34,6 +34,7 @@ class RunFacts:
     flops_per_token: int | float | None = None
     flops_convention: str | None = None  # by which they are counted; before there was a choice it was palm
     attention: str | None = None  # its implementation by transformers' name
+    measured_compilations: int | None = None  # graphs that torch.compile compiled within measured steps, if any
     vocab_size: int | None = None
     device: str | None = None
     asynchronous: bool | None = None

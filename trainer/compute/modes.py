@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError, one_line
@@ -49,7 +50,6 @@ def compiled(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 
 def compilations() -> int:
-    """How many graphs torch.compile has compiled in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+    """How many graphs torch.compile has compiled in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
