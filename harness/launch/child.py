@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
+from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
 from harness.launch.protocol import DataMessage
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
@@ -66,6 +67,8 @@ def main(descriptor: int, parent: int) -> int:
         traceback.print_exc()
         known = isinstance(error, InputError | LostBatchError)
         what = str(error) if known else with_fix(error)
+        if run is not None and is_out_of_memory(error):
+            what += advice(run.config, run.vocab_size, memory_of_this_run(type(error).__name__ == "OutOfMemoryError"))
         ending = RunEnding("failed", what)
     if run is not None:
         try:
@@ -117,6 +120,7 @@ class Run:
         self.compute: Compute | None = None
         self.tables: RunTables | None = None
         self.batches: Batches | None = None
+        self.vocab_size: int | None = None  # the tokenizer's, once it is known
         self._compiled = 0  # graphs, within measured steps
 
     def serve(self, channel: Channel) -> None:
@@ -176,6 +180,7 @@ class Run:
             files = self.data.get("files", {})
         prepared = prepare(self.config.data, files=files.get("data.source", ()))
         prepared = prepared.with_objective(objective_of(self.config.model))
+        self.vocab_size = prepared.vocab_size
         model = _model_fingerprint(self.config, files.get("model.factory", ()))
         _check_unchanged(self.config, prepared, model, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from harness.launch.memory import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
+from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
 from harness.machine.checks.check import Check, count, fail, ok, warn
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
-from trainer.config import PRESET_VOCABULARY, TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.data import pretrained
 from trainer.data.corpus import matching_files
 from trainer.errors import InputError
@@ -86,17 +87,6 @@ _NAMED: Mapping[str, Callable[[str, TrainerConfig], None]] = {
     "own code": _check_code,
     "files": _check_files,
 }
-
-
-def largest_vocabulary(config: TrainerConfig) -> int | None:
-    """How many tokens the tokenizer may have that sizes the model: 0 where none does, None where only it knows."""
-    of_preset = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
-    fixed = config.model.vocab_size is not None or of_preset
-    without_model = config.compute.work != "model" or config.compute.emulated is not None
-    if fixed or without_model or config.data.source is not None:
-        return 0
-    train = config.data.tokenizer.train
-    return None if train is None else train.vocab_size
 
 
 def check_memory_need(
