@@ -138,8 +138,11 @@ def _message(
         message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])
         fingerprints[f"code of model.factory {factory}{at}"] = message["model"]
     if (named := model_files(config.model)) is not None:
-        message["model"] = fingerprints[f"{named.title}"] = named.fingerprint
+        message["model"] = named.fingerprint
         message["hashed"] = known_digests()
+        if not isinstance(config.model.config, dict):  # else the scenario itself says all of it
+            size = config.model.vocab_size
+            fingerprints[named.title + ("" if size is None else f", vocab_size {size}")] = named.fingerprint
     return message
 
 

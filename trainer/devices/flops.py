@@ -48,6 +48,9 @@ def lookups(shape: Shape) -> int:
 def flops_per_token(shape: Shape, sequence_length: int, convention: Convention = "palm") -> float:
     """Count training FLOPs per token, forward and backward, by a named convention. The optimizer is left out.
 
+    What activation checkpointing computes again is not counted either: these are the model's FLOPs (MFU), not the
+    hardware's (HFU).
+
     palm: 6 N + 12 x layers x heads x head_dim x sequence (Chowdhery et al. 2022, "PaLM", appendix B). N leaves out
     embedding *lookups* (no matrix product) but counts the output projection; the attention term counts the full square,
     masked half included. torch's own counter (torch.utils.flop_counter) counts the same products, without what the 6 N

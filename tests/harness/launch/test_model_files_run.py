@@ -12,6 +12,7 @@ import harness.launch.study as launch
 from harness.launch.block import _modules
 from harness.launch.child import _check_unchanged, _model_fingerprint
 from harness.launch.preparation import prepare_data
+from harness.regression.user_code import _anchored
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
@@ -42,6 +43,26 @@ def test_a_model_that_changes_while_a_study_runs_ends_its_runs(tmp_path: Path) -
         _check_unchanged(asked, data, _model_fingerprint(asked, ()), found.by_arm["one"])
     assert str(caught.value).startswith(f"the content of model.config {tmp_path} is no longer what the study was begun")
     assert prepare_data({"one": asked}, 30).fingerprints[title] != found.fingerprints[title]
+
+
+def test_a_config_in_the_scenario_is_recorded_with_it_and_one_in_a_folder_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    arms = {
+        "inline": config({"config": QWEN}),
+        "folder": config({"config": str(tmp_path)}),
+        "more": config({"config": str(tmp_path), "vocab_size": 1024}),
+    }
+    found = prepare_data(arms, 30)
+    titles = {f"model.config: {tmp_path}", f"model.config: {tmp_path}, vocab_size 1024"}
+    assert {name for name in found.fingerprints if name.startswith("model")} == titles
+    assert len({found.by_arm[arm]["model"] for arm in arms}) == 2  # the folder holds what the scenario does
+
+
+def test_a_folder_named_from_here_is_found_by_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _anchored(config({"config": "here"})).model.config == str(tmp_path / "here")
+    assert _anchored(config({"pretrained": "here"})).model.pretrained == str(tmp_path / "here")
+    assert _anchored(config({"config": QWEN})).model.config == QWEN
 
 
 @pytest.mark.parametrize(
