@@ -125,6 +125,7 @@ class _Model:
     """The compute that CudaTimeline wraps: launches kernels, and waits where torch does."""
 
     parameters: int | None = None
+    attention: str | None = None
 
     device, asynchronous, emulated = "a CUDA stream on paper", True, False
 

@@ -1,22 +1,39 @@
-"""Resolves model shapes (without torch) and builds the models from transformers configs with random weights."""
+"""Resolves model shapes (without torch, for the families that arithmetic knows) and builds the presets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from trainer.config import PRESET_VOCABULARY, PRESETS, ModelConfig
+from trainer.config import DIMENSIONS, PRESET_VOCABULARY, PRESETS, ModelConfig
 from trainer.errors import InputError
+from trainer.json_types import Json
+from trainer.model_files import ModelFiles, model_files
 
 if TYPE_CHECKING:
     import torch
 
+FAMILIES = ("gpt2", "llama", "distilbert")  # whose parameters arithmetic counts (see trainer/devices/flops.py)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Parameters of a model that no formula knows, counted on the model itself."""
+
+    parameters: int
+    lookups: int
+    """Of embeddings that are looked up alone, in no matrix product: a tied output projection is none of them."""
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Every dimension of a model, resolved. ``positions`` is the longest sequence it takes."""
+    """Every dimension of a model, resolved. ``positions`` is the longest sequence it takes.
 
-    family: Literal["gpt2", "llama"]
+    ``family``: one of :data:`FAMILIES`, or another of the transformers library, which then is ``counted``.
+    """
+
+    family: str
     layers: int
     width: int
     heads: int
@@ -24,14 +41,112 @@ class Shape:
     ffn_width: int
     vocab_size: int
     positions: int
+    head_width: int | None = None
+    """Of one attention head; None: width / heads."""
+    counted: Counted | None = None
+
+    @property
+    def attention_width(self) -> int:
+        """Of all attention heads together."""
+        return self.heads * (self.head_width or self.width // self.heads)
+
+
+def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape | None:
+    """The shape of any model; None where nobody knows it before it is built, as of a factory's.
+
+    Raises InputError where the model cannot be had, or does not fit the tokenizer or the sequence length.
+    """
+    if config.factory is not None:
+        return None
+    if (files := model_files(config)) is None:
+        return resolve_shape(config, tokenizer_vocab_size, sequence_length)
+    shape = _shape_of_files(files)
+    if shape is None:
+        from trainer.transformers_models import count
+
+        if (found := count(files, config)) is None:
+            return None
+        shape = counted_shape(files.model_type, **found)
+    if tokenizer_vocab_size > shape.vocab_size:
+        raise InputError(
+            f"{files.title} has {shape.vocab_size} token ids, fewer than the tokenizer ({tokenizer_vocab_size}); "
+            "give its own tokenizer" + (", or model.vocab_size" if config.pretrained is None else "")
+        )
+    if sequence_length > shape.positions:
+        raise InputError(
+            f"data.sequence_length: {sequence_length}, but {files.title} has {shape.positions} positions; allowed: "
+            f"at most {shape.positions}"
+        )
+    return shape
+
+
+def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
+    """A shape whose parameters were counted."""
+    whole = Shape(family, **dimensions)  # type: ignore[arg-type]
+    return replace(whole, counted=Counted(parameters, lookups))
+
+
+# What a config.json calls the dimensions, the library's general name last, and its defaults.
+_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gpt2": {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "ffn_width": ("n_inner",),
+             "positions": ("n_positions",)},
+    "llama": {"layers": (), "width": (), "heads": (), "ffn_width": ("intermediate_size",), "positions": ()},
+    "distilbert": {"layers": ("n_layers",), "width": ("dim",), "heads": ("n_heads",), "ffn_width": ("hidden_dim",),
+                   "positions": ()},
+}  # fmt: skip
+_GENERAL = {
+    "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
+    "positions": "max_position_embeddings",
+}  # fmt: skip
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "gpt2": {"layers": 12, "width": 768, "heads": 12, "positions": 1024, "vocab_size": 50257},
+    "llama": {"layers": 32, "width": 4096, "heads": 32, "ffn_width": 11008, "positions": 2048, "vocab_size": 32000},
+    "distilbert": {"layers": 6, "width": 768, "heads": 12, "ffn_width": 3072, "positions": 512, "vocab_size": 30522},
+}
+# What the formulas take for granted, by family: key of a config.json -> its default, which is what they count.
+_ASSUMED: Mapping[str, Mapping[str, Json]] = {
+    "gpt2": {"tie_word_embeddings": True, "add_cross_attention": False},
+    "llama": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
+    "distilbert": {"tie_word_embeddings": True},
+}
+
+
+def _shape_of_files(files: ModelFiles) -> Shape | None:
+    """By the keys of a config.json alone; None for another family, or for what the formulas do not count."""
+    family, content = files.model_type, files.content
+    if family not in FAMILIES or any(content.get(key, one) != one for key, one in _ASSUMED[family].items()):
+        return None
+    found: dict[str, int] = {}
+    for dimension, names in _NAMES[family].items():
+        keys = [*names, *([_GENERAL[dimension]] if dimension in _GENERAL else [])]
+        value = next((content[key] for key in keys if content.get(key) is not None), None)
+        found[dimension] = _whole(files, keys[0], _DEFAULTS[family].get(dimension) if value is None else value)
+    found["vocab_size"] = _whole(files, "vocab_size", content.get("vocab_size", _DEFAULTS[family]["vocab_size"]))
+    if not found["ffn_width"]:
+        found["ffn_width"] = 4 * found["width"]
+    kv_heads = content.get("num_key_value_heads") if family == "llama" else None
+    found["kv_heads"] = found["heads"] if kv_heads is None else _whole(files, "num_key_value_heads", kv_heads)
+    head_width = content.get("head_dim") if family == "llama" else None
+    if head_width is not None and head_width != found["width"] // found["heads"]:
+        return None
+    return Shape(family=family, **found)  # type: ignore[arg-type]
+
+
+def _whole(files: ModelFiles, key: str, value: Json) -> int:
+    if value is None and key == "n_inner":
+        return 0  # gpt2's own word for four times the width
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{files.title}: {key}: {value!r}; allowed: a whole number of at least 1")
+    return value
 
 
 def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape:
-    """Resolve the shape that ``config`` asks for. Raises InputError where dimensions or tokenizer do not fit."""
+    """Resolve the shape of a preset's model. Raises InputError where dimensions or tokenizer do not fit."""
+    assert config.preset is not None
     dimensions = dict(PRESETS[config.preset])
     # A preset without a vocabulary takes the tokenizer's, rounded up to a multiple of 64 (matrix units like it).
     dimensions["vocab_size"] = PRESET_VOCABULARY.get(config.preset, -(-tokenizer_vocab_size // 64) * 64)
-    for key in ("family", "layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size"):
+    for key in (*DIMENSIONS, "vocab_size"):
         value = getattr(config, key)
         if value is not None:
             dimensions[key] = value
@@ -48,9 +163,9 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
         )
     if shape.heads % shape.kv_heads:
         raise InputError(f"model.kv_heads: {shape.kv_heads} does not divide model.heads ({shape.heads})")
-    if shape.family == "gpt2" and shape.kv_heads != shape.heads:
+    if shape.family != "llama" and shape.kv_heads != shape.heads:
         raise InputError(
-            f"model.kv_heads: gpt2 has as many key-value heads as heads ({shape.heads}), not {shape.kv_heads}"
+            f"model.kv_heads: {shape.family} has as many key-value heads as heads ({shape.heads}), not {shape.kv_heads}"
         )
     if tokenizer_vocab_size > shape.vocab_size:
         raise InputError(
@@ -60,8 +175,12 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
     return shape
 
 
-def build_model(shape: Shape) -> torch.nn.Module:
-    """Build a causal language model with random weights. Dropout is 0, so that runs differ only as declared."""
+def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
+    """Build a preset's model with random weights. Dropout is 0, so that runs differ only as declared.
+
+    ``attention``: its implementation by transformers' name; None: what that takes by itself.
+    """
+    chosen = {} if attention is None else {"attn_implementation": attention}
     if shape.family == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -79,10 +198,28 @@ def build_model(shape: Shape) -> torch.nn.Module:
                 use_cache=False,
                 bos_token_id=None,
                 eos_token_id=None,
+                **chosen,
             )
         )
         model.loss_type = "ForCausalLM"  # transformers cannot tell it from the class name and would warn
         return model  # type: ignore[no-any-return]
+    if shape.family == "distilbert":
+        from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+        return DistilBertForMaskedLM(  # type: ignore[no-any-return]
+            DistilBertConfig(
+                vocab_size=shape.vocab_size,
+                max_position_embeddings=shape.positions,
+                dim=shape.width,
+                n_layers=shape.layers,
+                n_heads=shape.heads,
+                hidden_dim=shape.ffn_width,
+                dropout=0.0,
+                attention_dropout=0.0,
+                pad_token_id=None,
+                **chosen,
+            )
+        )
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(  # type: ignore[no-any-return]
@@ -98,5 +235,6 @@ def build_model(shape: Shape) -> torch.nn.Module:
             use_cache=False,
             bos_token_id=None,
             eos_token_id=None,
+            **chosen,
         )
     )

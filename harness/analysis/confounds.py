@@ -45,14 +45,16 @@ OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
 # Facts follow from configuration: a declared key that starts with one of these explains a differing fact.
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "parameters": ("model", "data.tokenizer"),
-    "flops_per_token": ("model", "data.tokenizer", "data.sequence_length"),
+    "flops_per_token": ("model", "data.tokenizer", "data.sequence_length", "compute.flops_convention"),
+    "flops_convention": ("compute.flops_convention", "model"),
+    "attention": ("model", "compute.device"),
     "device": ("compute.device",),
     "asynchronous": ("compute.device",),
     "device_count": ("compute.device",),
     "threads": ("compute.threads",),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus", "data.source"),
-    "model_fingerprint": ("model.factory",),
+    "model_fingerprint": ("model.factory", "model.config", "model.pretrained", "model.vocab_size"),
     "vocab_size": ("model", "data.tokenizer", "data.source"),
     "workers": ("data.workers", COMMAND),
     "iterable": ("data.source", COMMAND),
@@ -74,8 +76,8 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 }
 # Facts that are measured, and differ from run to run.
 MEASURED = {
-    "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share", "evaluating_steps",
-    "evaluating_share",
+    "measured_compilations", "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share",
+    "evaluating_steps", "evaluating_share",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ StudyProblemKind = Literal[
     "few blocks",
     "few steps",
     "diverged",
+    "compiled",
 ]
 
 
@@ -40,10 +41,11 @@ class StudyProblem:
     """Something that is missing from a study."""
 
     kind: StudyProblemKind
-    count: int = 0  # "partial": finished ones of the planned runs; "few blocks": blocks; "diverged": runs that did
-    planned: int = 0  # "partial": runs; "diverged": of so many
+    # "partial": finished ones of the planned runs; "few blocks": blocks; "diverged", "compiled": runs that did
+    count: int = 0
+    planned: int = 0  # "partial": runs; "diverged", "compiled": of so many
     status: str = ""  # "status": the study's
-    arm: str = ""  # "no measured step", "diverged": whose
+    arm: str = ""  # "no measured step", "diverged", "compiled": whose
     names: tuple[str, ...] = ()  # "partial": the other planned runs (``arm/block``); "stray": arms not of the study
     failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
     blocks: tuple[int, ...] = ()
@@ -102,6 +104,7 @@ def study_problems(
         else:
             found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
     found += _diverged(study, arms, ledgers)
+    found += _compiled(records)
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
         one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it
@@ -128,6 +131,13 @@ def _diverged(
         for arm in arms
         if times.get(arm.name) and arm.name not in compared and not (arm.of and times.get(arm.of))
     ]
+
+
+def _compiled(records: Mapping[str, Sequence[RunRecord]]) -> Iterator[StudyProblem]:
+    """Arms whose measured steps hold the time of compiling."""
+    for name, group in records.items():
+        if compiled := sum(bool(record.facts.measured_compilations) for record in group):
+            yield StudyProblem("compiled", compiled, len(group), arm=name)
 
 
 def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:

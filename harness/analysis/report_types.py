@@ -88,6 +88,7 @@ class ModelSpeed:
     flops_per_s: float | None = None  # of the model
     mfu: float | None = None
     mfu_of: str = ""  # the peak that MFU is a share of
+    convention: str = ""  # by which the model's FLOPs were counted; "" where they were not
     no_mfu: NoMfu | None = None
 
 

@@ -193,6 +193,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     )
 
 
+ONLY_CONVENTION = "palm"  # before a run recorded which
 _NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))
 
 
@@ -252,6 +253,7 @@ def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> Mod
     flops, peak = facts.flops_per_token, facts.peak_flops_per_s
     if flops is None:
         return replace(found, no_mfu=NoMfu("no flops"))
+    found = replace(found, convention=facts.flops_convention or ONLY_CONVENTION)
     if totals.tokens_per_s is None:
         return found
     flops_per_s = float(flops) * totals.tokens_per_s.median

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.devices.flops import flops_per_token, parameters
+from trainer.devices.flops import flops_per_token, lookups, parameters
 from trainer.model import Shape
 
 PALM = "as PaLM does"
@@ -53,13 +53,15 @@ def _weights(shape: Shape) -> dict[str, int]:
     """Text -> parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
-    lookups = shape.positions * shape.width if shape.family == "gpt2" else embedding
-    palm = everything - lookups
+    palm = everything - lookups(shape)
     norm_weights = (2 * shape.layers + 1) * shape.width
     biases = 0
-    if shape.family == "gpt2":  # attention 4 widths, feed-forward 1 width and its own, two norms, and the last norm
+    if shape.family != "llama":  # attention 4 widths, feed-forward 1 width and its own, two norms, and the last norm
         biases = shape.layers * (7 * shape.width + shape.ffn_width) + shape.width
-    lookups_too = "with position embeddings" if shape.family == "gpt2" else "with embedding lookups"
+    if shape.family == "distilbert":  # its head: a matrix and a norm, and a bias for each token id
+        biases += 2 * shape.width + shape.vocab_size
+        norm_weights += shape.width
+    lookups_too = "with embedding lookups" if shape.family == "llama" else "with position embeddings"
     found = {
         "": palm,
         f"{lookups_too} (all parameters)": everything,

@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
 from harness.machine.environment import has_nvidia_driver
-from trainer.config import PRESETS, TrainerConfig
+from trainer.config import PRESETS, ModelConfig, TrainerConfig
+from trainer.errors import InputError
 from trainer.json_types import JsonObject, section
+from trainer.model_files import model_files
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,7 @@ def _modules(processes: list[RunProcess]) -> list[str]:
         # The first optimizer imports it, 1.3 s in each run. Whether it asks a device anything, which no process may
         # before it forks, was looked at without one only.
         modules += [] if has_nvidia_driver() else ["torch._dynamo"]
-        families = {_family(section(config, "model")) for config in computing}
-        modules += [f"transformers.models.{family}.modeling_{family}" for family in sorted(families)]
+        modules += sorted({module for config in computing for module in _model_modules(section(config, "model"))})
     return modules
 
 
@@ -121,8 +124,27 @@ def _computes(config: JsonObject) -> bool:
     return compute["work"] == "model" and isinstance(compute["device"], str)
 
 
-def _family(model: JsonObject) -> str:
-    return str(model["family"] or PRESETS[str(model["preset"])]["family"])
+def _model_modules(model: JsonObject) -> list[str]:
+    """What building this model imports of transformers, as far as its configuration says so."""
+    if (preset := model.get("preset")) is not None:
+        family = str(model["family"] or PRESETS[str(preset)]["family"])
+        return [_modeling(family)]
+    auto = "transformers.models.auto.modeling_auto"
+    try:
+        files = model_files(ModelConfig.model_validate(model))
+    except (InputError, ValueError):  # its run says what is wrong
+        return [auto]
+    if files is None:
+        return [auto]
+    family = files.model_type.replace("-", "_")
+    transformers = find_spec("transformers")
+    places = () if transformers is None else (transformers.submodule_search_locations or ())
+    known = any(Path(place, "models", family, f"modeling_{family}.py").is_file() for place in places)
+    return [auto, _modeling(family)] if known else [auto]
+
+
+def _modeling(family: str) -> str:
+    return f"transformers.models.{family}.modeling_{family}"
 
 
 def _take_repetitions(

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
+from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
 from harness.launch.protocol import DataMessage
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
@@ -37,8 +38,10 @@ from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
+from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
+from trainer.model_files import model_files, objective_of
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
@@ -64,6 +67,8 @@ def main(descriptor: int, parent: int) -> int:
         traceback.print_exc()
         known = isinstance(error, InputError | LostBatchError)
         what = str(error) if known else with_fix(error)
+        if run is not None and is_out_of_memory(error):
+            what += advice(run.config, run.vocab_size, memory_of_this_run(type(error).__name__ == "OutOfMemoryError"))
         ending = RunEnding("failed", what)
     if run is not None:
         try:
@@ -115,6 +120,8 @@ class Run:
         self.compute: Compute | None = None
         self.tables: RunTables | None = None
         self.batches: Batches | None = None
+        self.vocab_size: int | None = None  # the tokenizer's, once it is known
+        self._compiled = 0  # graphs, within measured steps
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
@@ -172,8 +179,9 @@ class Run:
             cache.trust(self.data["hashed"])
             files = self.data.get("files", {})
         prepared = prepare(self.config.data, files=files.get("data.source", ()))
-        own = self.config.model.factory
-        model = None if own is None else fingerprint("model.factory", own, others=files.get("model.factory", ()))
+        prepared = prepared.with_objective(objective_of(self.config.model))
+        self.vocab_size = prepared.vocab_size
+        model = _model_fingerprint(self.config, files.get("model.factory", ()))
         _check_unchanged(self.config, prepared, model, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
@@ -181,7 +189,7 @@ class Run:
         folder = self.folder.run(self.asked.arm, self.asked.block)
         attach = partial(attach_in_worker, parent, self.probes, folder)
         batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
-        compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
+        compute = self.compute = build_compute(self.config, prepared.vocab_size)
         self.facts = _facts(self.config, compute, prepared, model)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
@@ -209,7 +217,9 @@ class Run:
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         self.probe_set.begin_steps()
+        compiled = compilations()
         self._take(steps, count, warmup=False)
+        self._compiled += compilations() - compiled
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
@@ -263,7 +273,7 @@ class Run:
         """The run's record, with what the run knows of itself."""
         return replace(
             ending.of(self.asked),
-            facts=self.facts,
+            facts=replace(self.facts, measured_compilations=self._compiled) if self._compiled else self.facts,
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=_peak_device_bytes(self.compute),
@@ -273,7 +283,7 @@ class Run:
 def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
     """Raise InputError where this run would train on something else, or another model, than the study was begun with.
 
-    ``model``: the fingerprint of the code of a model of the user's own.
+    ``model``: the fingerprint of the code of a model of the user's own, or of the files that it is made of.
     """
     if data is None:
         return
@@ -281,13 +291,28 @@ def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | Non
     for what, name, found, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
-        ("code of model.factory", config.model.factory, model, data.get("model", model)),
+        (*_model_named(config), model, data.get("model", model)),
     ):
         if found != begun:
             raise InputError(
                 f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {found}): "
                 "one study must not mix the two; leave it alone while a study runs, and start a new one"
             )
+
+
+def _model_fingerprint(config: TrainerConfig, others: Iterable[str]) -> str | None:
+    """Of the code or the files that a scenario names as its model; None for a preset. ``others``: see user_code."""
+    if (factory := config.model.factory) is not None:
+        return fingerprint("model.factory", factory, others=others)
+    files = model_files(config.model)
+    return None if files is None else files.fingerprint
+
+
+def _model_named(config: TrainerConfig) -> tuple[str, str | None]:
+    """What errors call that model: its key, and its name."""
+    if config.model.factory is not None or (files := model_files(config.model)) is None:
+        return "code of model.factory", config.model.factory
+    return f"content of {files.key}", files.name
 
 
 def _now() -> str:
@@ -329,13 +354,13 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: s
     from trainer.compute.emulated import assumptions
     from trainer.data.dataset import iterable_sources
     from trainer.devices.flops import flops_per_token, parameters
-    from trainer.model import resolve_shape
+    from trainer.model import shape_of
 
     computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
-    own = config.model.factory  # of such a model only its parameters are known
-    shape = None
-    if own is None:
-        shape = resolve_shape(config.model, prepared.tokenizer.vocab_size, config.data.sequence_length)
+    # Of a factory's model, and of one without a formula, only its parameters are known.
+    shape = shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
+    length, convention = config.data.sequence_length, config.compute.flops_convention
+    flops = flops_per_token(shape, length, convention) if computed and shape is not None else None
     device = config.compute.emulated if computed else None
     profile = _device_profile(config, compute)
     nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
@@ -343,7 +368,9 @@ def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: s
         emulation=assumptions(config, shape) if device is not None and shape is not None else None,
         **asdict(profile),
         parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
-        flops_per_token=flops_per_token(shape, config.data.sequence_length) if computed and shape is not None else None,
+        flops_per_token=flops,
+        flops_convention=None if flops is None else convention,
+        attention=compute.attention,
         vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
         model_fingerprint=model,
         device=compute.device,

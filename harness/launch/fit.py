@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from harness.launch.memory import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
+from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
 from harness.machine.checks.check import Check, count, fail, ok, warn
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
-from trainer.config import PRESET_VOCABULARY, TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.data import pretrained
 from trainer.data.corpus import matching_files
 from trainer.data.tokenizers import sentencepiece_file
 from trainer.errors import InputError
-from trainer.model import resolve_shape
+from trainer.model_files import model_files, objective_of
 from trainer.user_code import files
 
 _CORRECT = "correct it in the scenario"
@@ -60,10 +61,11 @@ def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
 def _check_device(name: str, config: TrainerConfig) -> None:
     check_devices({name: config})
-    if config.compute.emulated is not None and config.compute.work == "model" and config.model.factory is None:
+    if config.compute.emulated is not None and config.compute.work == "model":
+        from trainer.compute.build import emulated_shape
         from trainer.compute.emulated import build_emulated
 
-        build_emulated(config, resolve_shape(config.model, 0, config.data.sequence_length))
+        build_emulated(config, emulated_shape(config, 0))
 
 
 def _check_code(_name: str, config: TrainerConfig) -> None:
@@ -72,6 +74,8 @@ def _check_code(_name: str, config: TrainerConfig) -> None:
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
+    model_files(config.model)
+    objective_of(config.model)
     corpus, tokenizer = config.data.corpus, config.data.tokenizer
     if config.data.source is not None:
         return  # which reads what it likes
@@ -89,16 +93,6 @@ _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
     "own code": (_check_code, _ELSEWHERE),
     "files": (_check_files, _ELSEWHERE),
 }
-
-
-def largest_vocabulary(config: TrainerConfig) -> int | None:
-    """How many tokens the tokenizer may have that sizes the model: 0 where none does, None where only it knows."""
-    fixed = config.model.vocab_size is not None or config.model.preset in PRESET_VOCABULARY
-    without_model = config.compute.work != "model" or config.compute.emulated is not None
-    if fixed or without_model or config.data.source is not None:
-        return 0
-    train = config.data.tokenizer.train
-    return None if train is None else train.vocab_size
 
 
 def check_memory_need(
@@ -123,7 +117,7 @@ def check_memory_need(
     elif unknown is not None:
         yield ok(name, f"not known: the tokenizer, which harness run loads first, sizes the model of arm {unknown}")
     elif own := next((need.arm for use in most for need in use.group if need.own_model), None):
-        yield ok(name, f"not known: nobody knows how large the model of arm {own} is before model.factory builds it")
+        yield ok(name, f"not known: nobody knows how large the model of arm {own} is before it is built")
     elif refused is not None:
         finding = f"{refused.refusal}; less if the tokenizer learns fewer tokens than data.tokenizer.train asks for"
         yield warn(name, finding, f"{refused.advice}{FORCIBLE}")

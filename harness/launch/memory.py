@@ -20,7 +20,7 @@ from harness.machine.memory import read_memory
 from trainer.config import TrainerConfig
 from trainer.devices.footprint import ByteRange, Footprint, batch_bytes, footprint
 from trainer.errors import InputError
-from trainer.model import resolve_shape
+from trainer.model import shape_of
 
 MIB, GIB = 2**20, 2**30
 # What a run forked from the fork server has for itself, the model left out (measured with tiny models: 50 to 260 MB
@@ -49,13 +49,13 @@ class RunNeed:
     computes_on: Literal["host", "cuda", "auto"]
     """auto: on CUDA if torch is built with it; only a driver was found."""
     training: Footprint | None
-    """None where no torch model is trained, or one of the user's own, of which nothing is known before it is built."""
+    """None where no torch model is trained, or one of which nothing is known before it is built (a factory's)."""
     workers: int
     batch: ByteRange
     in_flight: int
     """Batches that are built ahead, and with none of these the one that is used."""
     own_model: bool = False
-    """Its model is one of the user's own: what that takes comes on top, and is not known before it is built."""
+    """Its model is a factory's, or one without a formula: what it takes comes on top, and is not known before."""
 
     @property
     def in_memory(self) -> Holding:
@@ -107,16 +107,17 @@ class RunNeed:
 def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
     """Estimate what a run of ``config`` takes; imports no torch."""
     data, device = config.data, config.compute.device
-    training = None
-    if config.compute.work == "model" and config.compute.emulated is None and config.model.factory is None:
-        training = footprint(config, resolve_shape(config.model, vocab_size, data.sequence_length))
+    training, computes = None, config.compute.work == "model" and config.compute.emulated is None
+    shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
+    if shape is not None:
+        training = footprint(config, shape)
     computes_on: Literal["host", "cuda", "auto"] = "host"
     if device == "cuda":
         computes_on = "cuda"
     elif device == "auto" and has_nvidia_driver():
         computes_on = "auto"
     ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
-    own_model = config.model.factory is not None
+    own_model = config.model.factory is not None or (computes and shape is None)
     return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), own_model)
 
 
@@ -132,7 +133,9 @@ def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:
     if available is None:
         return "runs", f"free {where} is unknown here"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
-    without = " without the models of model.factory, whose size is not known" * any(need.own_model for need in needs)
+    without = " without the models whose size is not known (model.factory, or no formula)" * any(
+        need.own_model for need in needs
+    )
     text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{without}, "
     text += f"{available / GIB:.1f} GiB {where} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text

@@ -23,6 +23,7 @@ from harness.study.validation import first_fault
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section
+from trainer.model_files import model_files, objective_of
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ def prepare_data(
     ``start_s``: how long a trial of the user's own code may take. ``codes``: of the arms that run another state of that
     code than the one here. Raises InputError where an arm cannot work.
     """
+    from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
     from trainer.data.prepare import check_workers, prepare
-    from trainer.model import resolve_shape
+    from trainer.model import shape_of
 
     codes = codes or {}
     tried = TriedSources(start_s)
@@ -85,7 +87,10 @@ def prepare_data(
             what = data.source or data.path
             with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data, places)
-        found = by_arm[name] = prepared[key]
+        try:
+            found = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
+        except InputError as error:
+            raise InputError(f"arm {name}: {error}") from error
         check_workers(data, found)
         if data.source is not None:
             tried.check(name, config, code)
@@ -95,14 +100,14 @@ def prepare_data(
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:
             tried.check_model(factory, code)
+        elif config.compute.emulated is not None and config.compute.work == "model":
+            try:
+                build_emulated(config, emulated_shape(config, found.vocab_size))
+            except InputError as error:
+                raise InputError(f"arm {name}: {error}") from error
         else:
-            shape = resolve_shape(config.model, found.tokenizer.vocab_size, data.sequence_length)
-            if config.compute.emulated is not None and config.compute.work == "model":
-                try:
-                    build_emulated(config, shape)
-                except InputError as error:
-                    raise InputError(f"arm {name}: {error}") from error
-        needs.append(need_of(name, config, found.tokenizer.vocab_size))
+            shape_of(config.model, found.vocab_size, data.sequence_length)  # one that the data do not fit
+        needs.append(need_of(name, config, found.vocab_size))
     messages = {
         name: _message(config, by_arm[name], tried, fingerprints, codes.get(name)) for name, config in configs.items()
     }
@@ -132,6 +137,12 @@ def _message(
         files["model.factory"] = tried.files("model.factory", factory, code)
         message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])
         fingerprints[f"code of model.factory {factory}{at}"] = message["model"]
+    if (named := model_files(config.model)) is not None:
+        message["model"] = named.fingerprint
+        message["hashed"] = known_digests()
+        if not isinstance(config.model.config, dict):  # else the scenario itself says all of it
+            size = config.model.vocab_size
+            fingerprints[named.title + ("" if size is None else f", vocab_size {size}")] = named.fingerprint
     return message
 
 

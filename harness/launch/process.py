@@ -16,6 +16,7 @@ from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
+from harness.launch.out_of_memory import advice_for_a_killed_run
 from harness.launch.protocol import RECORD_FIELDS, DataMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
 from harness.machine.memory import session_peak_bytes
@@ -23,7 +24,7 @@ from harness.probes.run_probes import RunProbes
 from harness.study.contract import RUN_FILES
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
-from trainer.json_types import integer, section
+from trainer.json_types import JsonObject, integer, section
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
@@ -245,16 +246,17 @@ class RunProcess:
                 self.record,
                 status="failed",
                 exit_code=code,
-                error=error or _reason(code),
+                error=error or _reason(code, self.record.config),
                 ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             self._folder.write_run(self.record)
         raise RunFailed(self.record.error)
 
 
-def _reason(code: int | None) -> str:
+def _reason(code: int | None, config: JsonObject) -> str:
     if code is None:
         return "the fork server that started the runs of this block was killed (out of memory?)"
     if code >= 0:
         return f"the process ended with status {code} and no word; see log.txt"
-    return f"the process was {killed_by(-code)}"
+    advice = advice_for_a_killed_run(config) if -code == signal.SIGKILL else ""
+    return f"the process was {killed_by(-code)}{advice}"

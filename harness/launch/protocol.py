@@ -92,7 +92,7 @@ class DataMessage(TypedDict):
     tokenizer: str  # fingerprint
     hashed: list[list[str | int]]  # see trainer.data.cache.known_digests
     files: NotRequired[dict[str, list[str]]]  # that the user's code imports, by the key that names it; see user_code
-    model: NotRequired[str]  # fingerprint of the code of a model of the user's own
+    model: NotRequired[str]  # fingerprint of the code or the files of a model of the user's own
 
 
 class StartMessage(TypedDict):

@@ -20,7 +20,7 @@ from harness.launch.waiting import looks
 from harness.machine.processes import with_variable
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line
-from trainer.model import resolve_shape
+from trainer.model import shape_of
 
 KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
@@ -71,10 +71,10 @@ class TriedSources:
             if found["threads"] and note not in self.notes:
                 self.notes.append(note)
                 print(f"note: {note}", file=sys.stderr)
-        if config.model.factory is not None:
+        shape = shape_of(config.model, 0, data.sequence_length)
+        if shape is None:
             return  # it knows itself how many ids it takes
         smallest, largest = self._tried[asked]
-        shape = resolve_shape(config.model, 0, data.sequence_length)
         if not shape.vocab_size:
             raise InputError(
                 f"arm {arm}: model.vocab_size: give it, as {data.source} does not say how many ids there are (the "

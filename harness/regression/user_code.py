@@ -102,7 +102,10 @@ def _anchored(config: TrainerConfig) -> TrainerConfig:
     """``config`` with the files that it names by relative paths named from here, as its run starts elsewhere."""
     nested = config.model_dump(mode="json")
     data, device = nested["data"], nested["compute"]["device"]
-    corpus, tokenizer = data["corpus"], data["tokenizer"]
+    corpus, tokenizer, model = data["corpus"], data["tokenizer"], nested["model"]
+    for key in ("config", "pretrained"):
+        if isinstance(model[key], str):
+            model[key] = str(expanded(model[key]).absolute())
     for section, key in ((corpus, "parquet"), (tokenizer, "sentencepiece"), (tokenizer, "pretrained")):
         # Whatever is no folder may be a name on the hub.
         if section[key] is not None and (key != "pretrained" or expanded(section[key]).is_dir()):

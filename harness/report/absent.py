@@ -120,6 +120,11 @@ def _problem(one: StudyProblem) -> str:
                 f"{one.arm}: its loss diverged in {count(one.count, 'run')} of {one.planned} (NaN, infinite or far "
                 "above its start): what does not train says little by its speed"
             )
+        case "compiled":
+            return (
+                f"{one.arm}: torch.compile compiled within measured steps in {count(one.count, 'run')} of "
+                f"{one.planned}, which its step times hold; give more warmup_steps, or batches of one shape"
+            )
         case "few blocks":
             return (
                 f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "

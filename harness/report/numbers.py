@@ -22,6 +22,7 @@ from harness.report.tables import (
 )
 from harness.report.words import number, percent
 from harness.study.contract import STAGES
+from trainer.devices.flops import CONVENTIONS
 
 
 def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
@@ -75,6 +76,9 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
     )
     if peaks:
         note += f" MFU is the share of: {safe('; '.join(map(str, peaks)))}."
+    counted = dict.fromkeys(arm.speed.convention for arm in shown if arm.speed.flops_per_s is not None)
+    if counted:
+        note += f" Model FLOPs are counted by: {safe('; '.join(CONVENTIONS.get(one, one) for one in counted))}."
     if reasons:
         note += f" MFU is not given: {safe('; '.join(reasons))}."
     return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])

@@ -109,6 +109,7 @@ def _arm(arm: ArmReport) -> Json:
         "mfu": finite(speed.mfu),
         "mfu_reason": mfu_reason(speed.no_mfu),
         "mfu_of": speed.mfu_of or None,
+        "flops_convention": speed.convention or None,
         "model_flops_per_s": finite(speed.flops_per_s),
         "device": speed.device,
         "ledger": dict(totals.ledger),

@@ -16,6 +16,7 @@ Nested = dict[str, Json]
 EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("data", "tokenizer"): ("train", "pretrained", "sentencepiece"),
     ("data", "corpus"): ("builtin", "parquet"),
+    ("model",): ("preset", "config", "pretrained", "factory"),
 }
 
 

@@ -32,6 +32,9 @@ class RunFacts:
     price_per_hour_usd: int | float | None = None
     parameters: int | None = None
     flops_per_token: int | float | None = None
+    flops_convention: str | None = None  # by which they are counted; before there was a choice it was palm
+    attention: str | None = None  # its implementation by transformers' name
+    measured_compilations: int | None = None  # graphs that torch.compile compiled within measured steps, if any
     vocab_size: int | None = None
     device: str | None = None
     asynchronous: bool | None = None
@@ -44,7 +47,7 @@ class RunFacts:
     iterable: bool | None = None  # whether the user's dataset has no index: each loader worker then has all of it
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
-    model_fingerprint: str | None = None  # of the code of a model of the user's own
+    model_fingerprint: str | None = None  # of the code or the files (config, weights) of a model of the user's own
     program_fingerprint: str | None = None  # of a program's own code, without libraries (harness.attach)
     # Of a program that nobody here wrote (harness.attach): what of it was timed, what ended a step, how much of its
     # measured time the main thread was blocked where nothing looked (and mostly where), was ready without a core, or

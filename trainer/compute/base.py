@@ -18,6 +18,7 @@ class Compute(Protocol):
     asynchronous: bool  # whether the host runs ahead of the device
     emulated: bool  # whether the device is emulated: it takes time and computes nothing
     parameters: int | None  # of the model that it computes; None where there is none
+    attention: str | None  # its implementation by transformers' name; None where there is none, or nobody knows
 
     def begin_step(self, step: int) -> None:
         """Called once per step, before its first batch is asked for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trainer.compute.attention import implementation
 from trainer.compute.base import Compute
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
@@ -12,11 +13,14 @@ from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-from trainer.model import build_model, resolve_shape
+from trainer.model import build_model, resolve_shape, shape_of
+from trainer.model_files import model_files, objective_of
 from trainer.user_code import call
 
 if TYPE_CHECKING:
     import torch
+
+    from trainer.model import Shape
 
 
 def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
@@ -25,17 +29,42 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
     if config.compute.work == "none":
         compute = NoCompute()
     else:
-        if config.model.factory is not None:
-            compute = _torch_compute(config, lambda: _own_model(config, tokenizer_vocab_size))
+        if config.compute.emulated is not None:
+            compute = build_emulated(config, emulated_shape(config, tokenizer_vocab_size))
         else:
-            shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
-            emulated = config.compute.emulated is not None
-            compute = build_emulated(config, shape) if emulated else _torch_compute(config, lambda: build_model(shape))
+            compute = _torch_compute(config, lambda device: _model(config, tokenizer_vocab_size, device))
         if isinstance(compute, TorchCompute) and compute.asynchronous:
             compute = CudaTimeline(compute, pinned=config.data.pin_memory)
     if config.compute.inject is not None:
         compute = InjectedCompute(compute, config.compute.inject, config.seed, config.optimizer.accumulation)
     return compute
+
+
+def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
+    """The shape that an emulated device takes its times from. Raises InputError where nobody knows it."""
+    shape = shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
+    if shape is None:
+        files = model_files(config.model)
+        raise InputError(
+            f"{'model.factory' if files is None else files.title}: an emulated device takes its times from a model's "
+            "dimensions, and those of this one do not say what it computes; allowed: compute.device auto, cpu, cuda"
+        )
+    return shape
+
+
+def _model(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device) -> torch.nn.Module:
+    """What ``model`` says, with the attention that it asks for."""
+    if config.model.factory is not None:
+        return _own_model(config, tokenizer_vocab_size)
+    objective_of(config.model)  # one that the model cannot have
+    attention = implementation(config, device)
+    if (files := model_files(config.model)) is None:
+        shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
+        return build_model(shape, attention)
+    shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)  # one that the data do not fit
+    from trainer.transformers_models import build_from_files
+
+    return build_from_files(files, config.model, attention)
 
 
 def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Module:
@@ -55,7 +84,7 @@ def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Mod
     return made
 
 
-def _torch_compute(config: TrainerConfig, build: Callable[[], torch.nn.Module]) -> TorchCompute:
+def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.nn.Module]) -> TorchCompute:
     import torch
 
     assert isinstance(config.compute.device, str)
@@ -65,7 +94,7 @@ def _torch_compute(config: TrainerConfig, build: Callable[[], torch.nn.Module]) 
     torch.manual_seed(config.seed)
     # Drawn where they are used: 8 billion parameters would take 32 GB of the host's memory, and one of its cores.
     with device:
-        model = build()
+        model = build(device)
     return TorchCompute(config, model, device)
 
 

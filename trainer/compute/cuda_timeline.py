@@ -48,6 +48,7 @@ class CudaTimeline:
         self._inner = inner
         self.device = inner.device
         self.parameters = inner.parameters
+        self.attention = inner.attention
         self._pinned = pinned
         self._pending: list[_Pending] = []
         self._before: Any = None  # an event that is reached when everything queued before this step is done

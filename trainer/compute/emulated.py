@@ -101,6 +101,7 @@ class EmulatedCompute:
     asynchronous = True
     emulated = True
     parameters: int | None = None
+    attention: str | None = None
 
     def __init__(self, config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
         device = config.compute.emulated

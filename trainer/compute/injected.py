@@ -17,6 +17,7 @@ class NoCompute:
     asynchronous = False
     emulated = False
     parameters: int | None = None
+    attention: str | None = None
 
     def begin_step(self, step: int) -> None:
         pass
@@ -56,6 +57,7 @@ class InjectedCompute:
         self._inner = inner
         self._cost = Injector(inject, seed, parts={"forward": micro_batches, "backward": micro_batches})
         self.device = inner.device
+        self.attention = inner.attention
         self.asynchronous = inner.asynchronous
         self.emulated = inner.emulated
         self.parameters = inner.parameters

@@ -6,12 +6,16 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.compute import attention
 from trainer.compute.base import Loss
+from trainer.compute.modes import compiled, keep_layer_inputs_alone
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
+from trainer.model_files import objective_of
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +42,12 @@ class TorchCompute:
         if self._own is not None:
             self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
+        self._shifted = objective_of(config.model) == "causal"
+        self._attention = partial(attention.kernels, config)
+        self.attention: str | None = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if config.model.activation_checkpointing:
+            keep_layer_inputs_alone(self._model)
+        self._run = compiled(self._model, device) if config.model.compile else self._model
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
         self._extra_forwards = config.compute.extra_forwards
@@ -75,6 +85,7 @@ class TorchCompute:
             batch.samples,
             batch.trace,
             batch.masked,
+            batch.shifted,
         )
 
     def forward(self, batch: Batch) -> Loss:
@@ -100,9 +111,10 @@ class TorchCompute:
                 f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
                 "attention_mask; pad after the text, or give its forward that parameter"
             )
-        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
+        assert batch.shifted == self._shifted, "the batches are of another objective than the model"
+        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast), self._attention():
             try:
-                return self._model(input_ids=batch.input_ids, labels=batch.labels, **mask)
+                return self._run(input_ids=batch.input_ids, labels=batch.labels, **mask)
             except IndexError as error:  # on a CPU, of a table that has no such row
                 if self._source is not None and (wrong := self._beyond(batch)) is not None:
                     raise wrong from error

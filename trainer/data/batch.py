@@ -21,16 +21,18 @@ class Batch:
     model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its
     own document could predict it). ``attention_mask`` is None where no position is padding (packed rows). ``masked``:
     whether the model must be given it. Where padding follows the text, and nothing is predicted from it, it need not.
+    ``shifted`` False: of a masked-LM, where ``labels[:, t]`` is the token that stood at t, or -100.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     attention_mask: torch.Tensor | None
     tokens: int  # positions the device computes: samples x sequence
-    trained_tokens: int  # labels that count: (labels[:, 1:] != -100).sum()
+    trained_tokens: int  # labels that count: (labels[:, 1:] != -100).sum(), of all where nothing is shifted
     samples: int
     trace: BatchTrace | None = field(default=None)
     masked: bool = False
+    shifted: bool = True
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data.batch import Batch
+from trainer.data.masking import Masker
 from trainer.data.order import ShardedSampler
 from trainer.data.packing import Document, make_packer
 from trainer.data.prepare import Prepared
@@ -49,8 +50,15 @@ class DataPipeline:
     """
 
     def __init__(
-        self, config: DataConfig, prepared: Prepared, order: ShardedSampler, injector: Injector, marked: bool = True
+        self,
+        config: DataConfig,
+        prepared: Prepared,
+        order: ShardedSampler,
+        injector: Injector,
+        marked: bool = True,
+        draws: tuple[int, int] = (0, 0),
     ) -> None:
+        """``draws``: seed and worker, by which masks are drawn."""
         corpus = prepared.corpus
         reads_text, packed, scalar = is_text(config), is_packed(config), config.access == "scalar"
         self._source: Any
@@ -64,6 +72,7 @@ class DataPipeline:
         self._packer = make_packer(packed, scalar, config.sequence_length, padding_id(prepared.tokenizer))
         self._packed, self._batch_size = packed, config.batch_size
         self._order, self._injector, self._marked = order, injector, marked
+        self._masker = None if prepared.masking is None else Masker(prepared.masking, *draws)
         self._charged: set[str] = set()
         self._extra_reads = config.extra_reads if marked else 0
         self._extra_tokenizations = config.extra_tokenizations if marked else 0
@@ -95,6 +104,8 @@ class DataPipeline:
                     self._charge(stage)
         with self._span("pack"):
             batch = self._packer.pack(rows)
+            if self._masker is not None:
+                batch = self._masker.mask(batch)
             self._charge("pack")
         self._injector.spend("transfer")
         if self._marked:
@@ -175,35 +186,37 @@ class RepeatedBatches:
             samples=batch.samples,
             trace=telemetry.take(),
             masked=batch.masked,
+            shifted=batch.shifted,
         )
 
 
 def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> BatchPipeline:
     """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline)."""
     if config.source is not None:
-        return _of_source(config, seed, worker, workers)
+        return _of_source(config, prepared.objective == "causal", seed, worker, workers)
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker repeats the same batch: the first one of the first worker. All are as long.
         order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
-        batch = DataPipeline(config, prepared, order, Injector(None, seed), marked=False).next_batch()
+        first = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
+        batch = first.next_batch()
         assert batch is not None
         return RepeatedBatches([batch], injector)
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
-    return DataPipeline(config, prepared, order, injector)
+    return DataPipeline(config, prepared, order, injector, draws=(seed, worker))
 
 
-def _of_source(config: DataConfig, seed: int, worker: int, workers: int) -> BatchPipeline:
+def _of_source(config: DataConfig, shifted: bool, seed: int, worker: int, workers: int) -> BatchPipeline:
     from trainer.data.user_source import UserPipeline
 
     injector = Injector(config.inject, seed * 1_000_003 + worker)  # a dose makes the whole batch again
 
     assert config.source is not None
     if config.replay:
-        first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False)
+        first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False, shifted=shifted)
         iterable_sources[config.source] = first._source.order is None
         return RepeatedBatches(_to_repeat(first), injector)
-    pipeline = UserPipeline(config, seed, worker, workers, injector)
+    pipeline = UserPipeline(config, seed, worker, workers, injector, shifted=shifted)
     iterable_sources[config.source] = pipeline._source.order is None
     return pipeline
 
@@ -243,7 +256,7 @@ class Epoch:
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
         order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, endless=False)
-        self._pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False)
+        self._pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
 
     def __iter__(self) -> Iterator[Batch]:
         while (batch := self._pipeline.next_batch()) is not None:

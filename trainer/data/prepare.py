@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from trainer.config import DataConfig
+from trainer.config import DataConfig, Objective
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.pretokenize import Format, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.user_code import fingerprint
+
+if TYPE_CHECKING:
+    from trainer.data.masking import Masking
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,21 @@ class Prepared:
     corpus: Corpus
     tokenizer: TokenizerInfo
     pretokenized: str | None  # folder with data.parquet and manifest.json; None for text-* paths
+    objective: Objective = "causal"
+    masking: Masking | None = None  # None: nothing is masked here
 
     @property
     def vocab_size(self) -> int:
-        """Size of the smallest embedding table that holds every token id."""
-        return self.tokenizer.vocab_size
+        """Size of the smallest embedding table that holds every token id, that of the mask included."""
+        return max(self.tokenizer.vocab_size, 0 if self.masking is None else self.masking.mask_id + 1)
+
+    def with_objective(self, objective: Objective) -> Prepared:
+        """The same for a model with that objective. A source of the user's own masks its batches itself."""
+        if objective == "causal" or self.tokenizer.kind == "source":
+            return replace(self, objective=objective, masking=None)
+        from trainer.data.masking import masking_of
+
+        return replace(self, objective=objective, masking=masking_of(self.tokenizer))
 
 
 def prepare(config: DataConfig, places: Sequence[str] | None = None, files: Sequence[str] = ()) -> Prepared:

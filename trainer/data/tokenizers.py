@@ -67,7 +67,7 @@ def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
     if location.is_file() and cache.file_fingerprint(location) != info.fingerprint:
         raise InputError(f"{info.location}: the tokenizer was changed after it was prepared")
     if info.kind == "sentencepiece":
-        return _SentencePiece(_sentencepiece_model(info.location))
+        return _SentencePiece(sentencepiece_model(info.location))
     if info.location.endswith(".json"):
         return _Fast(info.location)
     return _Slow(pretrained.load_auto(info.location))
@@ -121,7 +121,7 @@ def _sentencepiece_info(location: str) -> TokenizerInfo:
     path = sentencepiece_file(location)
 
     def facts() -> list[int]:
-        model = _sentencepiece_model(str(path))
+        model = sentencepiece_model(str(path))
         return [model.get_piece_size(), model.eos_id(), model.bos_id(), model.pad_id()]
 
     fingerprint = cache.file_fingerprint(path)
@@ -139,7 +139,8 @@ def _sentencepiece_info(location: str) -> TokenizerInfo:
     )
 
 
-def _sentencepiece_model(location: str) -> Any:
+def sentencepiece_model(location: str) -> Any:
+    """Load it; InputError where the file is none."""
     import sentencepiece
 
     try:

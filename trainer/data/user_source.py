@@ -169,13 +169,21 @@ class UserPipeline:
     """Endless batches of a user's source: those of worker ``worker`` of ``workers`` (0 of 1: inline)."""
 
     def __init__(
-        self, config: DataConfig, seed: int, worker: int, workers: int, injector: Injector, marked: bool = True
+        self,
+        config: DataConfig,
+        seed: int,
+        worker: int,
+        workers: int,
+        injector: Injector,
+        marked: bool = True,
+        shifted: bool = True,
     ) -> None:
+        """``shifted``: whether the model shifts the labels; of a masked-LM it does not."""
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
         self._injector, self._extra = injector, config.extra_reads
-        self._length = config.sequence_length
+        self._length, self._shifted = config.sequence_length, shifted
         randomness = Randomness(seed)
         with randomness:  # a split of the rows that nobody seeded must be the same in every worker
             self._source = open_source(config, seed)
@@ -226,7 +234,7 @@ class UserPipeline:
         with self._span("pack"):
             whole = self._source.order is None and self._source.batch_size is None
             made = items[0] if whole else self._guarded(lambda: self._source.collate(items))
-            batch = as_batch(made, self._name, self._length)
+            batch = as_batch(made, self._name, self._length, self._shifted)
             self._injector.spend("pack")
         return batch
 
@@ -287,10 +295,18 @@ def _unmarked(_: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def as_batch(made: Any, name: str, sequence_length: int) -> Batch:
-    """A :class:`Batch` of what the user's collate function gave. Raises InputError for anything else."""
+def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -> Batch:
+    """A :class:`Batch` of what the user's collate function gave. Raises InputError for anything else.
+
+    ``shifted`` False: of a masked-LM, whose labels are taken as they are.
+    """
     if isinstance(made, Batch):
         return made
+    if not shifted and not (hasattr(made, "keys") and made.get("labels") is not None):
+        raise InputError(
+            f"{KEY}: {name} masks nothing: with model.objective masked its batches must be mappings with input_ids and "
+            "labels (-100 where nothing is predicted), as DataCollatorForLanguageModeling gives them"
+        )
     ids, labels, mask = _parts(made, name)
     if ids.dim() != 2 or labels.shape != ids.shape or ids.is_floating_point():
         what = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
@@ -299,9 +315,9 @@ def as_batch(made: Any, name: str, sequence_length: int) -> Batch:
         raise InputError(
             f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"
         )
-    trained = int((labels[:, 1:] != IGNORED).sum())
-    masked = mask is not None and _is_needed(mask, labels)
-    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0], masked=masked)
+    trained = int(((labels[:, 1:] if shifted else labels) != IGNORED).sum())
+    masked = mask is not None and (not shifted or _is_needed(mask, labels))
+    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0], masked=masked, shifted=shifted)
 
 
 def _is_needed(mask: torch.Tensor, labels: torch.Tensor) -> bool:

@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from trainer.model import Shape
+
+Convention = Literal["palm", "causal-half", "non-embedding"]
+# What the report says of each: its formula, with N the parameters, L layers, H heads of width Q, T the sequence length.
+CONVENTIONS: Mapping[str, str] = {
+    "palm": "PaLM's 6N + 12LHQT: N without embedding lookups, attention as the full square",
+    "causal-half": "6N + 6LHQT: as PaLM, with the half of attention that a causal mask leaves",
+    "non-embedding": "6N: N without embeddings and output projection, no attention",
+}
 
 
 def parameters(shape: Shape) -> int:
-    """Count the trainable parameters. GPT-2 ties the output projection to the input embedding, Llama does not."""
-    head_dim = shape.width // shape.heads
-    if shape.family == "gpt2":
-        attention = 4 * shape.width * shape.width + 4 * shape.width  # q, k, v, output, with biases
-        feed_forward = 2 * shape.width * shape.ffn_width + shape.ffn_width + shape.width
-        norms = 4 * shape.width  # two layer norms, weight and bias
-        block = attention + feed_forward + norms
-        return shape.layers * block + (shape.vocab_size + shape.positions) * shape.width + 2 * shape.width
-    attention = 2 * shape.width * shape.width + 2 * shape.width * shape.kv_heads * head_dim
-    block = attention + 3 * shape.width * shape.ffn_width + 2 * shape.width
-    return shape.layers * block + 2 * shape.vocab_size * shape.width + shape.width
+    """Count the trainable parameters. GPT-2 and DistilBERT tie the output projection to the input embedding, Llama not.
 
-
-def flops_per_token(shape: Shape, sequence_length: int) -> float:
-    """Count training FLOPs per token, forward and backward: 6 N + 12 x layers x heads x head_dim x sequence.
-
-    The formula is PaLM's (Chowdhery et al. 2022, appendix B): N leaves out embedding *lookups* (no matrix
-    product) but counts the output projection; the attention term counts the full square, masked half included.
-    The optimizer is left out.
+    DistilBERT has a masked-LM head: one more matrix and norm, and a bias for each token id.
     """
-    embedding = shape.vocab_size * shape.width
-    lookups = shape.positions * shape.width if shape.family == "gpt2" else embedding
-    matmul_parameters = parameters(shape) - lookups
-    head_dim = shape.width // shape.heads
-    return 6.0 * matmul_parameters + 12.0 * shape.layers * shape.heads * head_dim * sequence_length
+    if shape.counted is not None:
+        return shape.counted.parameters
+    width, head_dim = shape.width, shape.width // shape.heads
+    if shape.family == "llama":
+        attention = 2 * width * width + 2 * width * shape.kv_heads * head_dim
+        block = attention + 3 * width * shape.ffn_width + 2 * width
+        return shape.layers * block + 2 * shape.vocab_size * width + width
+    attention = 4 * width * width + 4 * width  # q, k, v, output, with biases
+    feed_forward = 2 * width * shape.ffn_width + shape.ffn_width + width
+    norms = 4 * width  # two layer norms, weight and bias
+    block = attention + feed_forward + norms
+    # One more norm: at the end (GPT-2), or of the embeddings (DistilBERT).
+    body = shape.layers * block + (shape.vocab_size + shape.positions) * width + 2 * width
+    head = width * width + width + 2 * width + shape.vocab_size if shape.family == "distilbert" else 0
+    return body + head
+
+
+def lookups(shape: Shape) -> int:
+    """Count the parameters of embeddings that are only looked up, in no matrix product (a tied output is in one)."""
+    if shape.counted is not None:
+        return shape.counted.lookups
+    return (shape.vocab_size if shape.family == "llama" else shape.positions) * shape.width
+
+
+def flops_per_token(shape: Shape, sequence_length: int, convention: Convention = "palm") -> float:
+    """Count training FLOPs per token, forward and backward, by a named convention. The optimizer is left out.
+
+    What activation checkpointing computes again is not counted either: these are the model's FLOPs (MFU), not the
+    hardware's (HFU).
+
+    palm: 6 N + 12 x layers x heads x head_dim x sequence (Chowdhery et al. 2022, "PaLM", appendix B). N leaves out
+    embedding *lookups* (no matrix product) but counts the output projection; the attention term counts the full square,
+    masked half included. torch's own counter (torch.utils.flop_counter) counts the same products, without what the 6 N
+    has for norms and biases: a test holds the two together.
+
+    causal-half: the same N with 6 x layers x heads x head_dim x sequence: a causal kernel skips the masked half (Dao
+    2023, "FlashAttention-2", section 4.1, divides by 2 for the same reason). Of a masked-LM, which attends to
+    everything, this is half of what is done.
+
+    non-embedding: 6 N, with N without embeddings and without the output projection; attention is left out (Kaplan et
+    al. 2020, "Scaling Laws for Neural Language Models", section 2.1).
+    """
+    matmul_parameters = parameters(shape) - lookups(shape)
+    if convention == "non-embedding":
+        return 6.0 * (matmul_parameters - shape.vocab_size * shape.width)
+    per_position = 12.0 if convention == "palm" else 6.0
+    return 6.0 * matmul_parameters + per_position * shape.layers * shape.attention_width * sequence_length

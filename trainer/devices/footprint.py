@@ -65,13 +65,21 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
     products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
     High: also the results of norms and residual sums, an attention mask in floating point, and the logits' gradients.
+
+    With activation checkpointing each layer keeps its input alone (in single precision at the high end), and one layer
+    at a time is computed again. At the low end that is not while the logits are there.
     """
     data = config.data
     tokens = data.batch_size * data.sequence_length
     half = config.compute.precision != "fp32"
     value_bytes = 2 if half else 4
-    low = shape.layers * (6 * shape.width + 2 * shape.ffn_width) * value_bytes + shape.vocab_size * (value_bytes + 4)
-    high = shape.layers * (20 * shape.width + 6 * shape.ffn_width) * 4 + shape.vocab_size * 4 * 4
+    layer_low = (6 * shape.width + 2 * shape.ffn_width) * value_bytes
+    layer_high = (20 * shape.width + 6 * shape.ffn_width) * 4
+    logits_low, logits_high = shape.vocab_size * (value_bytes + 4), shape.vocab_size * 4 * 4
+    low, high = shape.layers * layer_low + logits_low, shape.layers * layer_high + logits_high
+    if config.model.activation_checkpointing:
+        low = shape.layers * shape.width * value_bytes + max(layer_low, logits_low)
+        high = shape.layers * shape.width * 4 + layer_high + logits_high
     count = parameters(shape)
     copies = 2 * count if config.compute.precision == "bf16" else 0  # weights that autocast has cast for this step
     mask = data.sequence_length * tokens * 4

@@ -64,7 +64,9 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
         forward_ms = (
             tokens * flops_per_token(shape, data.sequence_length) / 3 / matmul_flops_per_s(device, profile, precision)
         ) * 1e3
-        found["forward_ms"], found["backward_ms"] = forward_ms, 2 * forward_ms
+        # A checkpointed layer is computed once more, in the backward pass.
+        again = config.model.activation_checkpointing
+        found["forward_ms"], found["backward_ms"] = forward_ms, (3 if again else 2) * forward_ms
     moved_bytes = parameters(shape) * TENSOR_BYTES[precision]
     memory = profile.memory_bandwidth_bytes_per_s * device.memory_efficiency
     fused = config.optimizer.fused is not False
@@ -92,13 +94,18 @@ def check_memory(config: TrainerConfig, shape: Shape, profile: DeviceProfile) ->
     state = 4 * element * count
     tokens = config.data.batch_size * config.data.sequence_length
     wide = 2 if precision == "fp32" else 1
-    activations = ACTIVATION_BYTES * wide * tokens * shape.layers * shape.width
+    each_layer = ACTIVATION_BYTES * wide * tokens * shape.width
+    activations = each_layer * shape.layers
+    if config.model.activation_checkpointing:  # the inputs of all layers, at 16 bit or 32, and all of one layer
+        activations = 2 * wide * tokens * shape.width * shape.layers + each_layer
     logits = 2 * 4 * tokens * shape.vocab_size
     if (total := state + activations + logits) > profile.memory_bytes:
+        name = config.model.preset or shape.family
         raise InputError(
-            f"compute.device: {config.model.preset} does not fit {profile.name}: {count / 1e9:.2f} billion parameters "
+            f"compute.device: {name} does not fit {profile.name}: {count / 1e9:.2f} billion parameters "
             f"x {4 * element} bytes (weight, gradient, two AdamW moments, {precision}) = {state / 1e9:.1f} GB, "
             f"activations about {activations / 1e9:.1f} GB, logits {logits / 1e9:.1f} GB: {total / 1e9:.1f} GB of "
             f"{profile.memory_bytes / 1e9:.1f} GB; allowed: a smaller model or batch"
+            + ("" if config.model.activation_checkpointing else ", model.activation_checkpointing true")
             + ("" if element == 2 else ", or compute.precision pure-bf16 (8 bytes a parameter)")
         )

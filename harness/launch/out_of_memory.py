@@ -1,0 +1,68 @@
+"""Says of a run that was out of memory what would have fitted, by the trainer's arithmetic."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from harness.launch.memory import free_host_bytes
+from trainer.config import PRESET_VOCABULARY, TrainerConfig
+from trainer.devices.what_fits import what_fits
+from trainer.errors import InputError
+from trainer.json_types import Json
+from trainer.model import shape_of
+
+# What torch's CPU allocator raises is a RuntimeError: "DefaultCPUAllocator: can't allocate memory: you tried to ...".
+_SIGNS = ("can't allocate memory", "cannot allocate memory", "out of memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` is Python's MemoryError, or what torch raises on a CPU or a card that has no more."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
+
+
+def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None) -> str:
+    """``; by the arithmetic ...``: what would fit; "" where nobody knows how much memory there is or is needed.
+
+    ``vocab_size``: the tokenizer's; None where only the configuration is known.
+    """
+    if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
+        return ""
+    vocabulary = largest_vocabulary(config) if vocab_size is None else vocab_size
+    with suppress(InputError):
+        shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
+        return "" if shape is None else f"; {what_fits(config, shape, memory_bytes)}"
+    return ""
+
+
+def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
+    """The same for a run of which only its recorded configuration is left."""
+    with suppress(ValueError):  # of another state of the code
+        return advice(TrainerConfig.model_validate(content), None, free_host_bytes())
+    return ""
+
+
+def memory_of_this_run(on_card: bool) -> int | None:
+    """What this process has and could have: on its card, or in the host's memory."""
+    if on_card:
+        torch = sys.modules["torch"]
+        return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+    free = free_host_bytes()
+    own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()  # resident pages
+    return None if free is None else free + own
+
+
+def largest_vocabulary(config: TrainerConfig) -> int | None:
+    """How many tokens the tokenizer may have that sizes the model: 0 where none does, None where only it knows."""
+    of_preset = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
+    fixed = config.model.vocab_size is not None or of_preset
+    without_model = config.compute.work != "model" or config.compute.emulated is not None
+    if fixed or without_model or config.data.source is not None:
+        return 0
+    train = config.data.tokenizer.train
+    return None if train is None else train.vocab_size

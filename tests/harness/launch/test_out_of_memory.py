@@ -1,0 +1,57 @@
+"""A run that was out of memory says what would fit, whoever found out: Python, torch on a CPU or a card, the kernel."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from harness.launch import out_of_memory
+from harness.launch.memory import GIB
+from harness.launch.out_of_memory import advice, advice_for_a_killed_run, is_out_of_memory, memory_of_this_run
+from harness.launch.process import _reason
+from trainer.config import TrainerConfig
+
+
+def config(**keys: Any) -> TrainerConfig:
+    data = {"batch_size": 512, "sequence_length": 1024}
+    return TrainerConfig.model_validate({"model": {"preset": "gpt2-small"}, "data": data} | keys)
+
+
+def test_what_torch_raises_on_a_cpu_without_memory_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**58)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_run_that_the_kernel_killed_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
+    line = _reason(-signal.SIGKILL, config().model_dump(mode="json"))
+    assert line.startswith(
+        "the process was killed by SIGKILL (out of memory?); by the arithmetic batch_size 512 takes "
+    )
+    assert "; data.batch_size " in line
+    assert "\n" not in line
+    assert _reason(-signal.SIGTERM, config().model_dump(mode="json")) == "the process was killed by SIGTERM"
+
+
+def test_where_the_need_is_not_known_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, none = config(model={"factory": "a:b"}), config(compute={"work": "none"})
+    assert advice(factory, 300, 24 * GIB) == advice(none, 300, 24 * GIB) == advice(config(), 300, None) == ""
+    hub = config(model={}, data={"tokenizer": {"pretrained": "nowhere"}})  # only its tokenizer knows how large it is
+    assert advice(hub, None, 24 * GIB) == ""
+    assert "data.batch_size 8 takes" not in advice(hub, 300, 24 * GIB) != ""
+    monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
+    assert advice_for_a_killed_run({"model": {"of another": "state"}}) == ""
+
+
+def test_what_a_run_holds_itself_counts_as_its_own() -> None:
+    found = memory_of_this_run(on_card=False)
+    assert found is not None
+    assert found > 100 * 2**20  # torch alone takes more

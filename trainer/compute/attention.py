@@ -1,0 +1,70 @@
+"""Chooses the implementation of attention, by what the device has, and holds torch to its flash kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+_FLASH_FROM = (8, 0)  # compute capability: Ampere (torch/nn/attention, SDPBackend.FLASH_ATTENTION)
+_HALF = ("bf16", "pure-bf16", "fp16")  # the precisions that it takes on CUDA
+
+
+def implementation(config: TrainerConfig, device: torch.device) -> str | None:
+    """transformers' name of what ``model.attention`` asks for; None: transformers decides.
+
+    Raises InputError where the device has no flash kernel for it.
+    """
+    asked = config.model.attention
+    if asked == "auto":
+        return None
+    if asked == "flash":
+        _check_flash(config, device)
+        return "sdpa"
+    return asked
+
+
+def kernels(config: TrainerConfig) -> AbstractContextManager[None]:
+    """Within this torch computes attention by its flash kernel alone, where the scenario asks for it."""
+    return _flash_alone() if config.model.attention == "flash" else nullcontext()
+
+
+@contextmanager
+def _flash_alone() -> Iterator[None]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise InputError(
+            "model.attention: flash, but torch has no flash kernel for this model's attention (a mask, a head size or "
+            "a bias that it does not take); allowed: auto, sdpa, eager"
+        ) from error
+
+
+def _check_flash(config: TrainerConfig, device: torch.device) -> None:
+    if device.type != "cuda":  # a CPU's takes every precision
+        return
+    import torch
+
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FLASH_FROM:
+        has, needs = (".".join(map(str, one)) for one in (capability, _FLASH_FROM))
+        raise InputError(
+            f"model.attention: flash needs compute capability {needs}, and {torch.cuda.get_device_name(device)} has "
+            f"{has}; allowed here: auto, sdpa, eager"
+        )
+    if config.compute.precision not in _HALF:
+        raise InputError(
+            f"model.attention: flash takes half precision alone on CUDA, not {config.compute.precision}; allowed: "
+            "compute.precision bf16 or pure-bf16, or model.attention auto, sdpa, eager"
+        )

@@ -1,0 +1,55 @@
+"""Switches a model to activation checkpointing, and compiles it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+
+def keep_layer_inputs_alone(model: torch.nn.Module) -> None:
+    """Let each layer keep its input alone, and compute it again in the backward pass (activation checkpointing).
+
+    Raises InputError where the model cannot.
+    """
+    # Its name until transformers 5, and the one after that.
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    switch: Any = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    if switch is None or not getattr(model, "supports_gradient_checkpointing", False):
+        raise InputError(
+            f"model.activation_checkpointing: a {type(model).__name__} cannot (it has no "
+            "gradient_checkpointing_enable); allowed: false"
+        )
+    # The other way (reentrant) needs an input with a gradient, and runs each layer under no_grad first.
+    switch({"use_reentrant": False})
+
+
+def compiled(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """``model`` as torch.compile calls it. It compiles in the first steps, and where a batch has another shape.
+
+    Raises InputError where this machine has no compiler for it.
+    """
+    import torch
+    from torch._inductor import config as inductor
+
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception as error:  # InvalidCxxCompiler, or what a broken one answers
+            raise InputError(
+                f"model.compile: torch.compile needs a C++ compiler (g++ or clang++) on a CPU: {one_line(error)}"
+            ) from error
+        inductor.compile_threads = 1  # no processes of its own, which would outlive a run and take the cores of others
+    return torch.compile(model)  # type: ignore[return-value]
+
+
+def compilations() -> int:
+    """How many graphs torch.compile has compiled in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

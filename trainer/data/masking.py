@@ -1,0 +1,96 @@
+"""Masks tokens for the masked-LM objective, as a part of packing a batch.
+
+Of the tokens of a batch 15 % are to be predicted. 80 % of these are replaced by the mask token, 10 % by a token drawn
+from the vocabulary, 10 % stay (Devlin et al. 2019, "BERT", section 3.1). Each batch draws anew, from the run's seed,
+its worker and its number: so a run repeats, and pretokenized and on-the-fly runs mask alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.data.batch import IGNORED, Batch
+from trainer.files import read_json
+
+if TYPE_CHECKING:
+    from trainer.data.tokenizers import TokenizerInfo
+
+PREDICTED = 0.15
+REPLACED, RANDOM = 0.8, 0.1  # of the predicted ones; the others stay
+_NAMES = ("[MASK]", "<mask>")  # BERT's and RoBERTa's
+_STREAM = 0x6D61736B  # keeps these draws apart from others of the same seed
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How a run masks. It is picklable, so that it can be sent to workers."""
+
+    mask_id: int
+    """The tokenizer's own; of one that has none, the first id that no token has."""
+    vocab_size: int
+    """Random tokens are drawn from this many."""
+    kept_ids: tuple[int, ...]
+    """Ends and padding: never predicted."""
+
+
+def masking_of(info: TokenizerInfo) -> Masking:
+    """How to mask what this tokenizer gives."""
+    own = mask_id(info)
+    special = {one for one in (info.eos_id, info.bos_id, info.pad_id, own) if one is not None}
+    return Masking(info.vocab_size if own is None else own, info.vocab_size, tuple(sorted(special)))
+
+
+def mask_id(info: TokenizerInfo) -> int | None:
+    """The id of the tokenizer's mask token; None where it has none."""
+    path = Path(info.location)
+    if info.kind == "sentencepiece":
+        from trainer.data.tokenizers import sentencepiece_model
+
+        model: Any = sentencepiece_model(info.location)
+        ids = [model.piece_to_id(name) for name in _NAMES]
+        return next((one for one in ids if one != model.unk_id()), None)
+    if path.suffix == ".json":
+        content = read_json(path)
+        added = content.get("added_tokens") if isinstance(content, dict) else None
+        found = {one["content"]: int(one["id"]) for one in added or ()}
+        return next((found[name] for name in _NAMES if name in found), None)
+    from trainer.data.pretrained import load_auto
+
+    found_id = load_auto(info.location).mask_token_id
+    return None if found_id is None else int(found_id)
+
+
+class Masker:
+    """Masks the batches of one worker of a run, one after the other."""
+
+    def __init__(self, masking: Masking, seed: int, worker: int) -> None:
+        self._masking, self._key = masking, (_STREAM, seed, worker)
+        self.batches = 0
+        """Masked so far; a run that is resumed sets it."""
+
+    def mask(self, batch: Batch) -> Batch:
+        """Mask ``batch`` in place: its ids, labels and count of trained tokens."""
+        masking = self._masking
+        ids = batch.input_ids.numpy()
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self._key, self.batches])))
+        self.batches += 1
+        real = ~np.isin(ids, masking.kept_ids)
+        if batch.attention_mask is not None:
+            real &= batch.attention_mask.numpy() == 1
+        # Everything is drawn for every position: what one token becomes must not hang on what others are.
+        predicted = (random.random(ids.shape) < PREDICTED) & real
+        fate = random.random(ids.shape)
+        others = random.integers(0, masking.vocab_size, ids.shape)
+        labels = batch.labels.numpy()
+        labels[...] = np.where(predicted, ids, IGNORED)
+        ids[predicted & (fate < REPLACED)] = masking.mask_id
+        drawn = predicted & (fate >= REPLACED) & (fate < REPLACED + RANDOM)
+        ids[drawn] = others[drawn]
+        batch.trained_tokens = int(predicted.sum())
+        batch.shifted = False
+        batch.masked = batch.attention_mask is not None  # attention goes both ways: padding must be kept out of it
+        return batch

@@ -1,0 +1,186 @@
+"""Reads what ``model.config`` and ``model.pretrained`` name, without torch: dimensions, objective and fingerprint.
+
+Only local files are read. Code that a folder carries (``auto_map``) is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+
+from trainer.config import PRESETS, ModelConfig, Objective
+from trainer.data import cache
+from trainer.errors import InputError, literal, one_line
+from trainer.files import expanded, read_json
+from trainer.json_types import Json
+
+CONFIG, WEIGHTS = "config.json", "*.safetensors"
+# Types that transformers builds as a masked model alone, or as a causal one only when they are called decoders:
+# MODEL_FOR_MASKED_LM_MAPPING_NAMES of its modeling_auto (5.23), which a test compares with the installed one.
+MASKED_ALONE = frozenset(
+    [
+        "albert",
+        "convbert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "esm",
+        "esmc",
+        "eurobert",
+        "flaubert",
+        "fnet",
+        "funnel",
+        "gte",
+        "ibert",
+        "jina_embeddings_v3",
+        "layoutlm",
+        "longformer",
+        "luke",
+        "mobilebert",
+        "modernbert",
+        "modernvbert",
+        "mpnet",
+        "mra",
+        "neomme",
+        "nomic_bert",
+        "nystromformer",
+        "perceiver",
+        "squeezebert",
+        "tapas",
+        "ultrabert",
+        "ultravbert",
+        "yoso",
+    ]
+)
+MASKED_OR_DECODER = frozenset(
+    [
+        "bart",
+        "bert",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "mbart",
+        "megatron-bert",
+        "mvp",
+        "reformer",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What a scenario names as its model: the content of a config.json and, of a pretrained one, its weights."""
+
+    key: str  # model.config or model.pretrained
+    name: str  # as the scenario has it
+    content: Mapping[str, Json]
+    folder: Path | None  # None where the scenario itself holds the content, or names a file
+    weights: tuple[Path, ...]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.content["model_type"])
+
+    @property
+    def title(self) -> str:
+        """What errors call it: the key and what it names."""
+        return f"{self.key}: {self.name}"
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the configuration's content and of every file of weights."""
+        return cache.fingerprint(self.content, [[path.name, cache.file_fingerprint(path)] for path in self.weights])
+
+
+def model_files(config: ModelConfig) -> ModelFiles | None:
+    """Read what ``config`` names; None for a preset or a factory. Raises InputError where it cannot be used."""
+    if config.pretrained is not None:
+        return _pretrained(config.pretrained)
+    if config.config is None:
+        return None
+    if isinstance(config.config, Mapping):
+        content = _checked("model.config", "given in the scenario", config.config)
+        name, folder = f"a {content['model_type']}", None
+    else:
+        name, place = config.config, expanded(config.config)
+        folder = place.absolute() if place.is_dir() else None
+        content = _read("model.config", name, place / CONFIG if folder is not None else place)
+    if config.vocab_size is not None:
+        content = {**content, "vocab_size": config.vocab_size}
+    return ModelFiles("model.config", name, content, folder, ())
+
+
+def _pretrained(name: str) -> ModelFiles:
+    key, folder = "model.pretrained", expanded(name)
+    if not folder.is_dir():
+        raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
+    content = _read(key, name, folder / CONFIG)
+    weights = tuple(sorted(path.absolute() for path in folder.glob(WEIGHTS)))
+    if not weights:
+        raise InputError(f"{key}: {name} holds no weights ({WEIGHTS}; other formats are not loaded)")
+    return ModelFiles(key, name, content, folder.absolute(), weights)
+
+
+def _read(key: str, name: str, path: Path) -> Mapping[str, Json]:
+    if not path.is_file():
+        raise InputError(f"{key}: no file {path}; give a folder with {CONFIG}, such a file, or its content")
+    try:
+        content = read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{key}: {name}: {path.name} is not readable JSON ({one_line(error)})") from error
+    return _checked(key, name, content)
+
+
+def _checked(key: str, name: str, content: object) -> Mapping[str, Json]:
+    if not isinstance(content, Mapping) or not isinstance(content.get("model_type"), str):
+        raise InputError(f"{key}: {name}: no model_type in it; give one that transformers knows, such as gpt2 or llama")
+    if code := content.get("auto_map"):
+        raise InputError(
+            f"{key}: {name} names code of its own (auto_map: {shorten(literal(code), 120, placeholder=' ...')}), and "
+            "code of a model's folder is never run; give a model that transformers itself has, or a model.factory"
+        )
+    return content
+
+
+def preset_family(config: ModelConfig) -> str:
+    """The family of a preset's model."""
+    assert config.preset is not None
+    return str(config.family or PRESETS[config.preset]["family"])
+
+
+def objective_of(config: ModelConfig) -> Objective:
+    """What the model is trained for: as the scenario says, else what it was made for.
+
+    Raises InputError where the model cannot have the objective that is asked for.
+    """
+    if config.factory is not None:
+        return config.objective or "causal"
+    if (files := model_files(config)) is None:
+        family = preset_family(config)
+        made: Objective = "masked" if family in MASKED_ALONE else "causal"
+        if config.objective not in (None, made):
+            raise InputError(f"model.objective: {config.objective}, but {family} is a {made} model; allowed: {made}")
+        return made
+    kind, asked = files.model_type, config.objective
+    decoder = bool(files.content.get("is_decoder"))
+    if asked == "causal" and (kind in MASKED_ALONE or (kind in MASKED_OR_DECODER and not decoder)):
+        more = "" if kind in MASKED_ALONE else ", or is_decoder: true in its config"
+        raise InputError(f"model.objective: causal, but {files.name} is a masked model ({kind}); allowed: masked{more}")
+    if asked == "masked" and kind not in MASKED_ALONE | MASKED_OR_DECODER:
+        raise InputError(f"model.objective: masked, but {files.name} is a causal model ({kind}); allowed: causal")
+    if asked is not None:
+        return asked
+    return "masked" if kind in MASKED_ALONE or (kind in MASKED_OR_DECODER and not decoder) else "causal"

@@ -1,0 +1,168 @@
+"""Builds any causal or masked language model of the transformers library from a config.json, or from weights.
+
+Nothing is downloaded, and code that a folder carries is never run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import ModelConfig
+from trainer.data import cache
+from trainer.errors import InputError, one_line
+from trainer.model_files import ModelFiles, objective_of
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWN = 3  # names of weights in an error
+_UNLIMITED = 2**40  # positions, of a model that says nothing of them
+# These begin to count positions after the padding's id: of 514 that they have, 512 are for tokens.
+_PAST_PADDING = frozenset(
+    [
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "longformer",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
+)
+
+
+def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | None = None) -> torch.nn.Module:
+    """Build the model with random weights, or with the pretrained ones, on torch's default device.
+
+    ``attention``: its implementation by transformers' name; None: what that takes by itself. Raises InputError, one
+    line, where transformers cannot build it.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    kind: Any = AutoModelForMaskedLM if objective_of(config) == "masked" else AutoModelForCausalLM
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    with _in_one_line(files):
+        settings = _settings(files)
+        if config.pretrained is None:
+            model = kind.from_config(settings, trust_remote_code=False, **chosen)
+        else:
+            model = _with_weights(files, kind, settings, chosen)
+    if getattr(model, "loss_type", None) is None:  # transformers cannot tell it from some class names and would warn
+        model.loss_type = "ForMaskedLM" if kind is AutoModelForMaskedLM else "ForCausalLM"
+    return model  # type: ignore[no-any-return]
+
+
+def _settings(files: ModelFiles) -> Any:
+    """transformers' configuration of it. Keys and values that were kept for later generations are not used."""
+    from transformers import AutoConfig
+
+    settings = AutoConfig.for_model(**dict(files.content))
+    if hasattr(settings, "use_cache"):
+        settings.use_cache = False  # of keys and values for generation, which training drops
+    return settings
+
+
+def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[str, str]) -> Any:
+    import torch
+
+    # Loaded in single precision, whatever they are kept in: TorchCompute takes them to what the run asks for.
+    model, found = kind.from_pretrained(
+        str(files.folder),
+        config=settings,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+        **chosen,
+    )
+    missing = sorted(found["missing_keys"]) + sorted(str(one) for one in found.get("mismatched_keys", ()))
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        raise InputError(
+            f"{files.title}: its files lack {len(missing)} weights of a {type(model).__name__} ({shown}); give a "
+            "folder with all of them, or another model.objective"
+        )
+    return model
+
+
+@contextmanager
+def _in_one_line(files: ModelFiles) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on what the library will do in its next version
+            yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers raises a dozen kinds; the user needs one line
+        if "out of memory" in str(error).lower() or "can't allocate" in str(error):
+            raise
+        reason = shorten(one_line(error), 240, placeholder=" ...") or type(error).__name__
+        raise InputError(f"{files.title}: transformers cannot build this model: {reason}") from error
+
+
+def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
+    """The dimensions of a model that no formula knows, its parameters and its embedding lookups.
+
+    They are counted on the model itself, without its weights, and remembered.
+
+    None where its FLOPs and its memory do not follow from a few dimensions: experts of which a token meets few,
+    convolutions, states. Raises InputError where transformers cannot build it.
+    """
+    key = [version("transformers"), files.content, objective_of(config)]
+    found: dict[str, int] | None = cache.remember("model", key, lambda: _count(files, config))
+    return found
+
+
+def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
+    import torch
+
+    with torch.device("meta"):  # shapes alone: no memory, no time
+        model = build_from_files(files, config.model_copy(update={"pretrained": None, "config": dict(files.content)}))
+    settings: Any = model.config
+    names = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
+    names["vocab_size"] = "vocab_size"
+    found = {ours: size for ours, theirs in names.items() if (size := _whole(getattr(settings, theirs, None)))}
+    parameters = list(model.parameters())
+    if len(found) < len(names) or any(one.dim() > 2 for one in parameters) or _is_mixed(settings):
+        return None
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    lookups = sum(
+        module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and (output is None or module.weight is not output.weight)
+    )
+    heads, width = found["heads"], found["width"]
+    return {
+        **found,
+        "kv_heads": _whole(getattr(settings, "num_key_value_heads", None)) or heads,
+        "ffn_width": _whole(getattr(settings, "intermediate_size", None)) or 4 * width,
+        "head_width": _whole(getattr(settings, "head_dim", None)) or width // heads,
+        "positions": _positions(settings),
+        "parameters": sum(one.numel() for one in parameters),
+        "lookups": lookups,
+    }
+
+
+def _is_mixed(settings: Any) -> bool:
+    """Whether a token meets only some of the weights, or some of them twice (experts, an encoder with a decoder)."""
+    experts = [value for key, value in settings.to_dict().items() if "expert" in key and _whole(value)]
+    shared = getattr(settings, "num_hidden_groups", None) is not None  # albert: one layer's weights are used many times
+    return any(one > 1 for one in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))
+
+
+def _positions(settings: Any) -> int:
+    found = _whole(getattr(settings, "max_position_embeddings", None)) or _UNLIMITED
+    return found - (settings.pad_token_id or 0) - 1 if settings.model_type in _PAST_PADDING else found
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
