@@ -247,8 +247,10 @@ class ComputeConfig(Config):
 
     device: Device = "auto"
     """auto, cpu, cuda, or {emulated: PROFILE}: an emulated device, timed by its profile."""
-    precision: Literal["fp32", "bf16", "pure-bf16"] = "fp32"
-    """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each)."""
+    precision: Literal["fp32", "tf32", "bf16", "pure-bf16", "fp16"] = "fp32"
+    """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each).
+    tf32: fp32 whose matrix products round their inputs to 10 bits of mantissa (CUDA, compute capability 8.0 or more).
+    fp16: autocast and a scaled loss (torch.amp.GradScaler); steps whose gradients overflow are skipped and counted."""
     threads: int | None = Field(None, ge=1)
     """Intra-op threads of torch on the CPU; None: torch's default."""
     work: Literal["model", "none"] = "model"
@@ -263,6 +265,15 @@ class ComputeConfig(Config):
     def emulated(self) -> EmulatedDevice | None:
         """The emulated device, where there is one."""
         return self.device if isinstance(self.device, EmulatedDevice) else None
+
+    @model_validator(mode="after")
+    def _a_cpu_has_no_tf32(self) -> ComputeConfig:
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ValueError(
+                "precision: tf32 needs a CUDA device of compute capability 8.0 or more, but device is cpu; allowed "
+                "there: fp32, bf16, pure-bf16, fp16"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sync_has_a_place(self) -> ComputeConfig:

@@ -68,7 +68,7 @@ OF_USER_CODE = {
 # Facts that are measured, and differ from run to run.
 MEASURED = {
     "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share", "evaluating_steps",
-    "evaluating_share",
+    "evaluating_share", "skipped_steps",
 }  # fmt: skip
 
 

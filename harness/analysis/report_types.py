@@ -127,6 +127,7 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
 
 
 @dataclass(frozen=True)

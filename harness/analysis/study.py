@@ -195,7 +195,13 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
+        skipped_steps=_skipped_steps(arms.runs.get(name, ())),
     )
+
+
+def _skipped_steps(runs: Sequence[RunData]) -> int | None:
+    known = [one for run in runs if (one := run.record.facts.skipped_steps) is not None]
+    return sum(known) if known else None
 
 
 _NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))

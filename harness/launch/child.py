@@ -259,11 +259,15 @@ class Run:
             self.folder.write_probes(record.arm, record.block, self.probe_set.report())
         self.folder.write_whole_run(record)
 
+    def _skipped_steps(self, ending: RunEnding) -> int | None:
+        """How many optimizer steps loss scaling skipped; not asked of a device after a failure, which may hang."""
+        return self.compute.skipped_steps() if self.compute is not None and ending.status == "done" else None
+
     def record_of(self, ending: RunEnding) -> RunRecord:
         """The run's record, with what the run knows of itself."""
         return replace(
             ending.of(self.asked),
-            facts=self.facts,
+            facts=replace(self.facts, skipped_steps=self._skipped_steps(ending)),
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=_peak_device_bytes(self.compute),

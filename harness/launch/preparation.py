@@ -55,6 +55,11 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
             raise InputError(
                 f"arm {name}: compute.device: cuda, but there is no NVIDIA device here; allowed: auto, cpu"
             )
+        if config.compute.precision == "tf32" and config.compute.device == "auto" and not has_nvidia_driver():
+            raise InputError(
+                f"arm {name}: compute.precision: tf32 needs a CUDA device, and compute.device auto is the CPU here; "
+                "allowed: fp32, bf16, pure-bf16, fp16"
+            )
 
 
 def prepare_data(

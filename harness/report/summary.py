@@ -111,6 +111,7 @@ def _arm(arm: ArmReport) -> Json:
         "mfu_of": speed.mfu_of or None,
         "model_flops_per_s": finite(speed.flops_per_s),
         "device": speed.device,
+        **({} if arm.skipped_steps is None else {"skipped_steps": arm.skipped_steps}),
         "ledger": dict(totals.ledger),
         "phase_ms": dict(totals.phase_ms),
         "exposed_ms": dict(totals.exposed_ms),

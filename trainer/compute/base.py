@@ -43,6 +43,9 @@ class Compute(Protocol):
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
 
+    def skipped_steps(self) -> int | None:
+        """Block until known: how many optimizer steps loss scaling skipped; None where the loss is not scaled."""
+
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 

@@ -98,6 +98,9 @@ class CudaTimeline:
             with self._blocking("device one step behind"):
                 self._before.synchronize()
 
+    def skipped_steps(self) -> int | None:
+        return self._inner.skipped_steps()
+
     def synchronize(self) -> None:
         """Block until the device is done, then report all that it did since the last call."""
         self._audit.switch(False)

@@ -45,6 +45,9 @@ class NoCompute:
     def drain_to_one_step(self) -> None:
         pass
 
+    def skipped_steps(self) -> int | None:
+        return None
+
     def synchronize(self) -> None:
         pass
 
@@ -91,6 +94,9 @@ class InjectedCompute:
 
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()
+
+    def skipped_steps(self) -> int | None:
+        return self._inner.skipped_steps()
 
     def synchronize(self) -> None:
         self._inner.synchronize()

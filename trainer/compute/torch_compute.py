@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.compute.base import Loss
+from trainer.compute.precision import NormCheck, Precision
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -29,8 +30,10 @@ class TorchCompute:
         self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.asynchronous = device.type != "cpu"
         self._device = device
-        dtype = torch.bfloat16 if config.compute.precision == "pure-bf16" else None
-        self._model = model.to(device, dtype).train()
+        self._precision = Precision(config.compute.precision, device)
+        self._scaling = self._precision.scaling
+        self._norm_check = NormCheck(scaled=self._scaling is not None)
+        self._model = model.to(device, self._precision.weights).train()
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
         self._source = config.data.source
@@ -39,7 +42,6 @@ class TorchCompute:
             self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
         self._config = config.optimizer
-        self._autocast = config.compute.precision == "bf16"
         self._extra_forwards = config.compute.extra_forwards
         decayed = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
@@ -100,7 +102,7 @@ class TorchCompute:
                 f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
                 "attention_mask; pad after the text, or give its forward that parameter"
             )
-        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast):
+        with self._precision.autocast():
             try:
                 return self._model(input_ids=batch.input_ids, labels=batch.labels, **mask)
             except IndexError as error:  # on a CPU, of a table that has no such row
@@ -124,18 +126,26 @@ class TorchCompute:
         return InputError(f"{source} gives the id {wrong}, but model.vocab_size is {self._vocab_size}")
 
     def backward(self, loss: Loss) -> None:
-        (loss / self._config.accumulation).backward()
+        loss = loss / self._config.accumulation
+        (loss if self._scaling is None else self._scaling.scaled(loss)).backward()
 
     def clip_gradients(self) -> Any:
+        if self._scaling is not None:
+            self._scaling.unscale(self._optimizer)
         limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
-        return self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        if self._scaling is not None:
+            self._scaling.count(norm)
+        return norm
 
     def check_finite(self, norm: Any, step: int) -> None:
-        if not math.isfinite(value := norm.item()):
-            raise FloatingPointError(f"step {step}: the gradient norm is {value}: is optimizer.learning_rate too high?")
+        self._norm_check(norm.item(), step)
 
     def optimizer_step(self) -> None:
-        self._optimizer.step()
+        if self._scaling is not None:
+            self._scaling.step(self._optimizer)
+        else:
+            self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -145,6 +155,9 @@ class TorchCompute:
 
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
+
+    def skipped_steps(self) -> int | None:
+        return None if self._scaling is None else self._scaling.skipped_steps
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
