@@ -5,6 +5,7 @@ Every key has a dotted path (``data.batch_size``). A wrong value is refused with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -256,7 +257,11 @@ class ComputeConfig(Config):
     work: Literal["model", "none"] = "model"
     """none: batches are fetched and dropped (the data-only control sets it)."""
     check_finite: bool = True
-    """Read the gradient norm on the host each step and stop on NaN or infinity: a blocking sync."""
+    """Stop on a gradient norm that is NaN or infinite (fp16: on 32 skipped steps in a row)."""
+    sync: Literal["late", "norm", "every-step"] = "late"
+    """When the host reads loss and gradient norm. late: one step later, when the next is launched, so that the device
+    never runs dry. norm: the norm at once, before the optimizer, the losses with each log line. every-step: both at
+    once, as ``loss.item()`` in a loop does. On a CPU all values are known at once, and late is norm."""
     extra_forwards: int = Field(0, ge=0, le=64)
     """Compute every forward pass this many more times, without gradients (a dose control of device time sets it)."""
     inject: ComputeInject | None = None
@@ -282,6 +287,10 @@ class ComputeConfig(Config):
                 "inject.sync_ms is spent where check_finite blocks; allowed: check_finite true, or sync_ms 0"
             )
         return self
+
+
+# Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
+BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
 
 class TrainerConfig(Config):
@@ -314,3 +323,13 @@ class TrainerConfig(Config):
                 "compute.device auto, cpu, cuda"
             )
         return self
+
+
+def recorded_config(content: Mapping[str, Any]) -> TrainerConfig:
+    """The configuration of a run from its record, which may be older than some keys. Raises pydantic's error."""
+    whole = dict(content)
+    for dotted, value in BEFORE.items():
+        section, key = dotted.split(".")
+        if isinstance(inner := whole.get(section, {}), Mapping) and key not in inner:
+            whole[section] = {**inner, key: value}
+    return TrainerConfig.model_validate(whole)

@@ -37,7 +37,7 @@ from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.user_code import fingerprint
 
@@ -105,7 +105,7 @@ class Run:
         self.data = data
         self.facts = RunFacts()  # none until the run is built
         self.folder = folder
-        self.config = TrainerConfig.model_validate(record.config)
+        self.config = recorded_config(record.config)
         self.probes = probes
         self.alive = alive
         self._log_start = os.fstat(sys.stdout.fileno()).st_size  # an earlier try of this run wrote what is there

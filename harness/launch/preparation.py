@@ -20,7 +20,7 @@ from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import StudyRecord
 from harness.study.validation import first_fault
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section
 from trainer.user_code import fingerprint
@@ -158,7 +158,7 @@ def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig
     configs = {}
     for arm in record.arms:
         try:
-            configs[arm.name] = TrainerConfig.model_validate(arm.config)
+            configs[arm.name] = recorded_config(arm.config)
         except ValidationError as error:
             raise InputError(f"{path}: config of {arm.name}: {first_fault(error)}") from error
         try:

@@ -148,6 +148,14 @@ class EmulatedCompute:
         self._queue.drain("values of the losses")
         return [None] * len(losses)
 
+    def copy_to_host(self, losses: list[Any], norm: Any) -> int:
+        self._queue.submit("read", 0)
+        return self._queue.free_ns
+
+    def read_copy(self, copy: int, step: int) -> float | None:
+        self._queue.wait_until(copy, "values of the step before")
+        return None
+
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute.base import Loss
 from trainer.compute.precision import NormCheck, Precision
@@ -16,6 +16,13 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+
+class _Copy(NamedTuple):
+    """A step's loss and gradient norm on their way to the host; ``event``: when they are there (None: at once)."""
+
+    values: Any
+    event: Any
 
 
 class TorchCompute:
@@ -152,6 +159,26 @@ class TorchCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
         return [float(value) for value in means.tolist()]  # one transfer for all of them
+
+    def copy_to_host(self, losses: list[Loss], norm: Any) -> _Copy:
+        values = [self._torch.stack(losses).mean().float()]
+        if norm is not None:
+            values.append(norm.detach().float())
+        # Not blocking: torch takes pinned memory of its own for the result, and the stream copies in its turn.
+        values_on_host = self._torch.stack(values).to("cpu", non_blocking=True)
+        if self._device.type != "cuda":
+            return _Copy(values_on_host, None)
+        event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return _Copy(values_on_host, event)
+
+    def read_copy(self, copy: _Copy, step: int) -> float | None:
+        if copy.event is not None:
+            copy.event.synchronize()
+        loss, *norm = copy.values.tolist()
+        if norm:
+            self._norm_check(norm[0], step)
+        return float(loss)
 
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
