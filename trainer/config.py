@@ -59,7 +59,8 @@ class ModelConfig(Config):
 class TrainTokenizer(Config):
     """A tokenizer that is trained once on the corpus, and cached by the content of corpus and settings."""
 
-    kind: Literal["bpe", "unigram", "wordpiece"] = "bpe"
+    kind: Literal["bpe", "unigram", "wordpiece", "sentencepiece"] = "bpe"
+    """sentencepiece: a unigram model of that library, which encodes with it, too; the others are of `tokenizers`."""
     vocab_size: int = Field(4096, ge=300, le=1_000_000)
 
 
@@ -123,6 +124,11 @@ class DataConfig(Config):
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
     pin_memory: bool = False
+    tokenize: Literal["batched", "per-sample", "processes", "pool"] = "batched"
+    """How a text-* path tokenizes. batched: one call for all documents that are read at once; per-sample: a call each.
+    processes: their share in each of ``tokenize_processes`` processes started for it; pool: in as many that stay."""
+    tokenize_processes: int = Field(2, ge=1, le=256)
+    """Processes of ``tokenize: processes`` and ``pool``."""
     timeout_s: float = Field(300, gt=0, le=86_400)
     """Waiting for one batch of the workers ends the run after this many seconds; time that a run stands suspended does
     not count. Without workers, `limits.silence_s` of the scenario alone holds."""
@@ -144,6 +150,15 @@ class DataConfig(Config):
     has input_ids, and may have labels and attention_mask, which the model is given where padding precedes text."""
     arguments: dict[str, Json] = {}
     """More arguments of the source's function, by name."""
+
+    @model_validator(mode="after")
+    def _workers_start_no_processes(self) -> DataConfig:
+        if self.workers and self.tokenize in ("processes", "pool"):
+            raise ValueError(
+                f"tokenize: {self.tokenize} starts processes, which loader workers cannot; allowed with workers "
+                f"{self.workers}: batched, per-sample; or workers 0"
+            )
+        return self
 
 
 class OptimizerConfig(Config):

@@ -26,6 +26,7 @@ from harness.analysis.comparisons import (
 )
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
+from harness.analysis.learning import Learned, learned
 from harness.analysis.ledger import RunLedger, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
@@ -95,8 +96,23 @@ def analyse(
         probe_problems=probe_problems(runs),
         advice=_advice(comparisons, arms, _declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
+        learned=_learned(study, arms),
         group=group_gain(arms.ranks) if not study.comparisons else None,
     )
+
+
+def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
+    target = study.scenario_text.get("target_loss")
+    if not isinstance(target, float | int) or isinstance(target, bool):
+        return ()
+    found = []
+    for arm in arms.declared:
+        if arm.control is None and (blocks := arms.of(arm.name)):
+            totals = _totals(blocks)
+            records = [run.record for run in blocks.values()]
+            step_ms = None if totals.step_ms is None else totals.step_ms.median
+            found.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms))
+    return tuple(found)
 
 
 def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None]) -> _Arms:

@@ -47,6 +47,7 @@ def summary(
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
+        **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
         "emulated": report.emulated,
         "environment": dict(report.environment),
         "probe_costs": [

@@ -157,6 +157,8 @@ class Scenario(Config):
     """Default: the first arm is the baseline of every other."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
     """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
+    target_loss: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """The report then says what each arm learned: its last loss, and after how many steps and tokens it was there."""
     repeats: int = Field(5, ge=1, le=1000)
     """Number of blocks. Each block holds every arm once. Fewer than 5 seldom decide anything."""
     interleave: Literal["auto", "slices", "runs"] = "auto"
