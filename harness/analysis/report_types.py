@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.analysis.bounds import Bound, BoundShares
+from harness.analysis.claims import ArmUse, JudgedClaim
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.dose import Dose
@@ -231,6 +232,8 @@ class StudyReport:
     advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; of a study without comparisons, for each arm
     step_times: tuple[StepTimes, ...] = ()
     learned: tuple[Learned, ...] = ()  # by arm, where the scenario has a target_loss
+    uses: tuple[ArmUse, ...] = ()  # by arm, where the scenario names claims
+    claims: tuple[JudgedClaim, ...] = ()
     group: GroupGain | None = None  # of a program whose ranks are the arms
 
     def arm(self, name: str) -> ArmReport | None:
