@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.json_types import Json
+from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function
 
 
@@ -340,7 +340,7 @@ class TrainerConfig(Config):
         return self
 
 
-def recorded_config(content: Mapping[str, Any]) -> TrainerConfig:
+def recorded_config(content: JsonObject) -> TrainerConfig:
     """The configuration of a run from its record, which may be older than some keys. Raises pydantic's error."""
     whole = dict(content)
     for dotted, value in BEFORE.items():

@@ -9,7 +9,7 @@ from trainer import telemetry
 from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
-from trainer.readings import Readings
+from trainer.readings import ValueReader
 
 
 def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> Iterator[int]:
@@ -19,7 +19,7 @@ def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> 
     Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``), with ``compute.sync: late`` on
     an asynchronous device one step later, or as the generator is closed.
     """
-    readings = Readings(config, compute)
+    readings = ValueReader(config, compute)
     try:
         for step in count():
             telemetry.step(step)

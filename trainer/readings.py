@@ -22,7 +22,7 @@ from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 
 
-class Readings:
+class ValueReader:
     """Reports losses, stops on a norm that is not finite, and logs every ``log_every`` steps."""
 
     def __init__(self, config: TrainerConfig, compute: Compute) -> None:

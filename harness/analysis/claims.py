@@ -98,12 +98,12 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
     steps = len(ledger.step_ms)
     work = ledger.work_ms.get("tokenize")
     wall_s = float(ledger.step_ms.sum()) / 1e3
-    starved = ledger.device_starved_ms
+    idle_ms = ledger.device_starved_ms
     return RunUse(
         {name: value / step for name, value in spent.items()},
         cores,
         sampled,
-        None if starved is None else starved / step,
+        None if idle_ms is None else idle_ms / step,
         step,
         None if not work or not tokens else work * steps / tokens * 1e3,
         None if tokens is None else tokens / wall_s,
