@@ -47,6 +47,7 @@ class Declared:
     data_ms: float
     last_us: dict[str, float] = field(default_factory=dict)
     check_finite: bool = True
+    sync: str = "norm"
     early: bool = False
     drift: float = 0.0  # of the device's clock against the host's
     warmup: int = 3
@@ -157,6 +158,12 @@ class _Model:
         self._stream.synchronize()
         return [None] * len(losses)
 
+    def copy_to_host(self, losses: list[None], norm: None) -> float:
+        return self._stream.free_ns
+
+    def read_copy(self, copy: float, step: int) -> None:
+        self._stream.now_ns = max(self._stream.now_ns + EVENT_NS, copy)
+
     def drain_to_one_step(self) -> None: ...
 
     def synchronize(self) -> None:
@@ -225,7 +232,11 @@ def record(declared: Declared) -> Recorded:
     stream = _Stream(declared)
     rows = _Rows(stream)
     config = TrainerConfig.model_validate(
-        {"compute": {"check_finite": declared.check_finite}, "data": {"pin_memory": True}, "log_every": 1_000_000}
+        {
+            "compute": {"check_finite": declared.check_finite, "sync": declared.sync},
+            "data": {"pin_memory": True},
+            "log_every": 1_000_000,
+        }
     )
     with _in_place_of_cuda(stream):
         telemetry.attach(rows)

@@ -5,11 +5,12 @@ Every key has a dotted path (``data.batch_size``). A wrong value is refused with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainer.json_types import Json
+from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function
 
 
@@ -142,7 +143,8 @@ class ModelConfig(Config):
 class TrainTokenizer(Config):
     """A tokenizer that is trained once on the corpus, and cached by the content of corpus and settings."""
 
-    kind: Literal["bpe", "unigram", "wordpiece"] = "bpe"
+    kind: Literal["bpe", "unigram", "wordpiece", "sentencepiece"] = "bpe"
+    """sentencepiece: a unigram model of that library, which encodes with it, too; the others are of `tokenizers`."""
     vocab_size: int = Field(4096, ge=300, le=1_000_000)
 
 
@@ -206,6 +208,11 @@ class DataConfig(Config):
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
     pin_memory: bool = False
+    tokenize: Literal["batched", "per-sample", "processes", "pool"] = "batched"
+    """How a text-* path tokenizes. batched: one call for all documents that are read at once; per-sample: a call each.
+    processes: their share in each of ``tokenize_processes`` processes started for it; pool: in as many that stay."""
+    tokenize_processes: int = Field(2, ge=1, le=256)
+    """Processes of ``tokenize: processes`` and ``pool``."""
     timeout_s: float = Field(300, gt=0, le=86_400)
     """Waiting for one batch of the workers ends the run after this many seconds; time that a run stands suspended does
     not count. Without workers, `limits.silence_s` of the scenario alone holds."""
@@ -227,6 +234,15 @@ class DataConfig(Config):
     has input_ids, and may have labels and attention_mask, which the model is given where padding precedes text."""
     arguments: dict[str, Json] = {}
     """More arguments of the source's function, by name."""
+
+    @model_validator(mode="after")
+    def _workers_start_no_processes(self) -> DataConfig:
+        if self.workers and self.tokenize in ("processes", "pool"):
+            raise ValueError(
+                f"tokenize: {self.tokenize} starts processes, which loader workers cannot; allowed with workers "
+                f"{self.workers}: batched, per-sample; or workers 0"
+            )
+        return self
 
 
 class OptimizerConfig(Config):
@@ -331,16 +347,22 @@ class ComputeConfig(Config):
 
     device: Device = "auto"
     """auto, cpu, cuda, or {emulated: PROFILE}: an emulated device, timed by its profile."""
-    precision: Literal["fp32", "bf16", "pure-bf16"] = "fp32"
-    """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each)."""
+    precision: Literal["fp32", "tf32", "bf16", "pure-bf16", "fp16"] = "fp32"
+    """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each).
+    tf32: fp32 whose matrix products round their inputs to 10 bits of mantissa (CUDA, compute capability 8.0 or more).
+    fp16: autocast and a scaled loss (torch.amp.GradScaler); steps whose gradients overflow are skipped and counted."""
     threads: int | None = Field(None, ge=1)
     """Intra-op threads of torch on the CPU; None: torch's default."""
     work: Literal["model", "none"] = "model"
     """none: batches are fetched and dropped (the data-only control sets it)."""
     check_finite: bool = True
-    """Read the gradient norm on the host each step and stop on NaN or infinity: a blocking sync."""
+    """Stop on a gradient norm that is NaN or infinite (fp16: on 32 skipped steps in a row)."""
     flops_convention: Literal["palm", "causal-half", "non-embedding"] = "palm"
     """How the model's FLOPs per token are counted, of which MFU follows (see trainer/devices/flops.py)."""
+    sync: Literal["late", "norm", "every-step"] = "late"
+    """When the host reads loss and gradient norm. late: one step later, when the next is launched, so that the device
+    never runs dry. norm: the norm at once, before the optimizer, the losses with each log line. every-step: both at
+    once, as ``loss.item()`` in a loop does. On a CPU all values are known at once, and late is norm."""
     extra_forwards: int = Field(0, ge=0, le=64)
     """Compute every forward pass this many more times, without gradients (a dose control of device time sets it)."""
     inject: ComputeInject | None = None
@@ -351,12 +373,25 @@ class ComputeConfig(Config):
         return self.device if isinstance(self.device, EmulatedDevice) else None
 
     @model_validator(mode="after")
+    def _a_cpu_has_no_tf32(self) -> ComputeConfig:
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ValueError(
+                "precision: tf32 needs a CUDA device of compute capability 8.0 or more, but device is cpu; allowed "
+                "there: fp32, bf16, pure-bf16, fp16"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sync_has_a_place(self) -> ComputeConfig:
         if self.inject is not None and self.inject.sync_ms and not self.check_finite:
             raise ValueError(
                 "inject.sync_ms is spent where check_finite blocks; allowed: check_finite true, or sync_ms 0"
             )
         return self
+
+
+# Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
+BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
 
 class TrainerConfig(Config):
@@ -391,3 +426,13 @@ class TrainerConfig(Config):
         if self.model.factory is not None and self.model.attention != "auto":
             raise ValueError("model.attention: a model.factory chooses its attention itself; allowed: auto")
         return self
+
+
+def recorded_config(content: JsonObject) -> TrainerConfig:
+    """The configuration of a run from its record, which may be older than some keys. Raises pydantic's error."""
+    whole = dict(content)
+    for dotted, value in BEFORE.items():
+        section, key = dotted.split(".")
+        if isinstance(inner := whole.get(section, {}), Mapping) and key not in inner:
+            whole[section] = {**inner, key: value}
+    return TrainerConfig.model_validate(whole)

@@ -9,15 +9,17 @@ from trainer import telemetry
 from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
+from trainer.readings import ValueReader
 
 
 def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from 0.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
-    Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``).
+    Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``), with ``compute.sync: late`` on
+    an asynchronous device one step later, or as the generator is closed.
     """
-    unread: list[tuple[int, list[Loss]]] = []  # losses stay on the device: reading one blocks the host
+    readings = ValueReader(config, compute)
     try:
         for step in count():
             telemetry.step(step)
@@ -36,28 +38,14 @@ def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> 
                 losses.append(loss if loss is None else loss.detach())
             with telemetry.span("optimizer"):
                 norm = compute.clip_gradients()
-            if config.compute.check_finite:
-                # On an asynchronous device the host waits here for the whole backward pass, and only then
-                # launches the optimizer: whatever it does next overlaps with the optimizer's kernels.
-                with telemetry.span("sync"):
-                    compute.check_finite(norm, step)
+            readings.before_update(step, losses, norm)
             with telemetry.span("optimizer"):
                 compute.optimizer_step()
-            unread.append((step, losses))
-            if (step + 1) % config.log_every == 0:
-                with telemetry.span("log"):
-                    _log(compute, unread)
+            readings.after_update(step, losses)
             yield step
-    finally:
-        if unread:
-            _log(compute, unread)
-
-
-def _log(compute: Compute, unread: list[tuple[int, list[Loss]]]) -> None:
-    values = compute.read_losses([losses for _, losses in unread])
-    for (step, _), value in zip(unread, values, strict=True):
-        if value is not None:
-            telemetry.loss(step, value)
-    if values[-1] is not None:
-        print(f"step {unread[-1][0] + 1}: loss {values[-1]:.4f}", flush=True)
-    unread.clear()
+    except GeneratorExit:
+        readings.close()
+        raise
+    except BaseException:
+        readings.close(failed=True)
+        raise

@@ -21,6 +21,7 @@ from harness.analysis.unseen import MOST_RESTARTING, Unseen, unseen
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten, lookup, lookup_number
 from harness.study.run_data import RunData
+from trainer.config import BEFORE
 from trainer.errors import InputError
 
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
@@ -185,7 +186,9 @@ def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
         found.append((f"prefetch={2 * prefetch}", "memory"))
     if not str(lookup(config, "data.path", "")).startswith("tokens"):
         found.append((NO_TOKENIZING, "pretokenized copy"))
-    if facts.asynchronous and lookup(config, "compute.check_finite", True) is not False:
+    sync = lookup(config, "compute.sync", BEFORE["compute.sync"])
+    reads_norm = sync == "norm" and lookup(config, "compute.check_finite", True) is not False
+    if facts.asynchronous and (reads_norm or sync == "every-step"):
         found.append(("sync=off", "late check"))
     return found
 

@@ -77,7 +77,7 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 # Facts that are measured, and differ from run to run.
 MEASURED = {
     "measured_compilations", "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share",
-    "evaluating_steps", "evaluating_share",
+    "evaluating_steps", "evaluating_share", "skipped_steps",
 }  # fmt: skip
 
 

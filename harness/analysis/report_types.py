@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.analysis.bounds import Bound, BoundShares
+from harness.analysis.claims import ArmUse, JudgedClaim
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.dose import Dose
+from harness.analysis.learning import Learned
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
@@ -128,6 +130,7 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,9 @@ class StudyReport:
     probe_problems: tuple[ProbeProblem, ...] = ()
     advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; of a study without comparisons, for each arm
     step_times: tuple[StepTimes, ...] = ()
+    learned: tuple[Learned, ...] = ()  # by arm, where the scenario has a target_loss
+    uses: tuple[ArmUse, ...] = ()  # by arm, where the scenario names claims
+    claims: tuple[JudgedClaim, ...] = ()
     group: GroupGain | None = None  # of a program whose ranks are the arms
 
     def arm(self, name: str) -> ArmReport | None:

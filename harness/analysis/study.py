@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.analysis.advice import advise
 from harness.analysis.bounds import mean_shares
+from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
 from harness.analysis.comparisons import (
     Controls,
     Missing,
@@ -20,6 +21,7 @@ from harness.analysis.comparisons import (
 )
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
+from harness.analysis.learning import Learned, learned
 from harness.analysis.ledger import Blocks, RunLedger, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
@@ -42,6 +44,7 @@ from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
+from harness.scenario.claims import CLAIMS, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
@@ -77,6 +80,7 @@ def analyse(
     """
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
+    uses = _uses(study, arms)
     comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
     return StudyReport(
         study=study,
@@ -90,8 +94,50 @@ def analyse(
         probe_problems=probe_problems(runs),
         advice=_advice(comparisons, arms, _declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
+        learned=_learned(study, arms),
+        uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items()),
+        claims=_claims(study, arms, uses),
         group=group_gain(arms.ranks) if not study.comparisons else None,
     )
+
+
+def _uses(study: StudyRecord, arms: _Arms) -> dict[str, dict[int, RunUse]]:
+    """By arm and block, where the scenario names claims."""
+    if not study.scenario_text.get("claims"):
+        return {}
+    return {
+        arm.name: {block: use_of(run, ledger) for run in arms.runs[arm.name]
+                   for block in [run.record.block] if (ledger := arms.of(arm.name).get(block)) is not None}
+        for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)
+    }  # fmt: skip
+
+
+def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, RunUse]]) -> tuple[JudgedClaim, ...]:
+    named = study.scenario_text.get("claims")
+    found = []
+    for one in named if isinstance(named, list) else []:
+        if isinstance(one, Mapping) and one.get("claim") in CLAIMS:
+            arm, baseline = str(one.get("arm")), one.get("baseline")
+            records = arms.records.get(arm, [])
+            config = records[0].config if records else {}
+            cores = records[0].facts.cores if records else None
+            claim: ClaimName = one["claim"]
+            found.append(judge(claim, arm, None if baseline is None else str(baseline), uses, config, cores))
+    return tuple(found)
+
+
+def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
+    target = study.scenario_text.get("target_loss")
+    if not isinstance(target, float | int) or isinstance(target, bool):
+        return ()
+    found = []
+    for arm in arms.declared:
+        if arm.control is None and (blocks := arms.of(arm.name)):
+            totals = _totals(blocks)
+            records = [run.record for run in blocks.values()]
+            step_ms = None if totals.step_ms is None else totals.step_ms.median
+            found.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms))
+    return tuple(found)
 
 
 def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None]) -> _Arms:
@@ -190,7 +236,13 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
+        skipped_steps=_skipped_steps(arms.runs.get(name, ())),
     )
+
+
+def _skipped_steps(runs: Sequence[RunData]) -> int | None:
+    known = [one for run in runs if (one := run.record.facts.skipped_steps) is not None]
+    return sum(known) if known else None
 
 
 ONLY_CONVENTION = "palm"  # before a run recorded which

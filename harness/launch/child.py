@@ -39,7 +39,7 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
 from trainer.compute.modes import compilations
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.model_files import model_files, objective_of
 from trainer.user_code import fingerprint
@@ -110,7 +110,7 @@ class Run:
         self.data = data
         self.facts = RunFacts()  # none until the run is built
         self.folder = folder
-        self.config = TrainerConfig.model_validate(record.config)
+        self.config = recorded_config(record.config)
         self.probes = probes
         self.alive = alive
         self._log_start = os.fstat(sys.stdout.fileno()).st_size  # an earlier try of this run wrote what is there
@@ -269,11 +269,17 @@ class Run:
             self.folder.write_probes(record.arm, record.block, self.probe_set.report())
         self.folder.write_whole_run(record)
 
+    def _skipped_steps(self, ending: RunEnding) -> int | None:
+        """How many optimizer steps loss scaling skipped; not asked of a device after a failure, which may hang."""
+        return self.compute.skipped_steps() if self.compute is not None and ending.status == "done" else None
+
     def record_of(self, ending: RunEnding) -> RunRecord:
         """The run's record, with what the run knows of itself."""
         return replace(
             ending.of(self.asked),
-            facts=replace(self.facts, measured_compilations=self._compiled) if self._compiled else self.facts,
+            facts=replace(
+                self.facts, measured_compilations=self._compiled or None, skipped_steps=self._skipped_steps(ending)
+            ),
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=_peak_device_bytes(self.compute),

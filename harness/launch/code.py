@@ -25,6 +25,7 @@ from harness.launch.protocol import NOT_THIS_PROJECT, PATHS, Paths, protocol_of
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.git import describe_checkout, git
 from harness.study.records import CodeRecord
+from trainer.config import BEFORE
 from trainer.data.cache import cache_root
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
@@ -172,7 +173,8 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
-    """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``.
+    """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``, or say
+    what every run did before there was such a key.
 
     Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
     """
@@ -182,7 +184,8 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
         dotted = ".".join(map(str, location))
         if kind != "extra_forbidden":
             raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
-        if _value(config, location) is not None and _value(config, location) != _value(defaults, location):
+        asked = _value(config, location)
+        if asked is not None and asked not in (_value(defaults, location), BEFORE.get(dotted)):
             raise InputError(
                 f"{code.label}: does not know {dotted}, which this scenario sets; choose one that both know"
             )

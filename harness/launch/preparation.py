@@ -20,7 +20,7 @@ from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import StudyRecord
 from harness.study.validation import first_fault
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section
 from trainer.model_files import model_files, objective_of
@@ -55,6 +55,11 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
         if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(
                 f"arm {name}: compute.device: cuda, but there is no NVIDIA device here; allowed: auto, cpu"
+            )
+        if config.compute.precision == "tf32" and config.compute.device == "auto" and not has_nvidia_driver():
+            raise InputError(
+                f"arm {name}: compute.precision: tf32 needs a CUDA device, and compute.device auto is the CPU here; "
+                "allowed: fp32, bf16, pure-bf16, fp16"
             )
 
 
@@ -164,7 +169,7 @@ def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig
     configs = {}
     for arm in record.arms:
         try:
-            configs[arm.name] = TrainerConfig.model_validate(arm.config)
+            configs[arm.name] = recorded_config(arm.config)
         except ValidationError as error:
             raise InputError(f"{path}: config of {arm.name}: {first_fault(error)}") from error
         try:

@@ -28,7 +28,7 @@ from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import InputError, cannot_write
 from trainer.json_types import JsonObject, integer, section
 
@@ -154,7 +154,7 @@ def _execute(
 ) -> Outcome:
     enough = None if sequential is None else sequential.enough
     limits = _limits(record, None if sequential is None else sequential.end_ns)
-    configs = {arm.name: TrainerConfig.model_validate(arm.config) for arm in record.arms}
+    configs = {arm.name: recorded_config(arm.config) for arm in record.arms}
     slice_steps = integer(record.scenario_text, "slice_steps")
     profiled = {arm.name for arm in record.arms if arm.control == PROFILED}
     repetitions = {

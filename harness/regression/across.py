@@ -29,12 +29,14 @@ from harness.regression.thresholds import (
     MEMORY_ALIKE,
     NOTICEABLE,
 )
-from trainer.json_types import Json
+from trainer.config import BEFORE
+from trainer.json_types import Json, JsonObject
 
 # Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
 # are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
 WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
 LOSS_ALIKE = 0.05  # relative: other kernels and another order of sums move a loss by less
+SYNCHRONOUS = ("cpu", "none")  # devices that have done what they were asked when a call returns
 FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 
@@ -99,10 +101,12 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     for key in sorted(set(facts) | set(others)):
         check(key, facts.get(key, "unknown"), others.get(key, "unknown"), key in facts and key in others)
     check("scenario", baseline.scenario, candidate.scenario, False)
-    for key in sorted(set(baseline.config) | set(candidate.config)):
-        known = key in baseline.config and key in candidate.config
+    synchronous = any(one.facts.device in SYNCHRONOUS for one in (baseline, candidate))
+    configs = [_with_before(one.config, synchronous) for one in (baseline, candidate)]
+    for key in sorted(set(configs[0]) | set(configs[1])):
+        known = key in configs[0] and key in configs[1]
         work = known and key.startswith(WORK) and not key.startswith(FINGERPRINTED)
-        check(key, baseline.config.get(key), candidate.config.get(key), work)
+        check(key, configs[0].get(key), configs[1].get(key), work)
     ours, theirs = baseline.useful_fraction, candidate.useful_fraction
     if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL * max(ours, theirs):
         found.append(Difference("useful tokens", ours, theirs, True, "share"))
@@ -124,6 +128,13 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
         for key in sorted(set(baseline.probes) | set(candidate.probes)):
             check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
     return sorted(found, key=lambda one: not one.forbids)
+
+
+def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
+    """``config`` with what a run did before there was a key for it. On a CPU no such key makes a difference."""
+    if synchronous:
+        return {key: value for key, value in config.items() if key not in BEFORE}
+    return {**BEFORE, **config}
 
 
 def _alike_losses(ours: float | None, theirs: float | None) -> bool:

@@ -14,10 +14,11 @@ from harness.regression.decision import is_look
 from harness.regression.gate import Limits, StateComparison, WhyUndecided, comparisons, nothing
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regression.thresholds import HOPELESS_AFTER
-from harness.scenario.overrides import flatten
+from harness.scenario.overrides import flatten, has, lookup
+from harness.scenario.plan import Arm
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.store import StudyFolder
-from trainer.config import TrainerConfig
+from trainer.config import BEFORE, TrainerConfig
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 from trainer.user_code import fingerprint as user_fingerprint
@@ -100,6 +101,7 @@ def with_codes(
     limit_s = min(timeout_s, EXAMINE_S)
     examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
     other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
+    other += _before(asked.plan.arms, examined[BASE].defaults, examined[HEAD].defaults)
     declared, records = [], {}
     for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
         one = examined[side]
@@ -127,6 +129,20 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
         for key in sorted(set(ours) & set(theirs))
         if ours[key] != theirs[key]
     )
+
+
+def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[str, ...]:
+    """Keys that one state lacks and did something else before, where an arm does not ask for that."""
+    found = []
+    for key, before in BEFORE.items():
+        lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
+        asked = {str(lookup(arm.config.model_dump(mode="json"), key)) for arm in arms} - {str(before)}
+        if len(lacking) == 1 and asked:
+            found.append(
+                f"default: {lacking[0]} has no key {key} and runs as with {before!r}; the other runs as asked "
+                f"({', '.join(sorted(asked))})"
+            )
+    return tuple(found)
 
 
 def side_of(arm: str) -> str:

@@ -19,7 +19,7 @@ COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
     "memory": "more batches in memory",
     "pretokenized copy": "a pretokenized copy of the corpus on disk",
-    "late check": "seeing later that a loss is not finite",
+    "late check": "seeing a step later that a loss is not finite (compute.sync: late)",
     "its data path": "what that path needs",
 }
 

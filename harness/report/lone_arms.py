@@ -52,7 +52,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
         lines += _unseen(arm.unseen, totals.step_ms.median)
-    return [*lines, *left_out_lines([arm], names)]
+    return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names)]
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
@@ -66,6 +66,19 @@ def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]
         )
         for arm in arms
         if arm.unseen is not None and arm.unseen.evaluating_steps
+    ]
+
+
+def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which arms have optimizer steps that loss scaling skipped: they took their time and trained nothing."""
+    return [
+        Headline(
+            names.short(arm.name),
+            f"{count(arm.skipped_steps, 'optimizer step')} of its runs skipped, as gradients overflowed in fp16",
+            "Each halved the scale of the loss and trained nothing; warm-up steps are counted.",
+        )
+        for arm in arms
+        if arm.skipped_steps
     ]
 
 

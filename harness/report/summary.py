@@ -47,6 +47,9 @@ def summary(
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
+        **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
+        **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
+        **({"claims": [record_json(one) for one in report.claims]} if report.claims else {}),
         "emulated": report.emulated,
         "environment": dict(report.environment),
         "probe_costs": [
@@ -112,6 +115,7 @@ def _arm(arm: ArmReport) -> Json:
         "flops_convention": speed.convention or None,
         "model_flops_per_s": finite(speed.flops_per_s),
         "device": speed.device,
+        **({} if arm.skipped_steps is None else {"skipped_steps": arm.skipped_steps}),
         "ledger": dict(totals.ledger),
         "phase_ms": dict(totals.phase_ms),
         "exposed_ms": dict(totals.exposed_ms),

@@ -26,7 +26,7 @@ def problems(scenario: Scenario) -> list[Problem]:
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
     if matrix:
         return matrix + base
-    found = [*base, *_compare(scenario), *_whatif(scenario)]
+    found = [*base, *_compare(scenario), *_claims(scenario), *_whatif(scenario)]
     try:
         everything = list(variants(scenario))
     except DottedKeyError as error:
@@ -136,6 +136,16 @@ def _compare(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(("compare", index, side), f"no arm {name!r}{guess} arms: {', '.join(before)}")
         if not unknown:
             yield from pair_problems(index, pair, before)
+
+
+def _claims(scenario: Scenario) -> Iterator[Problem]:
+    arms = [f"{arm}{point.suffix}" for arm in scenario.arms for point in points(scenario.matrix)]
+    for index, claim in enumerate(scenario.claims):
+        for side in ("arm", "baseline"):
+            name = getattr(claim, side)
+            if name is not None and name not in arms:
+                guess = did_you_mean(name, arms) or ";"
+                yield Problem(("claims", index, side), f"no arm {name!r}{guess} arms: {', '.join(arms)}")
 
 
 def pair_problems(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, WithJsonSchema, model_validator
 
+from harness.scenario.claims import CLAIMS, ClaimName
 from trainer.config import Config
 from trainer.json_types import Json
 
@@ -37,6 +38,22 @@ class Compare(Config):
 
     baseline: str
     candidate: str
+
+
+class Claim(Config):
+    """A common claim (harness.scenario.claims) and the arms that show whether it holds; names after the matrix."""
+
+    claim: ClaimName
+    arm: str
+    baseline: str | None = None
+    """What `arm` is held against; for the claims about a share of a step there is none."""
+
+    @model_validator(mode="after")
+    def _has_its_baseline(self) -> Claim:
+        if CLAIMS[self.claim].ratio != (self.baseline is not None):
+            needs = "needs a baseline" if self.baseline is None else "takes no baseline"
+            raise ValueError(f"the claim {self.claim!r} {needs}")
+        return self
 
 
 class TorchProfilerConfig(Config):
@@ -157,6 +174,10 @@ class Scenario(Config):
     """Default: the first arm is the baseline of every other."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
     """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
+    claims: list[Claim] = Field(default_factory=list)
+    """Common claims about tokenization that the report judges by these arms, with a table of where each step goes."""
+    target_loss: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """The report then says what each arm learned: its last loss, and after how many steps and tokens it was there."""
     repeats: int = Field(5, ge=1, le=1000)
     """Number of blocks. Each block holds every arm once. Fewer than 5 seldom decide anything."""
     interleave: Literal["auto", "slices", "runs"] = "auto"

@@ -43,6 +43,8 @@ class RunFacts:
     threads: SmallCount | None = None
     workers: SmallCount | None = None
     cores: SmallCount | None = None
+    # Of training in fp16: optimizer steps that were skipped as gradients overflowed, warm-up steps included.
+    skipped_steps: Annotated[int, Field(ge=0)] | None = None
     torch: str | None = None  # its version
     iterable: bool | None = None  # whether the user's dataset has no index: each loader worker then has all of it
     tokenizer_fingerprint: str | None = None

@@ -18,7 +18,7 @@ VALID: dict[str, Any] = {
             "inject": {"tokenize_ms": 1.5, "how": "sleep"},
         },
         "optimizer": {"learning_rate": 1e-3, "clip_norm": 1.0},
-        "compute": {"device": {"emulated": "gh200", "kernels": {"forward_ms": 3}}, "threads": 1},
+        "compute": {"device": {"emulated": "gh200", "kernels": {"forward_ms": 3}}, "threads": 1, "sync": "norm"},
         "steps": 6,
         "seed": 3,
     },

@@ -37,7 +37,7 @@ base:
     sequence_length: 512
     batch_size: 16
     pin_memory: true
-  compute: {{device: cuda, precision: fp32, check_finite: false}}
+  compute: {{device: cuda, precision: fp32, check_finite: false, sync: norm}}
   steps: 10
   log_every: 1000
 arms: {{tokens: {{}}}}

@@ -109,6 +109,7 @@ def scenario(seeds: list[int], repeats: int, steps: int = STEPS) -> dict[str, An
         "base": {
             "data": {"sequence_length": 64, "batch_size": 2, "replay": True},
             "compute.device.emulated": "gh200",
+            "compute.sync": "norm",
             "steps": steps,
             "warmup_steps": WARMUP,
         },

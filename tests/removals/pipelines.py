@@ -45,6 +45,7 @@ class Pipeline:
         return {
             **found,
             "compute.check_finite": self.check_finite,
+            "compute.sync": "norm",
             "compute.device": {
                 "emulated": "gh200",
                 "queue_depth": self.queue_depth,

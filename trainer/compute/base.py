@@ -41,8 +41,17 @@ class Compute(Protocol):
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 
+    def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
+        """Queue a copy of a step's mean loss and of ``norm`` (None: of the loss alone), for ``read_copy``."""
+
+    def read_copy(self, copy: Any, step: int) -> float | None:
+        """Block until ``copy``, of ``step``, is there, and return its loss. Raises as ``check_finite`` does."""
+
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
+
+    def skipped_steps(self) -> int | None:
+        """Block until known: how many optimizer steps loss scaling skipped; None where the loss is not scaled."""
 
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""

@@ -94,10 +94,21 @@ class CudaTimeline:
         with self._queued("read"), self._blocking("values of the losses"):
             return self._inner.read_losses(losses)
 
+    def copy_to_host(self, losses: list[Any], norm: Any) -> Any:
+        with self._queued("read"):
+            return self._inner.copy_to_host(losses, norm)
+
+    def read_copy(self, copy: Any, step: int) -> float | None:
+        with self._blocking("values of the step before"):
+            return self._inner.read_copy(copy, step)
+
     def drain_to_one_step(self) -> None:
         if self._before is not None:
             with self._blocking("device one step behind"):
                 self._before.synchronize()
+
+    def skipped_steps(self) -> int | None:
+        return self._inner.skipped_steps()
 
     def synchronize(self) -> None:
         """Block until the device is done, then report all that it did since the last call."""

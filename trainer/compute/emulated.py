@@ -149,8 +149,19 @@ class EmulatedCompute:
         self._queue.drain("values of the losses")
         return [None] * len(losses)
 
+    def copy_to_host(self, losses: list[Any], norm: Any) -> int:
+        self._queue.submit("read", 0)
+        return self._queue.free_ns
+
+    def read_copy(self, copy: int, step: int) -> float | None:
+        self._queue.wait_until(copy, "values of the step before")
+        return None
+
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")
+
+    def skipped_steps(self) -> int | None:
+        return None  # nothing overflows where nothing is computed
 
     def synchronize(self) -> None:
         self._queue.drain("synchronize")
@@ -182,8 +193,11 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
     rates = f"memory at {device.memory_efficiency:.0%} of {profile.memory_bandwidth_bytes_per_s / 1e12:.2f} TB/s"
     if "forward_ms" not in sources or "backward_ms" not in sources:
         matmul = matmul_flops_per_s(device, profile, config.compute.precision)
-        share = matmul / profile.peak_flops_per_s(matmul_dtype(config.compute.precision))
-        rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({share:.0%} of the dense peak), {rates}"
+        dtype = matmul_dtype(config.compute.precision)
+        share = matmul / profile.peak_flops_per_s(dtype)
+        known = device.matmul_efficiency is not None or dtype in profile.achievable_matmul_flops_per_s
+        of = f"{share:.0%} of the dense peak{'' if known else f' of {dtype}, as published for bf16'}"
+        rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({of}), {rates}"
     shown = {name: value for name, value in found._asdict().items() if value >= _SHOWN_FROM_MS or name in sources}
     kinds = [f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in shown.items()]
     kinds = [

@@ -43,8 +43,17 @@ class NoCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return [None] * len(losses)
 
+    def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
+        return None
+
+    def read_copy(self, copy: Any, step: int) -> float | None:
+        return None
+
     def drain_to_one_step(self) -> None:
         pass
+
+    def skipped_steps(self) -> int | None:
+        return None
 
     def synchronize(self) -> None:
         pass
@@ -91,8 +100,18 @@ class InjectedCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return self._inner.read_losses(losses)
 
+    def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
+        return self._inner.copy_to_host(losses, norm)
+
+    def read_copy(self, copy: Any, step: int) -> float | None:
+        self._cost.spend("sync")
+        return self._inner.read_copy(copy, step)
+
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()
+
+    def skipped_steps(self) -> int | None:
+        return self._inner.skipped_steps()
 
     def synchronize(self) -> None:
         self._inner.synchronize()

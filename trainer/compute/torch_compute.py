@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
 from trainer.compute.base import Loss
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
+from trainer.compute.precision import NormCheck, Precision
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -19,6 +20,13 @@ from trainer.model_files import objective_of
 
 if TYPE_CHECKING:
     import torch
+
+
+class _Copy(NamedTuple):
+    """A step's loss and gradient norm on their way to the host; ``event``: when they are there (None: at once)."""
+
+    values: Any
+    event: Any
 
 
 class TorchCompute:
@@ -33,8 +41,10 @@ class TorchCompute:
         self.device = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.asynchronous = device.type != "cpu"
         self._device = device
-        dtype = torch.bfloat16 if config.compute.precision == "pure-bf16" else None
-        self._model = model.to(device, dtype).train()
+        self._precision = Precision(config.compute.precision, device)
+        self._scaling = self._precision.scaling
+        self._norm_check = NormCheck(scaled=self._scaling is not None)
+        self._model = model.to(device, self._precision.weights).train()
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
         self._source = config.data.source
@@ -49,7 +59,6 @@ class TorchCompute:
             keep_layer_inputs_alone(self._model)
         self._run = compiled(self._model, device) if config.model.compile else self._model
         self._config = config.optimizer
-        self._autocast = config.compute.precision == "bf16"
         self._extra_forwards = config.compute.extra_forwards
         decayed = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
@@ -112,7 +121,7 @@ class TorchCompute:
                 "attention_mask; pad after the text, or give its forward that parameter"
             )
         assert batch.shifted == self._shifted, "the batches are of another objective than the model"
-        with self._torch.autocast(self._device.type, self._torch.bfloat16, enabled=self._autocast), self._attention():
+        with self._precision.autocast(), self._attention():
             try:
                 return self._run(input_ids=batch.input_ids, labels=batch.labels, **mask)
             except IndexError as error:  # on a CPU, of a table that has no such row
@@ -136,18 +145,26 @@ class TorchCompute:
         return InputError(f"{source} gives the id {wrong}, but model.vocab_size is {self._vocab_size}")
 
     def backward(self, loss: Loss) -> None:
-        (loss / self._config.accumulation).backward()
+        loss = loss / self._config.accumulation
+        (loss if self._scaling is None else self._scaling.scaled(loss)).backward()
 
     def clip_gradients(self) -> Any:
+        if self._scaling is not None:
+            self._scaling.unscale(self._optimizer)
         limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
-        return self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        if self._scaling is not None:
+            self._scaling.count(norm)
+        return norm
 
     def check_finite(self, norm: Any, step: int) -> None:
-        if not math.isfinite(value := norm.item()):
-            raise FloatingPointError(f"step {step}: the gradient norm is {value}: is optimizer.learning_rate too high?")
+        self._norm_check(norm.item(), step)
 
     def optimizer_step(self) -> None:
-        self._optimizer.step()
+        if self._scaling is not None:
+            self._scaling.step(self._optimizer)
+        else:
+            self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -155,8 +172,31 @@ class TorchCompute:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
         return [float(value) for value in means.tolist()]  # one transfer for all of them
 
+    def copy_to_host(self, losses: list[Loss], norm: Any) -> _Copy:
+        values = [self._torch.stack(losses).mean().float()]
+        if norm is not None:
+            values.append(norm.detach().float())
+        # Not blocking: torch takes pinned memory of its own for the result, and the stream copies in its turn.
+        values_on_host = self._torch.stack(values).to("cpu", non_blocking=True)
+        if self._device.type != "cuda":
+            return _Copy(values_on_host, None)
+        event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return _Copy(values_on_host, event)
+
+    def read_copy(self, copy: _Copy, step: int) -> float | None:
+        if copy.event is not None:
+            copy.event.synchronize()
+        loss, *norm = copy.values.tolist()
+        if norm:
+            self._norm_check(norm[0], step)
+        return float(loss)
+
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
+
+    def skipped_steps(self) -> int | None:
+        return None if self._scaling is None else self._scaling.skipped_steps
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -17,6 +17,7 @@ from trainer.data.packing import Document, make_packer
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
 from trainer.data.sources import text_source, token_source
+from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import document_tokens, load_tokenizer
 from trainer.errors import InputError
 from trainer.inject import Injector
@@ -67,7 +68,7 @@ class DataPipeline:
         else:
             assert prepared.pretokenized is not None, "prepare() was given another data path"
             self._source = token_source(config, prepared.pretokenized, corpus.documents)
-        self._tokenizer = load_tokenizer(prepared.tokenizer) if reads_text else None
+        self._tokenizer = by_strategy(load_tokenizer(prepared.tokenizer), config) if reads_text else None
         self._eos_id = prepared.tokenizer.eos_id
         self._packer = make_packer(packed, scalar, config.sequence_length, padding_id(prepared.tokenizer))
         self._packed, self._batch_size = packed, config.batch_size

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config import TokenizerConfig
-from trainer.data import cache, pretrained, train_tokenizer
+from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
 from trainer.data.corpus import Corpus
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
@@ -44,6 +44,8 @@ class Tokenizer(Protocol):
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     """Find, train or import the tokenizer. The result is cached, so a second call is cheap."""
     keep_single_threaded()
+    if config.train is not None and config.train.kind == "sentencepiece":
+        return _sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
     if config.train is not None:
         kind, vocab_size = config.train.kind, config.train.vocab_size
         key = [train_tokenizer.RECIPE, corpus.fingerprint, kind, vocab_size]

@@ -71,7 +71,7 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     """
     data = config.data
     tokens = data.batch_size * data.sequence_length
-    half = config.compute.precision != "fp32"
+    half = config.compute.precision not in ("fp32", "tf32")
     value_bytes = 2 if half else 4
     layer_low = (6 * shape.width + 2 * shape.ffn_width) * value_bytes
     layer_high = (20 * shape.width + 6 * shape.ffn_width) * 4
@@ -81,7 +81,9 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
         low = shape.layers * shape.width * value_bytes + max(layer_low, logits_low)
         high = shape.layers * shape.width * 4 + layer_high + logits_high
     count = parameters(shape)
-    copies = 2 * count if config.compute.precision == "bf16" else 0  # weights that autocast has cast for this step
+    copies = (
+        2 * count if config.compute.precision in ("bf16", "fp16") else 0
+    )  # weights that autocast has cast for this step
     mask = data.sequence_length * tokens * 4
     return Footprint(
         count,

@@ -201,13 +201,10 @@ def find_profile(device_name: str) -> DeviceProfile | None:
     return None
 
 
-def matmul_dtype(precision: str, *, tf32: bool = False) -> str:
+def matmul_dtype(precision: str) -> str:
     """Return the dtype in which the matrix units compute at a ``compute.precision``.
 
-    fp32 is fp32 on CUDA too: torch leaves TF32 off for matrix products unless
-    ``torch.set_float32_matmul_precision`` or ``allow_tf32`` says otherwise, which the trainer does not.
+    fp32 is fp32 on CUDA too: torch leaves TF32 off for matrix products unless the precision is tf32.
     bf16 (autocast) and pure-bf16 both multiply in bf16.
     """
-    if precision == "fp32":
-        return "tf32" if tf32 else "fp32"
-    return "bf16"
+    return {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16"}.get(precision, "bf16")

@@ -21,7 +21,12 @@ from trainer.model import Shape
 FUSED_ADAMW_PASSES = 7
 FOREACH_ADAMW_PASSES = 20
 NORM_PASSES = 3  # the norm reads the gradients, clipping reads and writes them
-TENSOR_BYTES = {"fp32": 4, "bf16": 4, "pure-bf16": 2}  # one element of weight, gradient or moment
+UNSCALE_PASSES = 2  # of fp16: dividing the gradients by the loss's scale reads and writes them
+TENSOR_BYTES = {"fp32": 4, "tf32": 4, "bf16": 4, "pure-bf16": 2, "fp16": 4}  # one element of weight, gradient or moment
+# Precisions that keep their activations in 32 bits.
+WIDE = ("fp32", "tf32")
+# Matrix products on the same tensor cores: where no rate is published, the share of the peak is taken to be bf16's.
+AS_BF16 = ("tf32", "fp16")
 TOKEN_BYTES = 8  # int64
 # Activations kept for the backward pass, per token, layer and unit of width, at 16 bit, without attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation 2).
@@ -41,9 +46,16 @@ class Kernels(NamedTuple):
 def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision: str) -> float:
     """Return the rate of forward and backward. Raises InputError where neither configuration nor profile states one."""
     dtype = matmul_dtype(precision)
+    try:
+        peak = profile.peak_flops_per_s(dtype)
+    except InputError as error:
+        raise InputError(f"compute.precision: {precision}: {error}") from error
     if device.matmul_efficiency is not None:
-        return profile.peak_flops_per_s(dtype) * device.matmul_efficiency
-    achievable = profile.achievable_matmul_flops_per_s.get(dtype)
+        return peak * device.matmul_efficiency
+    published = profile.achievable_matmul_flops_per_s
+    achievable = published.get(dtype)
+    if achievable is None and precision in AS_BF16 and "bf16" in published:
+        achievable = peak * published["bf16"] / profile.peak_flops_per_s("bf16")
     if achievable is None:
         raise InputError(
             f"compute.device.matmul_efficiency: the profile {profile.name} states no achievable matmul rate for "
@@ -70,7 +82,8 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
     moved_bytes = parameters(shape) * TENSOR_BYTES[precision]
     memory = profile.memory_bandwidth_bytes_per_s * device.memory_efficiency
     fused = config.optimizer.fused is not False
-    found["norm_ms"] = NORM_PASSES * moved_bytes / memory * 1e3
+    passes = NORM_PASSES + (UNSCALE_PASSES if precision == "fp16" else 0)
+    found["norm_ms"] = passes * moved_bytes / memory * 1e3
     found["optimizer_ms"] = (FUSED_ADAMW_PASSES if fused else FOREACH_ADAMW_PASSES) * moved_bytes / memory * 1e3
     found["h2d_ms"] = batch_bytes(config) / (profile.link_bandwidth_bytes_per_s * device.memory_efficiency) * 1e3
     given = {name: value for name, value in fixed.model_dump().items() if value is not None}
@@ -93,7 +106,7 @@ def check_memory(config: TrainerConfig, shape: Shape, profile: DeviceProfile) ->
     count, element = parameters(shape), TENSOR_BYTES[precision]
     state = 4 * element * count
     tokens = config.data.batch_size * config.data.sequence_length
-    wide = 2 if precision == "fp32" else 1
+    wide = 2 if precision in WIDE else 1
     each_layer = ACTIVATION_BYTES * wide * tokens * shape.width
     activations = each_layer * shape.layers
     if config.model.activation_checkpointing:  # the inputs of all layers, at 16 bit or 32, and all of one layer

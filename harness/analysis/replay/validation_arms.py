@@ -9,10 +9,12 @@ from harness.scenario.overrides import Nested, flatten, lookup, lookup_number
 from harness.scenario.plan import DOSES
 from harness.study.contract import STAGES
 from harness.study.records import RunRecord
+from trainer.config import BEFORE
 from trainer.json_types import JsonObject
 
 # Differ between blocks, or say how long to measure.
 IGNORED = ("seed", "steps", "warmup_steps")
+UNCHECKED: JsonObject = {"compute.check_finite": False}
 EXTRA_WORK: Mapping[str, str] = {
     str(what): key for what, key in DOSES.items()
 }  # by stage: the key that repeats its work
@@ -26,9 +28,7 @@ def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> lis
     if _removes_data(edits):
         return list(dict.fromkeys(r.arm for r in records if r.control == "ideal-data" and r.of == arm))
     wanted = _edited(own.config, edits)
-    if wanted is None:
-        return []
-    found = [r.arm for r in records if r.arm != arm and r.control != "a-a" and _comparable(r.config) == wanted]
+    found = [r.arm for r in records if r.arm != arm and r.control != "a-a" and _comparable(r.config) in wanted]
     return list(dict.fromkeys(found))
 
 
@@ -37,30 +37,31 @@ def _removes_data(edits: Edits) -> bool:
     return removed and all(text.partition("=")[0] in STAGES for text in edits.texts)
 
 
-def _edited(config: JsonObject, edits: Edits) -> Nested | None:
-    """The configuration under ``edits``; None where its keys cannot express them."""
+def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
+    """The configurations that are this one under ``edits``; none where its keys cannot express them."""
     flat = flatten(config)
     if edits.cores is not None or (edits.ranks or 1) > 1:
-        return None
+        return []
     for stage, change in edits.stages.items():
         times = change.factor
         if change.ms is not None or stage not in EXTRA_WORK or times < 1 or times != int(times):
-            return None
+            return []
         flat[EXTRA_WORK[stage]] = (1 + int(lookup_number(config, EXTRA_WORK[stage], 0))) * int(times) - 1
     if edits.device is not None:
         if not isinstance(lookup(config, "compute.device"), Mapping):
-            return None
+            return []
         flat["compute.device.speed"] = lookup_number(config, "compute.device.speed", 1.0) * edits.device
     for key, value in (("workers", edits.workers), ("prefetch", edits.prefetch), ("batch_size", edits.batch_size)):
         if value is not None:
             flat[f"data.{key}"] = value
-    if not edits.sync:
-        flat["compute.check_finite"] = False
-    return _comparable(flat)
+    if edits.sync:
+        return [_comparable(flat)]
+    # Nothing is read within the step, or one step later.
+    return [_comparable({**flat, **unread}) for unread in ({**UNCHECKED, **BEFORE}, {"compute.sync": "late"})]
 
 
 def _comparable(config: JsonObject) -> Nested:
-    flat = {key: value for key, value in flatten(config).items() if key not in IGNORED}
+    flat = {**BEFORE, **{key: value for key, value in flatten(config).items() if key not in IGNORED}}
     if not flat.get("data.workers"):
         flat.pop("data.prefetch", None)  # no effect
     return flat

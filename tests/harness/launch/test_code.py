@@ -107,6 +107,19 @@ def test_a_side_answers_for_itself_and_a_key_it_does_not_know_yet_is_left_out(re
         fit_config(code, {**defaults, "log_every": 3}, defaults, errors)
 
 
+def test_a_key_that_says_what_every_run_did_before_it_is_left_out() -> None:
+    """compute.sync norm is what states without the key do; late is the default; every-step they cannot do."""
+    code = Code(".", sys.executable, "old")
+    defaults = TrainerConfig().model_dump(mode="json")
+    errors = [[["compute", "sync"], "extra_forbidden", "Extra inputs are not permitted"]]
+    for sync in ("norm", "late"):
+        config = {**defaults, "compute": {**defaults["compute"], "sync": sync}}
+        assert "sync" not in fit_config(code, config, defaults, errors)["compute"]
+    config = {**defaults, "compute": {**defaults["compute"], "sync": "every-step"}}
+    with pytest.raises(InputError, match=r"old: does not know compute\.sync, which this scenario sets"):
+        fit_config(code, config, defaults, errors)
+
+
 def test_a_value_that_a_side_refuses(repository: Path) -> None:
     code = find_code("HEAD", repository)
     config = {**TrainerConfig().model_dump(mode="json"), "steps": -1}

@@ -128,6 +128,20 @@ def test_a_session_holds_medians() -> None:
     assert one.ms["step"] == pytest.approx(10, rel=0.01)
 
 
+def test_a_baseline_from_before_there_was_a_key_means_what_it_meant() -> None:
+    """compute.sync: without it the gradient norm was read in each step; on a CPU that makes no difference."""
+    card = RunFacts(device="NVIDIA H100")
+    for facts, sync, refused in (
+        (card, "late", ["compute.sync"]),
+        (card, "norm", []),
+        (RunFacts(device="cpu"), "late", []),
+    ):
+        newer = series(seed=1, facts=facts, config={**SERIES["config"], "compute.sync": sync})
+        found = compare_series(series(facts=facts), newer, LIMITS, days=STEADY)
+        assert [one.key for one in found.refused] == refused
+        assert not found.warned
+
+
 @pytest.mark.parametrize(
     ("key", "changes"),
     [

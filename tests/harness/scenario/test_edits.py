@@ -80,7 +80,7 @@ def arm(name: str, control: str | None = None, of: str | None = None, **keys: An
         (["workers=0"], ["inline"]),
         (["workers=0", "prefetch=7"], ["inline"]),  # no effect without workers
         (["prefetch=2"], ["other-seed"]),
-        (["sync=off"], ["no-sync"]),
+        (["sync=off"], ["no-sync", "late"]),
         (["tokenize=3x"], ["a+dose"]),
         (["tokenize=0.5x"], []),
         (["tokenize=3ms"], []),
@@ -102,6 +102,8 @@ def test_the_arm_that_already_is_what_the_edits_ask_for(texts: list[str], same: 
         arm("w2", data__workers=2),
         arm("inline", data__workers=0, data__prefetch=4),
         arm("no-sync", compute__check_finite=False),
+        arm("late", compute__sync="late"),
+        arm("each", compute__sync="every-step"),
     ]
     assert validation_arms(records, "a", parse_edits(texts)) == same
 

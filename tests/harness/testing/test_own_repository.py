@@ -35,7 +35,7 @@ question: Is it slower?
 base:
   model: {layers: 1, width: 32, vocab_size: 64}
   data: {source: "own_items:make", sequence_length: 16, batch_size: 4}
-  compute: {device: {emulated: gh200}, precision: bf16}
+  compute: {device: {emulated: gh200}, precision: bf16, sync: norm}
   steps: 4
   warmup_steps: 1
 arms: {inline: {}, other: {data.source: null}}

@@ -28,6 +28,7 @@ base:
   data.corpus: {builtin: python-docs, documents: 60}
   data.tokenizer.train: {vocab_size: 512}
   compute.device.emulated: gh200
+  compute.sync: norm
   compute.device.kernels: {forward_ms: 2, backward_ms: 2, norm_ms: 0, optimizer_ms: 1, h2d_ms: 0}
   steps: 24
   warmup_steps: 2

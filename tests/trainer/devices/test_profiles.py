@@ -140,8 +140,8 @@ def test_peaks_by_dtype() -> None:
 
 
 def test_precisions() -> None:
-    assert [matmul_dtype(precision) for precision in ("fp32", "bf16", "pure-bf16")] == ["fp32", "bf16", "bf16"]
-    assert matmul_dtype("fp32", tf32=True) == "tf32"
+    precisions = ("fp32", "tf32", "bf16", "pure-bf16", "fp16")
+    assert [matmul_dtype(precision) for precision in precisions] == ["fp32", "tf32", "bf16", "bf16", "fp16"]
 
 
 @pytest.mark.parametrize(

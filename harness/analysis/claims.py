@@ -1,0 +1,235 @@
+"""Where each arm's step and cores go (tokenization, sync, compute, Python), and whether common claims hold of them.
+
+Shares are of the step's time on the main thread:
+
+    tokenization   fetch while this batch was tokenized, inline or by a worker that is waited for
+    sync           reading values from the device
+    compute        h2d, forward, backward, optimizer; on an asynchronous device their launches
+    Python         the rest of the loop: what lies between the phases, and logging
+    other data     the rest of the fetch: reading, packing, hand-over
+
+Cores are CPU time per second of measured steps, from the spans of the same phases and stages. Processes that tokenize
+for the main thread have no spans: what the sampler saw of them counts as tokenization.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow.compute as pc
+
+from harness.analysis.ledger import RunLedger
+from harness.analysis.probes.host_load import host_load
+from harness.analysis.statistics import Estimate, from_block_values, from_blocks
+from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
+from harness.scenario.overrides import lookup, lookup_number
+from harness.study.run_data import RunData
+from trainer.json_types import JsonObject
+
+COMPUTE = ("h2d", "forward", "backward", "optimizer")
+PARTS = ("tokenization", "sync", "compute", "Python", "other data")
+Outcome = Literal["holds", "does not hold", "not measurable"]
+
+
+@dataclass(frozen=True)
+class RunUse:
+    """One run. ``shares`` and ``cores`` by :data:`PARTS`; ``cores`` are empty without CPU times.
+
+    ``tokenizing_ms``: of tokenization per 1000 tokens, wherever it ran. ``all_cores``: of its processes together, None
+    where they were not sampled, or where some live too short for that (``data.tokenize: processes``).
+    """
+
+    shares: Mapping[str, float]
+    cores: Mapping[str, float]
+    all_cores: float | None
+    idle_share: float | None  # of the device
+    step_ms: float
+    tokenizing_ms: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
+class ArmUse:
+    """An arm: medians over its runs."""
+
+    arm: str
+    shares: Mapping[str, Estimate]
+    cores: Mapping[str, float]
+    all_cores: float | None
+    idle_share: float | None
+    step_ms: Estimate | None
+    tokenizing_ms: Estimate | None
+    tokens_per_s: Estimate | None
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim about ``arm`` (beside ``baseline``): the figure that was measured, and whether it lies in the range."""
+
+    claim: ClaimName
+    arm: str
+    baseline: str | None
+    figure: Estimate | None
+    outcome: Outcome
+    values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
+    processes: int | None = None  # "processes", "pool": how many, on so many cores
+    cores: int | None = None
+
+
+def use_of(run: RunData, ledger: RunLedger) -> RunUse:
+    """Where the step and the cores of ``run`` go."""
+    step = ledger.mean_step_ms
+    phase = ledger.phase_ms
+    fetch = phase.get("fetch", 0.0)
+    tokenizing = min(fetch, ledger.during_wait_ms.get("tokenize", 0.0))
+    spent = {
+        "tokenization": tokenizing,
+        "sync": phase.get("sync", 0.0),
+        "compute": sum(phase.get(name, 0.0) for name in COMPUTE),
+        "Python": phase.get("other", 0.0) + phase.get("log", 0.0),
+        "other data": fetch - tokenizing,
+    }
+    config = ledger.record.config
+    cores, sampled = _cores(run, ledger, config)
+    tokens = ledger.tokens
+    steps = len(ledger.step_ms)
+    work = ledger.work_ms.get("tokenize")
+    wall_s = float(ledger.step_ms.sum()) / 1e3
+    idle_ms = ledger.device_starved_ms
+    return RunUse(
+        {name: value / step for name, value in spent.items()},
+        cores,
+        sampled,
+        None if idle_ms is None else idle_ms / step,
+        step,
+        None if not work or not tokens else work * steps / tokens * 1e3,
+        None if tokens is None else tokens / wall_s,
+    )
+
+
+def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
+    """Cores by part, and of all processes as the sampler saw them."""
+    spans, steps = run.spans, run.steps
+    loads = host_load({ledger.record.arm: [run]})
+    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role != "sampler"}
+    short_lived = lookup(config, "data.tokenize", "batched") == "processes"
+    whole = sum(roles.values()) if roles and not short_lived else None
+    if spans is None or steps is None:
+        return {}, whole
+    measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
+    if not len(measured):
+        return {}, whole
+    begin = measured.column("start_ns").to_numpy()
+    end = begin + measured.column("wall_ns").to_numpy()
+    starts = spans.column("start_ns").to_numpy()
+    place = begin.searchsorted(starts, side="right") - 1
+    inside = (place >= 0) & (starts < end[place.clip(0)])
+    names, cpu = spans.column("name").to_pylist(), spans.column("cpu_ns").to_pylist()
+    roles_of = spans.column("role").to_pylist()
+    spent: dict[tuple[bool, str], float] = {}
+    for number in inside.nonzero()[0]:
+        if cpu[number] is not None:
+            key = roles_of[number] == "main", names[number]
+            spent[key] = spent.get(key, 0.0) + cpu[number]
+    wall_ns = float((end - begin).sum())
+    inline = sum(spent.get((True, name), 0.0) for name in ("read", "tokenize", "pack"))
+    helpers = roles.get("loaders", 0.0) if not lookup_number(config, "data.workers", 0) else 0.0
+    everywhere = {name: sum(spent.get((main, name), 0.0) for main in (True, False)) for name in ("tokenize",)}
+    fetch = max(0.0, spent.get((True, "fetch"), 0.0) - inline)
+    of_data = sum(spent.get((main, name), 0.0) for main in (True, False) for name in ("read", "pack"))
+    other_ns = float(measured.column("other_ns").to_numpy().sum())
+    return {
+        "tokenization": everywhere["tokenize"] / wall_ns + helpers,
+        "sync": spent.get((True, "sync"), 0.0) / wall_ns,
+        "compute": sum(spent.get((True, name), 0.0) for name in COMPUTE) / wall_ns,
+        "Python": (spent.get((True, "log"), 0.0) + other_ns) / wall_ns,
+        "other data": (fetch + of_data) / wall_ns,
+    }, whole
+
+
+def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
+    """The medians of ``uses``, which are not none."""
+
+    def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
+        return from_block_values([one for use in uses if (one := value(use)) is not None])
+
+    def known(value: Callable[[RunUse], float | None]) -> float | None:
+        found = middle(value)
+        return None if found is None else found.median
+
+    shares = {part: middle(lambda use, part=part: use.shares.get(part)) for part in PARTS}  # type: ignore[misc]
+    cores = {part: known(lambda use, part=part: use.cores.get(part)) for part in PARTS}  # type: ignore[misc]
+    return ArmUse(
+        arm,
+        {part: one for part, one in shares.items() if one is not None},
+        {part: one for part, one in cores.items() if one is not None},
+        known(lambda use: use.all_cores),
+        known(lambda use: use.idle_share),
+        middle(lambda use: use.step_ms),
+        middle(lambda use: use.tokenizing_ms),
+        middle(lambda use: use.tokens_per_s),
+    )
+
+
+def judge(
+    claim: ClaimName,
+    arm: str,
+    baseline: str | None,
+    uses: Mapping[str, Mapping[int, RunUse]],
+    config: JsonObject,
+    cores: int | None,
+) -> JudgedClaim:
+    """Judge one claim by the runs of its arms, paired by block. ``config``: of ``arm``."""
+    kind = CLAIMS[claim]
+    ours = uses.get(arm, {})
+    theirs = uses.get(baseline, {}) if baseline is not None else {}
+    values = None
+    if kind.ratio:
+        pairs = [
+            (_figure(kind, theirs[block]), _figure(kind, ours[block])) for block in sorted(set(ours) & set(theirs))
+        ]
+        known = [(one, other) for one, other in pairs if one and other]
+        figure = from_blocks([math.log(other / one) for one, other in known])
+        if known and kind.of == "cpu use":
+            both = [from_block_values(list(side)) for side in zip(*known, strict=True)]
+            values = tuple(one.median for one in both if one is not None)
+    else:
+        found = [one for _, use in sorted(ours.items()) if (one := _figure(kind, use)) is not None]
+        figure = from_block_values(found)
+    parallel = claim in ("processes", "pool")
+    return JudgedClaim(
+        claim,
+        arm,
+        baseline,
+        figure,
+        _outcome(figure, kind),
+        values if values is not None and len(values) == 2 else None,
+        int(lookup_number(config, "data.tokenize_processes", 2)) if parallel else None,
+        cores if parallel else None,
+    )
+
+
+def _figure(kind: ClaimKind, use: RunUse) -> float | None:
+    match kind.of:
+        case "tokenizing speed":
+            return None if use.tokenizing_ms is None else 1 / use.tokenizing_ms
+        case "sync share":
+            return use.shares.get("sync")
+        case "tokenization share":
+            return use.shares.get("tokenization")
+        case "cpu use":
+            return use.all_cores
+        case "training speed":
+            return use.tokens_per_s
+
+
+def _outcome(figure: Estimate | None, kind: ClaimKind) -> Outcome:
+    """By the whole interval: within the range, outside of it, or across one of its ends."""
+    if figure is None or figure.ci_low is None or figure.ci_high is None:
+        return "not measurable"
+    if figure.ci_high < kind.low or figure.ci_low > kind.high:
+        return "does not hold"
+    return "holds" if kind.low <= figure.ci_low and figure.ci_high <= kind.high else "not measurable"

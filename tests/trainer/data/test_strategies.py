@@ -1,0 +1,123 @@
+"""Every way to tokenize gives the same ids and the same batches; processes end with their pipeline, and say how."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import islice
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from trainer.config import DataConfig
+from trainer.data.loader import open_batches
+from trainer.data.prepare import prepare
+from trainer.data.strategies import InProcesses, by_strategy
+from trainer.data.tokenizers import load_tokenizer
+from trainer.errors import InputError, LostBatchError
+
+TEXTS = ["def f(x):", "", "a longer text, of several words\nand lines\t", "¡Olé! 日本語", "x" * 300, "import os"]
+BPE = {"kind": "bpe", "vocab_size": 512}
+PIECES = {"kind": "sentencepiece", "vocab_size": 600}
+
+
+def config(tokenize: str, train: dict[str, object] = BPE, **changes: object) -> DataConfig:
+    return DataConfig.model_validate(
+        {
+            "corpus": {"builtin": "python-docs", "documents": 60},
+            "tokenizer": {"train": train},
+            "path": "text-padded",
+            "sequence_length": 32,
+            "batch_size": 3,
+            "tokenize": tokenize,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [BPE, PIECES], ids=["bpe", "sentencepiece"])
+def test_all_give_the_same_ids(train: dict[str, object]) -> None:
+    info = prepare(config("batched", train)).tokenizer
+    plain = load_tokenizer(info)
+    expected = plain.encode_batch(TEXTS)
+    assert expected == [plain.encode(text) for text in TEXTS]
+    assert all(len(ids) > 0 for text, ids in zip(TEXTS, expected, strict=True) if text)
+    assert max(map(max, filter(None, expected))) < info.vocab_size
+    for tokenize in ("batched", "per-sample", "processes", "pool"):
+        found = by_strategy(load_tokenizer(info), config(tokenize, tokenize_processes=4))
+        for _ in range(2):
+            assert found.encode_batch(TEXTS) == expected
+            assert found.encode_batch(TEXTS[:1]) == expected[:1]  # fewer documents than processes
+            assert found.encode_batch([]) == []
+        if isinstance(found, InProcesses):
+            found.close()
+
+
+@pytest.mark.slow
+def test_batches_are_the_same() -> None:
+    batches = {}
+    for tokenize in ("batched", "per-sample", "processes", "pool"):
+        data = config(tokenize)
+        with open_batches(data, prepare(data), seed=3) as opened:
+            batches[tokenize] = [torch.cat([one.input_ids, one.labels]) for one in islice(opened, 3)]
+    for found in batches.values():
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, batches["batched"], strict=True))
+
+
+@pytest.mark.slow
+def test_a_pool_stays_and_processes_do_not() -> None:
+    info = prepare(config("batched")).tokenizer
+    for stay in (True, False):
+        found = InProcesses(load_tokenizer(info), 2, stay=stay, timeout_s=60)
+        found.encode_batch(TEXTS)
+        first = [one.process.pid for one in found._workers]
+        found.encode_batch(TEXTS)
+        again = [one.process.pid for one in found._workers]
+        assert again == first
+        assert len(first) == (2 if stay else 0)
+        processes = [one.process for one in found._workers]
+        found.close()
+        assert not any(process.is_alive() for process in processes)
+
+
+@pytest.mark.slow
+def test_a_process_that_was_killed_is_named() -> None:
+    found = InProcesses(load_tokenizer(prepare(config("batched")).tokenizer), 2, stay=True, timeout_s=60)
+    found.encode_batch(TEXTS)
+    victim = found._workers[1].process
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join(30)
+    with pytest.raises(LostBatchError, match=rf"^process {victim.pid} of data.tokenize ended with exit code -9$"):
+        found.encode_batch(TEXTS)
+    found.close()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_encoded_is_the_same_error_in_a_process() -> None:
+    class Refuses:
+        def encode(self, text: str) -> list[int]:
+            raise InputError(f"cannot encode {text}")
+
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+            return [self.encode(text) for text in texts]
+
+    found = InProcesses(Refuses(), 1, stay=True, timeout_s=60)
+    with pytest.raises(InputError, match=r"^cannot encode this$"):
+        found.encode_batch(["this"])
+    found.close()
+
+
+def test_loader_workers_start_no_processes() -> None:
+    with pytest.raises(ValidationError, match=r"tokenize: pool starts processes.* allowed with workers 1: batched"):
+        config("pool", workers=1)
+    assert config("per-sample", workers=1).workers == 1
+
+
+def test_a_sentencepiece_model_is_trained_once() -> None:
+    first, second = (prepare(config("batched", PIECES)).tokenizer for _ in range(2))
+    assert first == second
+    assert first.kind == "sentencepiece"
+    assert first.eos_id is not None
+    assert first.engine.startswith("sentencepiece ")

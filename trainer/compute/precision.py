@@ -1,0 +1,127 @@
+"""Checks ``compute.precision`` against the device, and computes in it: TF32, autocast, and loss scaling for fp16.
+
+fp16 has 5 bits of exponent: gradients below 6e-8 become 0. So the loss is multiplied by a large scale before the
+backward pass and the gradients are divided by it before they are used (Micikevicius et al. 2018, "Mixed Precision
+Training", section 3.2). A step whose gradients overflow is skipped, and the scale halved.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+# The least compute capability of a CUDA device, by precision (NVIDIA, CUDA C++ Programming Guide, "Compute
+# Capabilities"): TF32 and bf16 matrix units came with Ampere (8.0), arithmetic in fp16 with 5.3.
+LEAST_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "pure-bf16": (8, 0), "fp16": (5, 3)}
+PRECISIONS = ("fp32", "tf32", "bf16", "pure-bf16", "fp16")
+# The scale begins at 2**16 and halves with each skipped step. Gradients that are not finite at 2**-16 either are no
+# matter of the scale: the run has diverged.
+MOST_SKIPPED_IN_A_ROW = 32
+
+
+def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
+    """The precisions of a CUDA device of that compute capability; None: of a CPU."""
+    if capability is None:
+        return [one for one in PRECISIONS if one != "tf32"]
+    return [one for one in PRECISIONS if capability >= LEAST_CAPABILITY.get(one, (0, 0))]
+
+
+def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
+    """Raise InputError where ``device``, of that compute capability, cannot compute in ``precision``."""
+    allowed = allowed_precisions(capability)
+    if precision in allowed:
+        return
+    has = "a CPU" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
+    needs = ".".join(map(str, LEAST_CAPABILITY[precision]))
+    raise InputError(
+        f"compute.precision: {precision} needs a CUDA device of compute capability {needs} or more, but {device} "
+        f"{'is' if capability is None else 'has'} {has}; allowed here: {', '.join(allowed)}"
+    )
+
+
+class Precision:
+    """What one run computes in: dtype of the weights, autocast, and the scaling of the loss where there is one."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        """Raises InputError where ``device`` cannot compute in it."""
+        import torch
+
+        on_cuda = device.type == "cuda"
+        capability = torch.cuda.get_device_capability(device) if on_cuda else None
+        check_precision(name, torch.cuda.get_device_name(device) if on_cuda else "cpu", capability)
+        if name == "tf32":
+            torch.set_float32_matmul_precision("high")  # of this process: a run has one of its own
+        self._torch: Any = torch
+        self._type = device.type
+        self._autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+        self.weights = torch.bfloat16 if name == "pure-bf16" else None
+        self.scaling = LossScaling(device) if name == "fp16" else None
+
+    def autocast(self) -> Any:
+        """A context in which matrix products run in 16 bits, where the precision says so."""
+        dtype = self._autocast or self._torch.bfloat16
+        return self._torch.autocast(self._type, dtype, enabled=self._autocast is not None)
+
+
+class LossScaling:
+    """torch.amp.GradScaler, which also counts the steps that it skipped, on the device.
+
+    With fused AdamW the optimizer's kernel decides on the device whether to skip. Otherwise GradScaler reads on the
+    host, each step, whether gradients overflowed: a blocking sync of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._scaler: Any = torch.amp.GradScaler(device.type)
+        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    def scaled(self, loss: Any) -> Any:
+        """The loss to call ``backward`` of."""
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizer: Any) -> None:
+        """Divide the gradients by the scale: only then has clipping its meaning."""
+        self._scaler.unscale_(optimizer)
+
+    def count(self, norm: Any) -> None:
+        """Count this step if its gradients, whose global norm is ``norm``, are not finite."""
+        self._skipped += (~self._torch.isfinite(norm)).to(self._skipped.dtype)
+
+    def step(self, optimizer: Any) -> None:
+        """Step, unless gradients overflowed; then adapt the scale."""
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    @property
+    def skipped_steps(self) -> int:
+        """Blocks until the device has counted."""
+        return int(self._skipped)
+
+
+class NormCheck:
+    """Judges each step's gradient norm once the host knows it. ``scaled``: overflow skips a step, and is no failure."""
+
+    def __init__(self, scaled: bool) -> None:
+        self._scaled = scaled
+        self._in_a_row = 0
+
+    def __call__(self, norm: float, step: int) -> None:
+        """Raise FloatingPointError where training cannot go on."""
+        if math.isfinite(norm):
+            self._in_a_row = 0
+            return
+        if not self._scaled:
+            raise FloatingPointError(f"step {step}: the gradient norm is {norm}: is optimizer.learning_rate too high?")
+        self._in_a_row += 1
+        if self._in_a_row >= MOST_SKIPPED_IN_A_ROW:
+            raise FloatingPointError(
+                f"step {step}: the gradient norm is {norm} and {self._in_a_row} steps in a row were skipped, whatever "
+                "the scale of the loss: is optimizer.learning_rate too high?"
+            )

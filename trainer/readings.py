@@ -1,0 +1,104 @@
+"""Brings each step's loss and gradient norm to the host, at the time that ``compute.sync`` says.
+
+A value on an asynchronous device is known to the host only once the device has done everything before it. Reading it
+at once blocks the host, and the device runs out of queued work:
+
+    every-step  host    |launch i ...|== wait: norm i ==|optimizer i|== wait: loss i ==|fetch i+1 (device idle)
+    norm        host    |launch i ...|== wait: norm i ==|optimizer i|fetch i+1 (device: optimizer i)
+    late        host    |launch i ............|optimizer i|= wait: i-1 =|fetch i+1 (device: all of step i)
+
+``late`` queues a copy to the host's memory behind the norm, and reads it when the next step has been launched: by then
+the device has that whole step still to do. On a synchronous device every value is known at once: there ``late`` is
+``norm``, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer import telemetry
+from trainer.compute.base import Compute, Loss
+from trainer.config import TrainerConfig
+
+
+class ValueReader:
+    """Reports losses, stops on a norm that is not finite, and logs every ``log_every`` steps."""
+
+    def __init__(self, config: TrainerConfig, compute: Compute) -> None:
+        self._compute = compute
+        self._late = config.compute.sync == "late" and compute.asynchronous
+        self._every_step = config.compute.sync == "every-step"
+        self._checks = config.compute.check_finite
+        self._log_every = config.log_every
+        self._unread: list[tuple[int, list[Loss]]] = []  # losses stay on the device
+        self._copies: list[tuple[int, Any]] = []  # queued and not read: at most those of two steps
+
+    def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:
+        """Call it between clipping and the optimizer. Raises FloatingPointError (``compute.check_finite``)."""
+        if self._late:
+            with telemetry.span("sync"):
+                self._copies.append((step, self._compute.copy_to_host(losses, norm if self._checks else None)))
+        elif self._checks:
+            # On an asynchronous device the host waits here for the whole backward pass, and only then
+            # launches the optimizer: whatever it does next overlaps with the optimizer's kernels.
+            with telemetry.span("sync"):
+                self._compute.check_finite(norm, step)
+
+    def after_update(self, step: int, losses: list[Loss]) -> None:
+        """Call it when the optimizer is launched. Raises FloatingPointError of the step before (``late``)."""
+        if self._late:
+            if len(self._copies) > 1:
+                self._read_copy()
+            return
+        self._unread.append((step, losses))
+        if self._every_step:
+            with telemetry.span("sync"):
+                self._read_losses()
+        elif self._logs(step):
+            with telemetry.span("log"):
+                self._read_losses(say=True)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Report what is left. Raises FloatingPointError as the others do, but not where the run has ``failed``."""
+        if self._unread:
+            self._read_losses(say=True)
+        while self._copies:
+            try:
+                self._read_copy()
+            except FloatingPointError:
+                if not failed:
+                    raise
+
+    def _read_copy(self) -> None:
+        step, copy = self._copies.pop(0)
+        with telemetry.span("sync"):
+            value = self._compute.read_copy(copy, step)
+        if value is not None:
+            telemetry.loss(step, value)
+            self._say(step, value)
+
+    def _read_losses(self, *, say: bool = False) -> None:
+        values = self._compute.read_losses([losses for _, losses in self._unread])
+        self._report(values)
+        step, value = self._unread[-1][0], values[-1]
+        self._unread.clear()
+        if value is not None and (say or self._logs(step)):
+            _print(step, value)
+
+    def _report(self, values: Sequence[float | None]) -> None:
+        for (step, _), value in zip(self._unread, values, strict=True):
+            if value is not None:
+                telemetry.loss(step, value)
+
+    def _say(self, step: int, value: float) -> None:
+        if self._logs(step):
+            with telemetry.span("log"):
+                _print(step, value)
+
+    def _logs(self, step: int) -> bool:
+        return (step + 1) % self._log_every == 0
+
+
+def _print(step: int, value: float) -> None:
+    print(f"step {step + 1}: loss {value:.4f}", flush=True)
