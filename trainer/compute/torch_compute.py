@@ -150,6 +150,11 @@ class TorchCompute:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
 
+    def parts(self) -> dict[str, Any]:
+        # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
+        model = getattr(self._model, "_orig_mod", self._model)
+        return {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}
+
 
 def _with_one_label(batch: Batch) -> Batch:
     """``batch``, none of whose labels counts, with one that does."""

@@ -238,9 +238,7 @@ class _BatchDataset(IterableDataset[Any]):
         role = self._start.role(worker.id)
         try:
             yield from _endless(
-                make_pipeline(
-                    self._config, self._prepared, self._seed, role, worker.num_workers, self._start.of(role)
-                )
+                make_pipeline(self._config, self._prepared, self._seed, role, worker.num_workers, self._start.of(role))
             )
         except InputError as error:
             yield error

@@ -8,13 +8,12 @@ packer, in a loader's queue) is read again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 
 
 class Position(NamedTuple):
@@ -104,8 +103,8 @@ class DataPosition:
             return 0.0
         return None if None in found else min(one for one in found if one is not None)
 
-    def state_dict(self) -> JsonObject:
-        """It as JSON, and whatever a user's dataset said of itself."""
+    def state_dict(self) -> dict[str, Any]:
+        """It as plain data, and whatever a user's dataset said of itself."""
         return {
             "workers": self.workers,
             "received": self.received,
@@ -113,7 +112,7 @@ class DataPosition:
         }
 
     @classmethod
-    def from_state(cls, state: JsonObject, workers: int) -> DataPosition:
+    def from_state(cls, state: Mapping[str, Any], workers: int) -> DataPosition:
         """What :meth:`state_dict` gave. Raises InputError for another number of workers, or what is none."""
         try:
             found = [Position(*one) for one in state["positions"]]

@@ -216,9 +216,9 @@ class UserPipeline:
             self._batches = start.batches
             return
         if self._worker == 0:
+            which = f"first {start.batches} batches{' of each worker' * (self._workers > 1)}"
             print(
-                f"{KEY}: {self._name} has no state_dict and load_state_dict: "
-                f"its first {start.batches} batches{' of each worker' * (self._workers > 1)} are made again and dropped",
+                f"{KEY}: {self._name} has no state_dict and load_state_dict: its {which} are made again and dropped",
                 file=sys.stderr,
             )
         injector, self._injector = self._injector, Injector(None, 0)
@@ -246,7 +246,7 @@ class UserPipeline:
         if reseed:  # as torch.utils.data._utils.worker does
             torch.manual_seed(seed)
             random.seed(seed)
-            np.random.seed(torch_worker._generate_state(seed - self._worker, self._worker))
+            np.random.seed(torch_worker._generate_state(seed - self._worker, self._worker))  # type: ignore[no-untyped-call]
         found = torch_worker.WorkerInfo(
             id=self._worker, num_workers=self._workers, seed=seed, dataset=self._source.dataset
         )
