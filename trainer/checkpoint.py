@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from trainer import checkpoint_folder
 from trainer.checkpoint_folder import Checkpoint, Store
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject
-from trainer.leftovers import remove_leftovers
+from trainer.leftovers import remove, remove_leftovers
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig, TrainerConfig
@@ -148,6 +149,12 @@ class Saver:
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
+
+    def discard(self) -> None:
+        """Remove every checkpoint, also one that is being written."""
+        with suppress(Exception):
+            self.wait()
+        remove(self._folder)
 
     def _write_noting(self, steps: int, states: Mapping[str, Any], about: JsonObject) -> None:
         try:

@@ -182,7 +182,8 @@ def written(folder: Path) -> list[Path]:
 def newest(folder: Path) -> Checkpoint | None:
     """The newest one that is whole; None where there never was one.
 
-    Of each one that is not it says so in a line, and removes it. Raises InputError where all of them are damaged: a training that begins again would not be the same.
+    Of each one that is not it says so in a line, and removes it. Raises InputError where all are damaged: a training
+    that begins again would not be the same.
     """
     paths = written(folder)
     for place, path in enumerate(paths):

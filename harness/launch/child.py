@@ -42,6 +42,7 @@ from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_word
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
+    from trainer.checkpoint import Saver
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.devices.facts import ProfileFacts
@@ -182,7 +183,7 @@ class Run:
         attach = partial(attach_in_worker, parent, self.probes, folder)
         batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
-        self.facts = _facts(self.config, compute, prepared, model)
+        self.facts = facts_of_run(self.config, compute, prepared, model)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -190,11 +191,14 @@ class Run:
             self.recorder = BareRecorder()
         self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
-        steps = train(self.config, compute, batches)
+        saver = _saver(self.config, compute, batches, folder)
+        steps = train(self.config, compute, batches, saver=saver)
 
         def close() -> None:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
             batches.close()
+            if saver is not None:  # a study measures what they cost, and keeps none
+                saver.discard()
 
         return steps, close
 
@@ -266,8 +270,21 @@ class Run:
             facts=self.facts,
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
-            peak_device_bytes=_peak_device_bytes(self.compute),
+            peak_device_bytes=peak_device_bytes(self.compute),
         )
+
+
+def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path) -> Saver | None:
+    """What saves the run's checkpoints, where it is to."""
+    if config.checkpoint is None:
+        return None
+    from trainer.checkpoint import Saver, identity, parts_of
+    from trainer.checkpoint_folder import WholeState
+
+    own = compute.parts()
+    parts = parts_of(own, batches.position)
+    store = WholeState(own.get("model"))
+    return Saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, store)
 
 
 def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
@@ -294,7 +311,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _peak_device_bytes(compute: Compute | None) -> int | None:
+def peak_device_bytes(compute: Compute | None) -> int | None:
     """Of all tensors at once, on CUDA; None elsewhere."""
     import torch
 
@@ -323,7 +340,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
     return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
 
 
-def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
+def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
     import torch
 
     from trainer.compute.emulated import assumptions

@@ -184,7 +184,6 @@ def test_transformers_reads_the_weights(make: Callable[..., TrainerConfig], tmp_
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "about", "about gone"])
 @pytest.mark.parametrize("file", ["model.safetensors", "state.pt"])
 def test_a_damaged_one_is_left_out_in_a_line(
-    make: Callable[..., TrainerConfig],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     damage: str,
@@ -234,9 +233,13 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, asynchronous: bool) -> N
     (tmp_path / "file").write_text("")
     settings = CheckpointConfig(every_steps=1, asynchronous=asynchronous)
     saver = Saver(settings, tmp_path / "file" / "below", {}, dict, WholeState())
-    with pytest.raises(OSError, match="file"):
+
+    def save() -> None:
         saver.save(1)
         saver.wait()
+
+    with pytest.raises(OSError, match="file"):
+        save()
 
 
 def test_random_states_go_on_where_they_were(tmp_path: Path) -> None:
@@ -274,7 +277,7 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
         load({"random": RandomStates()}, found.states(WholeState()), found)
 
 
-def test_one_is_due_by_steps_or_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_is_due_by_steps_or_by_time(tmp_path: Path) -> None:
     by_steps = Saver(CheckpointConfig(every_steps=4), tmp_path, {}, dict, WholeState())
     assert [steps for steps in range(1, 10) if by_steps.is_due(steps)] == [4, 8]
     by_time = Saver(CheckpointConfig(every_minutes=2), tmp_path, {}, dict, WholeState())
