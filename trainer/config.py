@@ -390,6 +390,33 @@ class ComputeConfig(Config):
         return self
 
 
+class CheckpointConfig(Config):
+    """When the state of the training is saved, so that a killed one is resumed where it was.
+
+    Give at most one of every_steps, every_minutes.
+    """
+
+    every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Optimizer steps from one checkpoint to the next."""
+    every_minutes: float | None = Field(None, gt=0, le=10_000)
+    """Minutes from one checkpoint to the next; 10 where neither is given."""
+    keep: int = Field(2, ge=1, le=10_000)
+    """How many stay, the newest; with 1 there is none left where that one is damaged."""
+    asynchronous: bool = True
+    """Copy the state within the step and write it beside the next ones; false: the step waits until it is written."""
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> CheckpointConfig:
+        if self.every_steps is not None and self.every_minutes is not None:
+            raise ValueError("give at most one of every_steps, every_minutes")
+        return self
+
+    @property
+    def interval_minutes(self) -> float:
+        """Minutes between checkpoints where steps do not say when."""
+        return 10.0 if self.every_minutes is None else self.every_minutes
+
+
 # Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
 BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
@@ -401,6 +428,8 @@ class TrainerConfig(Config):
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()
+    checkpoint: CheckpointConfig | None = None
+    """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
     steps: int = Field(40, ge=1, le=10_000_000)
     """Measured steps."""
     warmup_steps: int = Field(5, ge=0, le=1_000_000)

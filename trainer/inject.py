@@ -85,6 +85,16 @@ class Injector:
             cost_ms *= self._random[name].uniform(1 - self._jitter, 1 + self._jitter)
         return cost_ms
 
+    def skip(self, draws: int, more: int = 1) -> None:
+        """Go on as after ``draws`` draws of every cost, which an earlier run made; ``more`` times so many of a stage.
+
+        ``transfer`` is no stage of making a batch: what is made again is handed over once.
+        """
+        if self._jitter:
+            for name, own in self._random.items():
+                for _ in range(draws * (1 if name == "transfer" else more)):
+                    own.random()
+
     def spend(self, name: str) -> None:
         """Spend the next cost of stage or phase ``name`` (see :meth:`draw_ms`)."""
         spend(self.draw_ms(name), self._how)

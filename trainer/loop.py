@@ -6,22 +6,30 @@ from collections.abc import Iterator
 from itertools import count
 
 from trainer import telemetry
+from trainer.checkpoint import Saver
 from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.readings import ValueReader
 
 
-def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> Iterator[int]:
-    """Train step by step and yield the index of each finished step, from 0.
+def train(
+    config: TrainerConfig,
+    compute: Compute,
+    batches: Iterator[Batch],
+    first_step: int = 0,
+    saver: Saver | None = None,
+) -> Iterator[int]:
+    """Train step by step and yield the index of each finished step, from ``first_step``.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
+    ``saver`` saves checkpoints where they are due; the losses up to there are read first.
     Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``), with ``compute.sync: late`` on
     an asynchronous device one step later, or as the generator is closed.
     """
     readings = ValueReader(config, compute)
     try:
-        for step in count():
+        for step in count(first_step):
             telemetry.step(step)
             compute.begin_step(step)
             losses: list[Loss] = []
@@ -42,6 +50,12 @@ def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> 
             with telemetry.span("optimizer"):
                 compute.optimizer_step()
             readings.after_update(step, losses)
+            # The end of a step: whatever is done between steps (evaluation, tracking) belongs here.
+            if saver is not None and saver.is_due(step + 1):
+                with telemetry.span("checkpoint"):
+                    compute.synchronize()
+                    readings.read_all()
+                    saver.save(step + 1)
             yield step
     except GeneratorExit:
         readings.close()

@@ -59,6 +59,13 @@ class ValueReader:
             with telemetry.span("log"):
                 self._read_losses(say=True)
 
+    def read_all(self) -> None:
+        """Report every loss up to here: a checkpoint must hold no step whose norm is unknown. Raises as above."""
+        if self._unread:
+            self._read_losses()
+        while self._copies:
+            self._read_copy()
+
     def close(self, *, failed: bool = False) -> None:
         """Report what is left. Raises FloatingPointError as the others do, but not where the run has ``failed``."""
         if self._unread:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log")
+PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "checkpoint")
 STAGES = ("read", "tokenize", "pack")
 
 

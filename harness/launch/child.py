@@ -45,6 +45,7 @@ from trainer.model_files import model_files, objective_of
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
+    from trainer.checkpoint import Saver
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.devices.facts import ProfileFacts
@@ -181,7 +182,7 @@ class Run:
         prepared = prepare(self.config.data, files=files.get("data.source", ()))
         prepared = prepared.with_objective(objective_of(self.config.model))
         self.vocab_size = prepared.vocab_size
-        model = _model_fingerprint(self.config, files.get("model.factory", ()))
+        model = model_fingerprint(self.config, files.get("model.factory", ()))
         _check_unchanged(self.config, prepared, model, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
@@ -190,7 +191,7 @@ class Run:
         attach = partial(attach_in_worker, parent, self.probes, folder)
         batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.vocab_size)
-        self.facts = _facts(self.config, compute, prepared, model)
+        self.facts = facts_of_run(self.config, compute, prepared, model)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -198,11 +199,14 @@ class Run:
             self.recorder = BareRecorder()
         self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
-        steps = train(self.config, compute, batches)
+        saver = _saver(self.config, compute, batches, folder)
+        steps = train(self.config, compute, batches, saver=saver)
 
         def close() -> None:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
             batches.close()
+            if saver is not None:  # a study measures what they cost, and keeps none
+                saver.discard()
 
         return steps, close
 
@@ -282,8 +286,21 @@ class Run:
             ),
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
-            peak_device_bytes=_peak_device_bytes(self.compute),
+            peak_device_bytes=peak_device_bytes(self.compute),
         )
+
+
+def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path) -> Saver | None:
+    """What saves the run's checkpoints, where it is to."""
+    if config.checkpoint is None:
+        return None
+    from trainer.checkpoint import Saver, identity, parts_of
+    from trainer.checkpoint_folder import WholeState
+
+    own = compute.parts()
+    parts = parts_of(own, batches.position)
+    store = WholeState(own.get("model"))
+    return Saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, store)
 
 
 def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
@@ -306,7 +323,7 @@ def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | Non
             )
 
 
-def _model_fingerprint(config: TrainerConfig, others: Iterable[str]) -> str | None:
+def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
     """Of the code or the files that a scenario names as its model; None for a preset. ``others``: see user_code."""
     if (factory := config.model.factory) is not None:
         return fingerprint("model.factory", factory, others=others)
@@ -325,7 +342,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _peak_device_bytes(compute: Compute | None) -> int | None:
+def peak_device_bytes(compute: Compute | None) -> int | None:
     """Of all tensors at once, on CUDA; None elsewhere."""
     import torch
 
@@ -354,7 +371,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
     return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
 
 
-def _facts(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
+def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
     import torch
 
     from trainer.compute.emulated import assumptions

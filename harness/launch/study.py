@@ -113,7 +113,7 @@ def run_study(
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
-    with _only_one(folder):
+    with only_one(folder):
         return _execute(folder, record, data, sequential)
 
 
@@ -139,7 +139,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)
     record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
-    with _only_one(folder):
+    with only_one(folder):
         folder.remove_leftovers()
         return _execute(folder, record, data)
 
@@ -270,7 +270,7 @@ def _run_block(
 
 
 @contextmanager
-def _only_one(folder: StudyFolder) -> Iterator[None]:
+def only_one(folder: StudyFolder) -> Iterator[None]:
     """Hold the study's lock, which the kernel frees when this process ends; InputError where another holds it."""
     with open(folder.path / ".lock", "w") as lock:
         try:

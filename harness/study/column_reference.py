@@ -24,6 +24,7 @@ _PHASE = {
     "optimizer": "gradient norm, clipping and update; beside a CUDA device their launches",
     "sync": "blocked on the device, where the trainer asks for a value",
     "log": "reading losses and writing the log",
+    "checkpoint": "saving a checkpoint: copying the state, and what of the writing the step waits for",
     "other": "what is left: the Python between the phases",
 }
 _STEPS = {

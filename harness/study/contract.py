@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA = 1
-PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
+PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "checkpoint", "other")
 STAGES = ("read", "tokenize", "pack", "transfer")
 # What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
 CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
@@ -71,6 +71,7 @@ ADDED_COLUMNS = {
     "device_launch_bound_ns",
     "device_open_ns",
     "cpu_ns",
+    "checkpoint_ns",
     *(f"starved_{cause}_ns" for cause in CAUSES),
     *(f"{kind}_{stage}_ns" for kind in PLACES for stage in STAGES),
 }

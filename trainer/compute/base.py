@@ -56,6 +56,9 @@ class Compute(Protocol):
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it, by name: objects with ``state_dict`` and ``load_state_dict``."""
+
 
 def call_site(what: str, *inside: str) -> str:
     """Name the innermost caller outside this file and the files ``inside``, as in ``trainer/loop.py:49: what``."""

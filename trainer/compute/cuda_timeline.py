@@ -132,6 +132,9 @@ class CudaTimeline:
             telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
         self._pending.clear()
 
+    def parts(self) -> dict[str, Any]:
+        return self._inner.parts()
+
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
         """Record everything that the body queues as one piece of work called ``name``."""

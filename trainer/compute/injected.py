@@ -58,6 +58,9 @@ class NoCompute:
     def synchronize(self) -> None:
         pass
 
+    def parts(self) -> dict[str, Any]:
+        return {}
+
 
 class InjectedCompute:
     """Runs another compute and adds the declared costs on the host's main thread."""
@@ -115,3 +118,6 @@ class InjectedCompute:
 
     def synchronize(self) -> None:
         self._inner.synchronize()
+
+    def parts(self) -> dict[str, Any]:
+        return self._inner.parts()

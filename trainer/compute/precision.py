@@ -8,6 +8,7 @@ Training", section 3.2). A step whose gradients overflow is skipped, and the sca
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
@@ -103,6 +104,15 @@ class LossScaling:
     def skipped_steps(self) -> int:
         """Blocks until the device has counted."""
         return int(self._skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scale and counts, for a checkpoint."""
+        return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was."""
+        self._scaler.load_state_dict(state["scaler"])
+        self._skipped.copy_(state["skipped"])
 
 
 class NormCheck:

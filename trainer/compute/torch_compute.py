@@ -202,6 +202,12 @@ class TorchCompute:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
 
+    def parts(self) -> dict[str, Any]:
+        # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
+        model = getattr(self._model, "_orig_mod", self._model)
+        parts = {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}
+        return parts if self._scaling is None else parts | {"scaler": self._scaling}
+
 
 def _with_one_label(batch: Batch) -> Batch:
     """``batch``, none of whose labels counts, with one that does."""

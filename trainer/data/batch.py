@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trainer.data.position import Position
 from trainer.telemetry import BatchTrace
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Batch:
     trace: BatchTrace | None = field(default=None)
     masked: bool = False
     shifted: bool = True
+    position: Position | None = None  # where its worker goes on after it
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""

@@ -14,6 +14,7 @@ from trainer.data.batch import Batch
 from trainer.data.masking import Masker
 from trainer.data.order import ShardedSampler
 from trainer.data.packing import Document, make_packer
+from trainer.data.position import Bookmark, Position
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
 from trainer.data.sources import text_source, token_source
@@ -38,7 +39,10 @@ iterable_sources: dict[str, bool] = {}
 
 
 class BatchPipeline(Protocol):
-    """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end."""
+    """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end.
+
+    Each batch says where the pipeline goes on after it (``Batch.position``).
+    """
 
     def next_batch(self) -> Batch | None: ...
 
@@ -47,7 +51,7 @@ class DataPipeline:
     """Runs one data path in one process: read, tokenize, pack, one batch at a time.
 
     A dose (``extra_reads``, ``extra_tokenizations``) repeats the real work of its stage inside the stage's span and
-    drops the result. No extra work and no spans when ``marked`` is False.
+    drops the result. No extra work and no spans when ``marked`` is False. ``start``: where an earlier run was.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class DataPipeline:
         injector: Injector,
         marked: bool = True,
         draws: tuple[int, int] = (0, 0),
+        start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
         """``draws``: seed and worker, by which masks are drawn."""
         corpus = prepared.corpus
@@ -73,13 +78,19 @@ class DataPipeline:
         self._packer = make_packer(packed, scalar, config.sequence_length, padding_id(prepared.tokenizer))
         self._packed, self._batch_size = packed, config.batch_size
         self._order, self._injector, self._marked = order, injector, marked
-        self._masker = None if prepared.masking is None else Masker(prepared.masking, *draws)
+        self._masker = None if prepared.masking is None else Masker(prepared.masking, *draws, start.batches)
         self._charged: set[str] = set()
         self._extra_reads = config.extra_reads if marked else 0
         self._extra_tokenizations = config.extra_tokenizations if marked else 0
         self._length = config.sequence_length
         # Packed rows: the running mean of tokens per document says how many documents to read. It starts as a guess.
         self._documents, self._tokens = 1, config.sequence_length
+        self._worker, self._batches = start.worker, start.batches
+        self._per_epoch, self._skip = order.documents_per_epoch, start.used
+        self._bookmark = Bookmark(start)
+        if start.document:
+            order.seek(start.document)
+        injector.skip(start.batches)
         self._empty_since = order.epoch
 
     @property
@@ -96,6 +107,9 @@ class DataPipeline:
                 break
             with self._span("pack"):
                 self._packer.add(self._with_tokens(documents))
+                if self._skip:  # the document that an earlier run was in the middle of comes first
+                    self._packer.skip(self._skip)
+                    self._skip = 0
         rows = min(self._batch_size, self._packer.ready)
         if not rows:
             return None
@@ -107,6 +121,7 @@ class DataPipeline:
             batch = self._packer.pack(rows)
             if self._masker is not None:
                 batch = self._masker.mask(batch)
+            batch.position = self._after(rows)
             self._charge("pack")
         self._injector.spend("transfer")
         if self._marked:
@@ -135,8 +150,16 @@ class DataPipeline:
 
     def _with_tokens(self, documents: list[Document]) -> list[Document]:
         found = [document for document in documents if _has_tokens(document)]
+        self._bookmark.add(map(len, documents) if self._packed else map(_has_tokens, documents))
         self._watch(found)
         return found
+
+    def _after(self, rows: int) -> Position:
+        """Where the pipeline goes on after a batch of ``rows`` rows."""
+        self._bookmark.pack(rows * self._length if self._packed else rows)
+        self._batches += 1
+        mark = self._bookmark
+        return Position(self._worker, mark.document, mark.used, self._batches, self._per_epoch)
 
     def _rows_for(self, missing_tokens: int) -> int:
         tokens_per_document = self._tokens / self._documents if self._packed else self._length
@@ -165,10 +188,17 @@ class DataPipeline:
 
 
 class RepeatedBatches:
-    """Repeats a few batches forever, in their order: no data cost except the declared ones."""
+    """Repeats a few batches forever, in their order: no data cost except the declared ones.
 
-    def __init__(self, batches: Sequence[Batch], injector: Injector) -> None:
+    ``start``: where an earlier run was.
+    """
+
+    def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
         self._batches, self._injector = cycle(batches), injector
+        self._worker, self._made = start.worker, start.batches
+        injector.skip(self._made)
+        for _ in range(self._made % len(batches)):
+            next(self._batches)
 
     def next_batch(self) -> Batch:
         """Return a new Batch around the tensors of the next one."""
@@ -178,6 +208,7 @@ class RepeatedBatches:
                     self._injector.spend(stage)
         self._injector.spend("transfer")
         batch = next(self._batches)
+        self._made += 1
         return Batch(
             input_ids=batch.input_ids,
             labels=batch.labels,
@@ -188,13 +219,17 @@ class RepeatedBatches:
             trace=telemetry.take(),
             masked=batch.masked,
             shifted=batch.shifted,
+            position=Position(self._worker, self._made, 0, self._made),
         )
 
 
-def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int) -> BatchPipeline:
-    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+def make_pipeline(
+    config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int, start: Position | None = None
+) -> BatchPipeline:
+    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on."""
+    start = start or Position(worker)
     if config.source is not None:
-        return _of_source(config, prepared.objective == "causal", seed, worker, workers)
+        return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker repeats the same batch: the first one of the first worker. All are as long.
@@ -202,12 +237,14 @@ def make_pipeline(config: DataConfig, prepared: Prepared, seed: int, worker: int
         first = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
         batch = first.next_batch()
         assert batch is not None
-        return RepeatedBatches([batch], injector)
+        return RepeatedBatches([batch], injector, start)
     order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
-    return DataPipeline(config, prepared, order, injector, draws=(seed, worker))
+    return DataPipeline(config, prepared, order, injector, draws=(seed, worker), start=start)
 
 
-def _of_source(config: DataConfig, shifted: bool, seed: int, worker: int, workers: int) -> BatchPipeline:
+def _of_source(
+    config: DataConfig, shifted: bool, seed: int, worker: int, workers: int, start: Position
+) -> BatchPipeline:
     from trainer.data.user_source import UserPipeline
 
     injector = Injector(config.inject, seed * 1_000_003 + worker)  # a dose makes the whole batch again
@@ -216,8 +253,8 @@ def _of_source(config: DataConfig, shifted: bool, seed: int, worker: int, worker
     if config.replay:
         first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False, shifted=shifted)
         iterable_sources[config.source] = first._source.order is None
-        return RepeatedBatches(_to_repeat(first), injector)
-    pipeline = UserPipeline(config, seed, worker, workers, injector, shifted=shifted)
+        return RepeatedBatches(_to_repeat(first), injector, start)
+    pipeline = UserPipeline(config, seed, worker, workers, injector, shifted=shifted, start=start)
     iterable_sources[config.source] = pipeline._source.order is None
     return pipeline
 

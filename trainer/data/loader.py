@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from copy import copy
 from multiprocessing import connection
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import BatchPipeline, make_pipeline
+from trainer.data.position import DataPosition
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError
@@ -43,16 +45,22 @@ class LateBatch:
     knows nothing.
     """
 
-    def __init__(self, workers: int, timeout_s: float) -> None:
+    def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
+        """``made_again``: how many batches each worker makes and drops before its first one, in a resumed training."""
+        self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
+        self._limit_s = timeout_s  # of the wait that is going on
         self._alarms = 0
         self._armed = False
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError]) -> Batch | InputError:
         """Return the next batch; LostBatchError where it does not come. DataLoader's timeout must be ``look_s``."""
-        waited_s = 0.0
+        waited_s, self._limit_s = 0.0, self._timeout_s
+        if self._first:
+            self._first -= 1
+            self._limit_s *= 1 + self._made_again
         self._ring_every(self.look_s)
         try:
             while True:
@@ -66,7 +74,7 @@ class LateBatch:
                         if (ended := _ended(iterator, _ENDING_S)) is not None:
                             raise ended from error
                         raise
-                    if waited_s >= self._timeout_s:
+                    if waited_s >= self._limit_s:
                         raise self._lost() from error
         finally:
             self._ring_every(0)
@@ -97,7 +105,7 @@ class LateBatch:
 
     def _rung(self, *_: object) -> None:
         self._alarms += 1
-        if (self._alarms - _SPARE_LOOKS) * self.look_s >= self._timeout_s:
+        if (self._alarms - _SPARE_LOOKS) * self.look_s >= self._limit_s:
             raise self._lost()
 
     def _lost(self) -> LostBatchError:
@@ -127,10 +135,20 @@ def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
 
 
 class Batches:
-    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers."""
+    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers.
 
-    def __init__(self, iterator: Iterator[Batch | InputError], pin: bool, late: LateBatch | None = None) -> None:
+    ``position``: where the batches go on after the last one that was received.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Batch | InputError],
+        pin: bool,
+        late: LateBatch | None = None,
+        position: DataPosition | None = None,
+    ) -> None:
         """``late``: when a batch of the workers counts as lost; None where there are no workers."""
+        self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError] | None = iterator
         self._pin = pin  # only inline: DataLoader pins what its workers send
         self._late = late
@@ -147,6 +165,7 @@ class Batches:
         if isinstance(batch, InputError):
             self.close()
             raise batch
+        self.position.receive(batch.position)
         return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
@@ -169,21 +188,29 @@ class Batches:
         self.close()
 
 
-def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init: WorkerInit | None = None) -> Batches:
+def open_batches(
+    config: DataConfig,
+    prepared: Prepared,
+    seed: int,
+    worker_init: WorkerInit | None = None,
+    start: DataPosition | None = None,
+) -> Batches:
     """Open the data path and start ``config.workers`` workers, which begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
     called, and the first batch is built when it is asked for (a repeated batch is built here). Raises InputError where
-    there are more workers than documents.
+    there are more workers than documents. ``start``: where an earlier run was; it then follows these batches.
     """
+    start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
     check_workers(config, prepared)
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
-        return Batches(_endless(make_pipeline(config, prepared, seed, 0, 1)), pin)
-    late = LateBatch(config.workers, config.timeout_s)
+        return Batches(_endless(make_pipeline(config, prepared, seed, 0, 1, start.of(0))), pin, position=start)
+    made_again = 0 if config.source is None else -(-start.received // config.workers)
+    late = LateBatch(config.workers, config.timeout_s, made_again)
     loader = DataLoader(
-        _BatchDataset(config, prepared, seed),
+        _BatchDataset(config, prepared, seed, copy(start)),  # as it is now: this process goes on with its own
         batch_size=None,
         num_workers=config.workers,
         collate_fn=_as_it_is,
@@ -195,21 +222,24 @@ def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init:
         worker_init_fn=_WorkerStart(worker_init),
         generator=torch.Generator().manual_seed(seed),  # else DataLoader draws from the model's random state
     )
-    return Batches(iter(loader), pin=False, late=late)
+    return Batches(iter(loader), pin=False, late=late, position=start)
 
 
 class _BatchDataset(IterableDataset[Any]):
     """Yields a worker's own share of the documents as whole batches."""
 
-    def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
-        self._config, self._prepared, self._seed = config, prepared, seed
+    def __init__(self, config: DataConfig, prepared: Prepared, seed: int, start: DataPosition) -> None:
+        self._config, self._prepared, self._seed, self._start = config, prepared, seed, start
 
     def __iter__(self) -> Iterator[Batch | InputError]:
         worker = get_worker_info()
         assert worker is not None
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
+        role = self._start.role(worker.id)
         try:
-            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, worker.id, worker.num_workers))
+            yield from _endless(
+                make_pipeline(self._config, self._prepared, self._seed, role, worker.num_workers, self._start.of(role))
+            )
         except InputError as error:
             yield error
 

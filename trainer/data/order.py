@@ -38,6 +38,18 @@ class ShardedSampler:
         self._position += len(taken)
         return taken
 
+    @property
+    def documents_per_epoch(self) -> int:
+        """How many documents this shard has in each epoch."""
+        return len(self._shard)
+
+    def seek(self, place: int) -> None:
+        """Go to document ``place`` of the endless sequence of this shard's documents, counted from 0."""
+        epoch, self._position = divmod(place, len(self._shard))
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._shard = self._make_shard(epoch)
+
     def _make_shard(self, epoch: int) -> NDArray[np.int64]:
         import numpy as np
 

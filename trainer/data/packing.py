@@ -30,6 +30,9 @@ class Packer(Protocol):
     def missing_tokens(self, rows: int) -> int:
         """Estimate how many tokens are missing before ``pack(rows)`` can be called; 0 means none."""
 
+    def skip(self, tokens: int) -> None:
+        """Leave out the first tokens of what is held: an earlier run packed them. All are of the first document."""
+
     def pack(self, rows: int) -> Batch:
         """Return the next ``rows`` rows as a batch. At least that many must be ready."""
 
@@ -54,6 +57,9 @@ class _Padded:
 
     def missing_tokens(self, rows: int) -> int:
         return max(0, rows - len(self._held)) * self._length
+
+    def skip(self, tokens: int) -> None:
+        assert not tokens, "a padded row holds a whole document"
 
     @property
     def ready(self) -> int:
@@ -127,6 +133,11 @@ class _Packed:
     def __init__(self, length: int) -> None:
         self._length = length
         self._available = 0
+        self._position = 0  # tokens held that were packed already: of the list, or of the first document
+
+    def skip(self, tokens: int) -> None:
+        self._position += tokens
+        self._available -= tokens
 
     def missing_tokens(self, rows: int) -> int:
         return max(0, rows * self._length - self._available)
@@ -147,7 +158,6 @@ class ScalarPacked(_Packed):
         super().__init__(length)
         self._tokens: list[int] = []
         self._labels: list[int] = []
-        self._position = 0  # everything before it was packed already
 
     def add(self, documents: Sequence[Document]) -> None:
         for document in documents:
@@ -183,7 +193,6 @@ class ArrayPacked(_Packed):
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self._held: deque[Array] = deque()
-        self._position = 0  # tokens of the first held document that were packed already
 
     def add(self, documents: Sequence[Document]) -> None:
         for document in documents:

@@ -12,6 +12,7 @@ DataLoader's does.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data import encoders
 from trainer.data.batch import IGNORED, Batch
+from trainer.data.position import Position
 from trainer.errors import InputError
 from trainer.inject import Injector
 from trainer.user_code import call, failed
@@ -177,6 +179,7 @@ class UserPipeline:
         injector: Injector,
         marked: bool = True,
         shifted: bool = True,
+        start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
         """``shifted``: whether the model shifts the labels; of a masked-LM it does not."""
         assert config.source is not None
@@ -190,7 +193,8 @@ class UserPipeline:
         if (here := get_worker_info()) is None:  # torch's own state is the model's
             randomness.pass_on()
         else:  # which goes on with the states that torch gave it
-            self._begin_worker(here.seed)
+            # A resumed training's loader processes take other workers' parts: what is drawn belongs to the part.
+            self._begin_worker(here.seed - here.id + worker, reseed=worker != here.id)
         if self._extra and self._source.order is None:
             raise InputError(
                 f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
@@ -199,10 +203,52 @@ class UserPipeline:
         self._marked = marked
         if marked:
             encoders.watch()
+        self._batches = 0
+        self._saves = start.keeps_state and callable(getattr(self._source.dataset, "state_dict", None))
         self._wanted = self._endless()
+        if start.batches:
+            self._go_on(start)
 
-    def _begin_worker(self, seed: int) -> None:
+    def _go_on(self, start: Position) -> None:
+        """Go to where an earlier run was: by the dataset's own state, else by making its batches and dropping them."""
+        dataset = self._source.dataset
+        self._injector.skip(start.batches, more=1 + self._extra)
+        if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
+            self._guarded(lambda: dataset.load_state_dict(start.state))
+            self._batches = start.batches
+            return
+        if self._worker == 0:
+            which = f"first {start.batches} batches{' of each worker' * (self._workers > 1)}"
+            print(
+                f"{KEY}: {self._name} has no state_dict and load_state_dict: its {which} are made again and dropped",
+                file=sys.stderr,
+            )
+        injector, self._injector = self._injector, Injector(None, 0)
+        span, self._span = self._span, _unmarked
+        with encoders.making:
+            for _ in range(start.batches):
+                wanted = self._guarded(lambda: next(self._wanted))
+                for _ in range(1 + self._extra):
+                    self._make(wanted)
+        self._injector, self._span = injector, span
+        self._batches = start.batches
+        telemetry.take()  # nobody asked for what that took
+
+    def _after(self) -> Position:
+        """Where it goes on after a batch; counted in batches, as nobody knows what the user's documents are."""
+        self._batches += 1
+        order, state = self._source.order, None
+        if self._saves:
+            state = self._guarded(self._source.dataset.state_dict)
+        per_epoch = -(-((order.batches or 0) - self._worker) // self._workers) if order is not None else 0
+        return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
+
+    def _begin_worker(self, seed: int, reseed: bool = False) -> None:
         """What a DataLoader does in each worker: the user's code finds his own dataset there, not ours."""
+        if reseed:  # as torch.utils.data._utils.worker does
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(torch_worker._generate_state(seed - self._worker, self._worker))  # type: ignore[no-untyped-call]
         found = torch_worker.WorkerInfo(
             id=self._worker, num_workers=self._workers, seed=seed, dataset=self._source.dataset
         )
@@ -218,6 +264,7 @@ class UserPipeline:
                 wanted = self._guarded(lambda: next(self._wanted))
             for _ in range(1 + self._extra):
                 batch = self._make(wanted)
+        batch.position = self._after()
         self._injector.spend("transfer")
         if self._marked:
             batch.trace = telemetry.take()

@@ -52,8 +52,7 @@ def test_the_same_seed_worker_and_number_draw_the_same_and_each_other_ones_draw_
     masking = Masking(MASK, VOCABULARY, ())
     first = Masker(masking, 1, 0)
     found = [first.mask(plain()).input_ids for _ in range(2)]
-    resumed = Masker(masking, 1, 0)
-    resumed.batches = 1
+    resumed = Masker(masking, 1, 0, batches=1)
     assert torch.equal(found[1], resumed.mask(plain()).input_ids)
     others = [Masker(masking, seed, worker).mask(plain()).input_ids for seed, worker in ((2, 0), (1, 1))]
     assert all(not torch.equal(found[0], other) for other in [found[1], *others])

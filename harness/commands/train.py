@@ -1,0 +1,88 @@
+"""harness train: trains one arm to its end, with checkpoints, a table of losses and their curve."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.arguments import PATHS_NOTE, refuse_ranks
+from harness.commands.output import say
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.launch.training_progress import Goal
+
+OUT = "results/train"
+MOST_STEPS = 10_000_000_000
+EXITS = {"done": 0, "failed": 1, "interrupted": 130}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario, its arm, and how far."""
+    parser.epilog = PATHS_NOTE
+    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file, or the name of a shipped one")
+    parser.add_argument("--arm", metavar="NAME", help="the arm to train; may be left out where there is one")
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument("--steps", type=int, metavar="N", help="optimizer steps in all (default: the scenario's steps)")
+    end.add_argument("--epochs", type=float, metavar="E", help="train until each document was used so often")
+    end.add_argument("--tokens", type=int, metavar="T", help="positions to compute in all, padding included")
+    parser.add_argument("--out", metavar="DIR", help=f"the training's folder (default: {OUT}/SCENARIO/ARM)")
+    parser.add_argument("--resume", action="store_true", help="go on with the training that lies there")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="set a dotted key of base (checkpoint.every_steps=100); may be repeated",
+    )  # fmt: skip
+
+
+def train(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Train the arm; say how it ended and where everything lies."""
+    refuse_ranks("train")
+    goal = goal_of(arguments)
+    from harness.scenario.load import load_scenario
+    from harness.scenario.plan import make_plan
+
+    scenario = load_scenario(arguments.scenario, arguments.set)
+    plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
+    from harness.launch.training import train_arm
+
+    names = [arm.name for arm in plan.arms if arm.control is None]
+    out = Path(arguments.out) if arguments.out else Path(OUT) / scenario.name / names[0]
+    trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario)
+    _draw(trained.folder, names[0])
+    loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
+    say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
+    say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
+    if trained.status == "interrupted":
+        print("interrupted; go on with the same command and --resume", file=sys.stderr)
+    elif trained.error is not None:
+        print(f"harness: {trained.error}; go on from the last checkpoint with --resume", file=sys.stderr)
+    return EXITS[trained.status]
+
+
+def goal_of(arguments: argparse.Namespace) -> Goal | None:
+    """Where the training is to end; None where the scenario says it. Raises InputError for an impossible one."""
+    from harness.launch.training_progress import Goal
+
+    for name in ("steps", "tokens", "epochs"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value <= MOST_STEPS * (1_000_000 if name == "tokens" else 1):
+            raise InputError(f"--{name}: {value}; allowed: more than 0")
+    if arguments.steps is arguments.epochs is arguments.tokens is None:
+        return None
+    return Goal(arguments.steps, arguments.epochs, arguments.tokens)
+
+
+def _draw(folder: Path, name: str) -> None:
+    """loss.png of what losses.csv holds, where it holds anything."""
+    from harness.launch.training import LOSSES
+    from harness.launch.training_files import read_losses
+
+    rows = read_losses(folder / LOSSES) if (folder / LOSSES).exists() else []
+    if rows:
+        from harness.report.curve import loss_curve
+        from trainer.files import write_bytes
+
+        picture = loss_curve([row.step for row in rows], [row.tokens for row in rows], [row.loss for row in rows], name)
+        write_bytes(folder / "loss.png", picture.png)

@@ -1,0 +1,347 @@
+"""Trains one arm to its end in this process, under the ledger: no study around it, no repetitions, no controls.
+
+    DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
+    DIR/losses.csv      a row for each step
+    DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
+    DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
+
+Ctrl-C, SIGTERM and SIGHUP end it after the step that is going on, with a last checkpoint.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.launch.child import RunEnding, facts_of_run, model_fingerprint, peak_device_bytes
+from harness.launch.ending import TERMINATING
+from harness.launch.preparation import check_devices, check_writable
+from harness.launch.progress import announced
+from harness.launch.study import now, only_one
+from harness.launch.tables import PENDING_EVENTS, RunTables
+from harness.launch.training_files import LossTable, TrainingRecorder
+from harness.launch.training_progress import Goal, TrainingProgress
+from harness.machine.environment import record_environment, record_user_environment
+from harness.probes.ledger.loader import attach_in_worker
+from harness.probes.ledger.run_queue import RunQueue
+from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.probes.run_probes import RunProbes
+from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.store import StudyFolder
+from trainer import telemetry
+from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words
+from trainer.json_types import JsonObject, integer
+from trainer.model_files import objective_of
+
+if TYPE_CHECKING:
+    from harness.scenario.plan import Arm, Plan
+    from trainer.checkpoint import Saver
+    from trainer.checkpoint_folder import Checkpoint
+    from trainer.compute.base import Compute
+    from trainer.data.loader import Batches
+    from trainer.data.prepare import Prepared
+
+CHECKPOINTS, LOSSES, LOG = "checkpoints", "losses.csv", "log.txt"
+Status = Literal["done", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training ended, and where it stands."""
+
+    folder: Path
+    status: Status
+    steps: int
+    tokens: int
+    loss: float | None
+    error: str | None = None
+
+
+class Stopping:
+    """Notes the first signal to end; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note signals within; a signal that is ignored (``nohup``) stays ignored."""
+        before = {}
+        for number in (signal.SIGINT, *TERMINATING):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: Sequence[str], source: str) -> Trained:
+    """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
+
+    ``goal``: None for the steps that the scenario says.
+    """
+    arm = _only_arm(plan)
+    config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
+    goal = goal or Goal(steps=config.steps)
+    if config.compute.emulated is not None or config.compute.work == "none":
+        raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
+    check_devices({arm.name: config})
+    check_writable(out)
+    folder = StudyFolder(out)
+    begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
+    if begun and not resume:
+        raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
+    if resume and not begun:
+        raise InputError(f"--resume: no training lies in {out}; leave it out, or give --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
+    with only_one(folder):
+        return Training(arm, config, goal, folder, command, source).run(resume, plan.scenario.name)
+
+
+def _only_arm(plan: Plan) -> Arm:
+    arms = [arm for arm in plan.arms if arm.control is None]
+    if len(arms) != 1:
+        names = ", ".join(arm.name for arm in arms)
+        raise InputError(f"train: one arm is trained, not {len(arms)}: give --arm; arms: {names}")
+    return arms[0]
+
+
+class Training:
+    """One part of a training: from where it stands to its end, or until it is stopped."""
+
+    def __init__(
+        self, arm: Arm, config: TrainerConfig, goal: Goal, folder: StudyFolder, command: Sequence[str], source: str
+    ) -> None:
+        self.arm, self.config, self.goal, self.folder = arm, config, goal, folder
+        self._command, self._source = list(command), source
+        self._checkpoints = folder.path / CHECKPOINTS
+        self._begun_utc = now()
+        self._stopping = Stopping()
+        self._steps = self._tokens = 0
+        self._loss: float | None = None
+        self._compute: Compute | None = None
+
+    def run(self, resume: bool, scenario: str) -> Trained:
+        """Train, and write what was measured, whatever happened."""
+        from trainer import checkpoint_folder
+        from trainer.data.prepare import prepare
+
+        data = self.config.data
+        with announced(f"preparing data: {data.source or data.path}, sequence length {data.sequence_length}"):
+            prepared = prepare(data).with_objective(objective_of(self.config.model))
+        model = model_fingerprint(self.config)
+        found = checkpoint_folder.newest(self._checkpoints) if resume else None
+        if resume and found is None:
+            print(f"{self.folder.path}: it ended before its first checkpoint, so it begins again", file=sys.stderr)
+        study = self._study(scenario, resume)
+        block = len(study.order) - 1
+        record = self._record(study, block)
+        self.folder.remove_leftovers()
+        run = self.folder.run(self.arm.name, block)
+        run.mkdir(parents=True, exist_ok=True)
+        self.folder.write_study(study)
+        status: Status = "failed"
+        ending = RunEnding("failed", "it was interrupted before its first step")
+        tables: RunTables | None = None
+        try:
+            with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
+                parts = self._opened(prepared, model, found, run)
+                batches, compute, saver, recorder, table = parts
+                record = replace(record, facts=facts_of_run(self.config, compute, prepared, model))
+                tables = RunTables(recorder, run, os.getpid(), threading.get_native_id(), rank=0)
+                try:
+                    status = self._train(batches, compute, saver, recorder, tables)
+                    measured = self._steps > (found.steps if found else 0) + self.config.warmup_steps
+                    ending = RunEnding("done") if measured else RunEnding("failed", "it ended within its warm-up steps")
+                finally:
+                    table.close()
+                    _close(batches)
+        except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as error:
+            ending = RunEnding("failed", in_words(error))
+            return Trained(self.folder.path, "failed", self._steps, self._tokens, self._loss, ending.error)
+        finally:
+            telemetry.attach(None)
+            self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss)
+
+    def _opened(
+        self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
+    ) -> tuple[Batches, Compute, Saver, TrainingRecorder, LossTable]:
+        """Everything that trains, where the checkpoint ``found`` says it was."""
+        from trainer.checkpoint import Saver, check_identity, identity, load, parts_of
+        from trainer.checkpoint_folder import WholeState
+        from trainer.compute.build import build_compute
+        from trainer.data.loader import open_batches
+        from trainer.data.position import DataPosition
+
+        data = self.config.data
+        prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
+        position = DataPosition(max(1, data.workers), keeps_state=True)
+        states = None
+        if found is not None:
+            check_identity(found, self.config, prints)
+            states = found.states(WholeState())
+            position = replace(DataPosition.from_state(states["data"], data.workers), keeps_state=True)
+            self._steps, self._tokens = found.steps, integer(found.about, "tokens")
+        attach = partial(attach_in_worker, _parent_of(data.start_method), RunProbes(), run)
+        batches = open_batches(data, prepared, self.config.seed, partial(_begin_worker, attach), position)
+        try:
+            compute = self._compute = build_compute(self.config, prepared.vocab_size)
+            own = compute.parts()
+            parts = parts_of(own, batches.position)
+            if found is not None and states is not None:
+                load(parts, states, found)
+            table = LossTable(self.folder.path / LOSSES, self._steps)
+            queue = RunQueue(compute_threads=compute.device == "cpu")
+            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens)
+
+            def about() -> JsonObject:
+                table.flush()
+                return {"tokens": recorder.tokens, "config": identity(self.config), "fingerprints": prints}
+
+            settings = self.config.checkpoint
+            assert settings is not None
+            saver = Saver(settings, self._checkpoints, parts, about, WholeState(own.get("model")), table.synchronize)
+            saver.last = self._steps if found is not None else None
+        except BaseException:
+            _close(batches)
+            raise
+        return batches, compute, saver, recorder, table
+
+    def _train(
+        self, batches: Batches, compute: Compute, saver: Saver, recorder: TrainingRecorder, tables: RunTables
+    ) -> Status:
+        """Step by step to the end of the training, or until a signal asks to stop; then a last checkpoint."""
+        from trainer.loop import train
+
+        telemetry.attach(recorder)
+        steps = train(self.config, compute, batches, self._steps, saver)
+        first, queue = self._steps, recorder.run_queue
+        share = self.goal.share(first, self._tokens, batches.position.epochs)
+        progress = TrainingProgress(self.goal, share, self._tokens)
+        try:
+            while share < 1 and not self._stopping.asked:
+                recorder.warmup = self._steps - first < self.config.warmup_steps
+                self._steps = next(steps) + 1
+                self._tokens, self._loss = recorder.tokens, recorder.last_loss
+                share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
+                progress.step(self._steps, self._tokens, share, self._loss)
+                if self._steps == first + self.config.warmup_steps and queue is not None:
+                    queue.find_threads()  # they start at the first parallel region
+                if recorder.pending_events >= PENDING_EVENTS:
+                    self._pause(recorder, compute)
+                    tables.collect()
+        finally:
+            progress.end()
+            recorder.pause()
+            steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
+        self._pause(recorder, compute)
+        self._loss = recorder.last_loss
+        if self._steps != saver.last:
+            saver.save(self._steps)
+        saver.wait()
+        return "done" if share >= 1 else "interrupted"
+
+    @staticmethod
+    def _pause(recorder: TrainingRecorder, compute: Compute) -> None:
+        recorder.pause()
+        compute.synchronize()
+
+    def _study(self, scenario: str, resume: bool) -> StudyRecord:
+        """The record of the training as a study of one arm, with one more block for this part of it."""
+        environment = self._environment()
+        arm = ArmRecord(self.arm.name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
+        if resume and self.folder.study_json.exists():
+            before = self.folder.read_study()
+            if [one.name for one in before.arms] != [self.arm.name]:
+                raise InputError(
+                    f"--out {self.folder.path}: the arm {before.arms[0].name} is trained there, not {self.arm.name}"
+                )
+            blocks = sum(self.folder.read_record(self.arm.name, block) is not None for block in range(before.blocks))
+            note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
+            study = replace(before, status="running", environment=environment, arms=[arm], notes=[*before.notes, note])
+        else:
+            blocks = 0
+            study = StudyRecord(
+                scenario=scenario,
+                question=f"Where does the time of training {self.arm.name} go?",
+                status="running",
+                created_utc=self._begun_utc,
+                command=self._command,
+                scenario_file=self._source,
+                interleave="runs",
+                interleave_reason="one training as it is",
+                arms=[arm],
+                environment=environment,
+                id=new_study_id(),
+                notes=["its blocks are parts of one training: the intervals do not hold what differs from run to run"],
+            )
+        return replace(study, blocks=blocks + 1, order=[[self.arm.name] for _ in range(blocks + 1)])
+
+    def _record(self, study: StudyRecord, block: int) -> RunRecord:
+        return RunRecord(
+            arm=self.arm.name,
+            block=block,
+            status="interrupted",
+            session=session_of(study.id, f"train-{block}"),
+            pid=os.getpid(),
+            started_utc=self._begun_utc,
+            config=self.config.model_dump(mode="json"),
+            declared=self.arm.declared,
+            environment=study.environment,
+        )
+
+    def _environment(self) -> JsonObject:
+        return record_user_environment() if self.config.user_functions else record_environment()
+
+    def _write(self, study: StudyRecord, record: RunRecord, tables: RunTables | None) -> None:
+        """Write the ledger of this part; run.json after its tables."""
+        record = replace(
+            record,
+            ended_utc=now(),
+            realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
+            peak_device_bytes=peak_device_bytes(self._compute),
+        )
+        if tables is not None:
+            tables.write()
+            self.folder.write_samples(record.arm, record.block, {})
+        self.folder.write_whole_run(record)
+        self.folder.write_study(study)
+
+
+def _parent_of(start_method: str) -> int | None:
+    return None if start_method == "forkserver" else os.getpid()
+
+
+def _begin_worker(attach: Any, worker: int) -> None:
+    """A signal to the whole group is the main process's to answer: its last checkpoint needs the batch it waits for."""
+    for number in (signal.SIGINT, *TERMINATING):
+        signal.signal(number, signal.SIG_IGN)
+    attach(worker)
+
+
+def _close(batches: Batches) -> None:
+    batches.close()
+    for process in multiprocessing.active_children():  # torch's SIGTERM to one that hangs is ignored there
+        process.kill()

@@ -1,0 +1,82 @@
+"""How far a training is to go, and the line that shows where it is: loss, tokens per second and the time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
+from trainer.errors import InputError
+
+TERMINAL_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Where a training ends: after so many steps, epochs of the corpus, or tokens. Exactly one is given."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    tokens: int | None = None
+
+    def share(self, steps: int, tokens: int, epochs: float | None) -> float:
+        """Which share of the training is done, from 0; it ends at 1.
+
+        Raises InputError where epochs are asked for and nobody knows how long one is.
+        """
+        if self.steps is not None:
+            return steps / self.steps
+        if self.tokens is not None:
+            return tokens / self.tokens
+        assert self.epochs is not None
+        if epochs is None:
+            raise InputError("--epochs: nobody knows how long an epoch of these batches is; give --steps or --tokens")
+        return epochs / self.epochs
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps:,} steps"
+        return f"{self.tokens:,} tokens" if self.tokens is not None else f"{self.epochs:g} epochs"
+
+
+class TrainingProgress:
+    """Shows a line at times: one that rewrites itself on a terminal, plain ones in a log."""
+
+    def __init__(self, goal: Goal, share: float, tokens: int) -> None:
+        """``share`` and ``tokens``: what earlier parts of the training did."""
+        self._goal = goal
+        self._rewrites = is_terminal()
+        self._interval_s = TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S
+        self._begun_s = self._shown_s = time.monotonic()
+        self._share, self._tokens = share, tokens
+
+    def step(self, steps: int, tokens: int, share: float, loss: float | None) -> None:
+        """A step was done; shows the line where it is due."""
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= self._interval_s:
+            self._shown_s = now_s
+            self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s))
+
+    def line(self, steps: int, tokens: int, share: float, loss: float | None, seconds: float) -> str:
+        """What is known after ``seconds`` of this part of the training."""
+        done = share - self._share
+        left = f", {_clock((1 - share) * seconds / done)} left" if done > 0 and share < 1 else ""
+        value = "" if loss is None else f"loss {loss:.4f}, "
+        speed = (tokens - self._tokens) / seconds if seconds else 0.0
+        return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{left}"
+
+    def end(self) -> None:
+        """End the line that rewrites itself."""
+        if self._rewrites:
+            print(file=sys.stderr)
+
+    def _print(self, line: str) -> None:
+        print(f"\r{line}\x1b[K" if self._rewrites else line, end="" if self._rewrites else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

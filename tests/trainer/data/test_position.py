@@ -1,0 +1,236 @@
+"""A data path that is resumed after any of its batches goes on with the very batches that would have followed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from tests.trainer.data.test_packing import assert_same
+from trainer.config import DataConfig, DataInject
+from trainer.data.batch import Batch
+from trainer.data.dataset import BatchPipeline, make_pipeline
+from trainer.data.loader import open_batches
+from trainer.data.position import Bookmark, DataPosition, Position
+from trainer.data.prepare import prepare
+from trainer.errors import InputError
+from trainer.inject import Injector
+
+Make = Callable[..., DataConfig]
+PATHS = ("text-padded", "text-stream", "tokens-padded", "tokens-stream")
+
+
+def batches_of(pipeline: BatchPipeline, count: int) -> list[Batch]:
+    found = [pipeline.next_batch() for _ in range(count)]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("access", ["scalar", "zero-copy"])
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_goes_on_after_every_batch(make_config: Make, path: str, access: str, shuffle: bool) -> None:
+    config = make_config(path=path, access=access, shuffle=shuffle)
+    prepared = prepare(config)
+    whole = batches_of(make_pipeline(config, prepared, 3, 1, 2), 45)
+    last = whole[-1].position
+    assert last is not None
+    assert last.epochs is not None
+    assert last.epochs > 2 or path.endswith("stream")  # over the end of epochs
+    if path.endswith("stream"):
+        assert any(batch.position.used for batch in whole if batch.position)  # in the middle of documents
+    for number, before in enumerate(whole[:-3]):
+        assert before.position is not None
+        resumed = make_pipeline(config, prepared, 3, 1, 2, before.position)
+        for left, right in zip(batches_of(resumed, 3), whole[number + 1 :], strict=False):
+            assert_same(left, right)
+            assert left.position == right.position
+
+
+def test_a_resumed_stream_begins_in_the_middle_of_a_document_longer_than_a_batch(
+    make_config: Make, tmp_path: Path
+) -> None:
+    from tests.trainer.data.conftest import make_texts, write_parquet
+
+    file = write_parquet(tmp_path / "long.parquet", [" ".join(make_texts()), "x", ""])
+    config = make_config(path="text-stream", corpus={"parquet": str(file)})
+    prepared = prepare(config)
+    whole = batches_of(make_pipeline(config, prepared, 0, 0, 1), 30)
+    assert max(batch.position.used for batch in whole if batch.position) > 10 * 48
+    for number in (0, 7, 20):
+        resumed = make_pipeline(config, prepared, 0, 0, 1, whole[number].position)
+        for left, right in zip(batches_of(resumed, 9), whole[number + 1 :], strict=False):
+            assert_same(left, right)
+
+
+def test_masks_are_drawn_on_from_where_they_were(make_config: Make) -> None:
+    config = make_config(path="text-padded")
+    prepared = prepare(config).with_objective("masked")
+    whole = batches_of(make_pipeline(config, prepared, 3, 0, 1), 9)
+    resumed = batches_of(make_pipeline(config, prepared, 3, 0, 1, whole[4].position), 4)
+    for left, right in zip(resumed, whole[5:], strict=True):
+        assert_same(left, right)
+        assert not left.shifted
+
+
+def test_repeated_batches_and_their_draws_go_on(make_config: Make) -> None:
+    config = make_config(replay=True, inject=DataInject(pack_ms=1e-6, jitter=0.5))
+    prepared = prepare(config)
+    whole = make_pipeline(config, prepared, 0, 0, 1)
+    before = batches_of(whole, 5)[-1].position
+    assert before is not None
+    resumed = make_pipeline(config, prepared, 0, 0, 1, before)
+    assert_same(batches_of(resumed, 1)[0], batches_of(whole, 1)[0])
+    assert resumed._injector.draw_ms("pack") == whole._injector.draw_ms("pack")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("more", [1, 3])
+def test_skipped_draws_are_those_that_were_drawn(more: int) -> None:
+    inject = DataInject(read_ms=2, transfer_ms=3, jitter=0.4)
+    first, second = Injector(inject, 7), Injector(inject, 7)
+    for _ in range(4):
+        for _ in range(more):
+            first.draw_ms("read")
+        first.draw_ms("transfer")
+    second.skip(4, more)
+    assert [first.draw_ms(name) for name in ("read", "transfer")] == [
+        second.draw_ms(name) for name in ("read", "transfer")
+    ]
+
+
+def test_a_bookmark_counts_documents_and_tokens() -> None:
+    mark = Bookmark(Position(document=10, used=3))
+    mark.add([5, 0, 7])
+    mark.pack(2)
+    assert (mark.document, mark.used) == (12, 0)
+    mark.pack(4)
+    assert (mark.document, mark.used) == (12, 4)
+    mark.add([])
+    mark.add([1, 1])
+    mark.pack(4)
+    assert (mark.document, mark.used) == (14, 0)
+
+
+def test_another_number_of_workers_is_refused() -> None:
+    state = DataPosition(2, 5, {0: Position(0, 4), 1: Position(1, 3)}).state_dict()
+    assert DataPosition.from_state(state, 2).of(1) == Position(1, 3)
+    with pytest.raises(InputError, match=r"data\.workers: 3, but the checkpoint was made with 2"):
+        DataPosition.from_state(state, 3)
+    with pytest.raises(InputError, match="cannot be read"):
+        DataPosition.from_state({"workers": 2}, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("received", [5, 8])  # the next batch is loader-1's of the first run, and loader-0's
+def test_workers_go_on_in_their_turns(make_config: Make, received: int) -> None:
+    config = make_config(path="text-stream", workers=2)
+    prepared = prepare(config)
+    with open_batches(config, prepared, seed=5) as batches:
+        list(islice(batches, received))
+        state = batches.position.state_dict()
+        whole = list(islice(batches, 10))
+    start = DataPosition.from_state(state, 2)
+    with open_batches(config, prepared, seed=5, start=start) as batches:
+        resumed = list(islice(batches, 10))
+        assert batches.position.received == received + 10
+    for left, right in zip(resumed, whole, strict=True):
+        assert_same(left, right)
+        assert left.position == right.position
+
+
+class Drawn(torch.utils.data.Dataset[torch.Tensor]):
+    """Draws part of each item from the worker's random state."""
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([torch.tensor([index]), torch.randint(0, 99, (7,))])
+
+
+class Counting(IterableDataset[torch.Tensor]):
+    """Says where it is."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> object:  # type: ignore[override]
+        while True:
+            self.at += 1
+            type(self).made += 1
+            yield torch.full((8,), self.at)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def drawn() -> Drawn:
+    return Drawn()
+
+
+def counting() -> Counting:
+    return Counting()
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_users_batches_are_made_again_and_dropped(
+    make_config: Make, capsys: pytest.CaptureFixture[str], extra: int
+) -> None:
+    config = make_config(source=f"{__name__}:drawn", extra_reads=extra, inject=DataInject(read_ms=1e-6, jitter=0.5))
+    prepared = prepare(config)
+    torch.manual_seed(1)
+    first = make_pipeline(config, prepared, 2, 0, 1)
+    before = batches_of(first, 9)[-1].position
+    whole, cost = batches_of(first, 5), first._injector.draw_ms("read")  # type: ignore[attr-defined]
+    torch.manual_seed(1)
+    capsys.readouterr()
+    resumed = make_pipeline(config, prepared, 2, 0, 1, before)
+    assert "its first 9 batches are made again and dropped" in capsys.readouterr().err
+    for left, right in zip(batches_of(resumed, 5), whole, strict=True):
+        assert_same(left, right)
+        assert left.position == right.position
+    assert resumed._injector.draw_ms("read") == cost  # type: ignore[attr-defined]
+
+
+def test_a_users_dataset_that_says_where_it_is_makes_nothing_again(
+    make_config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(source=f"{__name__}:counting")
+    prepared = prepare(config)
+    with open_batches(config, prepared, 0) as batches:  # where nothing is to be kept it is not asked
+        assert next(batches).position.state is None  # type: ignore[union-attr]
+    with open_batches(config, prepared, 0, start=DataPosition(1, keeps_state=True)) as batches:
+        list(islice(batches, 6))
+        start = DataPosition.from_state(batches.position.state_dict(), 0)
+        whole = list(islice(batches, 3))
+    made = sys.modules[__name__].Counting.made
+    capsys.readouterr()
+    with open_batches(config, prepared, 0, start=start) as batches:
+        resumed = list(islice(batches, 3))
+    for left, right in zip(resumed, whole, strict=True):
+        assert_same(left, right)
+    assert sys.modules[__name__].Counting.made == made + 9
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_users_workers_draw_as_they_would_have(make_config: Make) -> None:
+    config = make_config(source=f"{__name__}:drawn", workers=2)
+    prepared = prepare(config)
+    with open_batches(config, prepared, seed=5) as batches:
+        list(islice(batches, 5))
+        state = batches.position.state_dict()
+        whole = list(islice(batches, 6))
+    with open_batches(config, prepared, seed=5, start=DataPosition.from_state(state, 2)) as batches:
+        for left, right in zip(islice(batches, 6), whole, strict=True):
+            assert_same(left, right)

@@ -1,0 +1,322 @@
+"""A training that is resumed from any of its checkpoints goes on with the same losses, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.data.conftest import make_texts, write_parquet
+from tests.trainer.test_loop import Losses
+from trainer import checkpoint_folder, telemetry
+from trainer.checkpoint import (
+    RandomStates,
+    Saver,
+    check_identity,
+    identity,
+    in_host_memory,
+    load,
+    parts_of,
+)
+from trainer.checkpoint_folder import WholeState
+from trainer.compute.build import build_compute
+from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.data.loader import open_batches
+from trainer.data.position import DataPosition
+from trainer.data.prepare import prepare
+from trainer.errors import InputError
+from trainer.loop import train
+
+STEPS = 14
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrainerConfig]:
+    corpus = write_parquet(tmp_path_factory.mktemp("corpus") / "a.parquet", make_texts())
+
+    def made(every: int = 5, keep: int = 9, asynchronous: bool = True, **changes: Any) -> TrainerConfig:
+        data = {
+            "corpus": {"parquet": str(corpus)},
+            "tokenizer": {"train": {"vocab_size": 300}},
+            "sequence_length": 16,
+            "batch_size": 3,
+            **changes.pop("data", {}),
+        }
+        return TrainerConfig.model_validate(
+            {
+                "model": {"preset": "gpt2-tiny", "layers": 1, "width": 16, "heads": 2},
+                "data": data,
+                "compute": {"threads": 1, "device": "cpu"},
+                "optimizer": {"lr_warmup_steps": 9},
+                "checkpoint": {"every_steps": every, "keep": keep, "asynchronous": asynchronous},
+                "log_every": 4,
+                **changes,
+            }
+        )
+
+    return made
+
+
+def run(config: TrainerConfig, folder: Path, steps: int, resume: bool = False) -> tuple[dict[int, float], Losses]:
+    """Train up to ``steps`` steps in all; the losses of this part."""
+    prepared = prepare(config.data)
+    found = checkpoint_folder.newest(folder) if resume else None
+    assert config.checkpoint is not None
+    store = WholeState()
+    states = {} if found is None else found.states(store)
+    workers = config.data.workers
+    position = DataPosition.from_state(states["data"], workers) if found else DataPosition(max(1, workers))
+    recorder = Losses()
+    telemetry.attach(recorder)
+    try:
+        with open_batches(config.data, prepared, config.seed, start=position) as batches:
+            compute = build_compute(config, prepared.tokenizer.vocab_size)
+            parts = parts_of(compute.parts(), position)
+            if found is not None:
+                load(parts, states, found)
+            saver = Saver(config.checkpoint, folder, parts, lambda: {"config": identity(config)}, store)
+            first = 0 if found is None else found.steps
+            loop = train(config, compute, batches, first, saver)
+            for _ in range(first, steps):
+                next(loop)
+            loop.close()
+            saver.wait()
+    finally:
+        telemetry.attach(None)
+    return recorder.losses, recorder
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"path": "text-padded", "access": "scalar"},
+        {"path": "text-stream", "access": "zero-copy"},
+        {"path": "tokens-padded", "access": "zero-copy"},
+        {"path": "tokens-stream", "access": "scalar"},
+        {"replay": True},
+    ],
+    ids=str,
+)
+def test_losses_go_on_bit_for_bit(make: Callable[..., TrainerConfig], tmp_path: Path, data: dict[str, Any]) -> None:
+    config = make(data=data, optimizer={"accumulation": 2})
+    whole, recorder = run(config, tmp_path, STEPS)
+    assert len(whole) == STEPS
+    assert len(set(whole.values())) == STEPS
+    assert recorder.names.count("checkpoint") == 2
+    shutil.rmtree(checkpoint_folder.path_of(tmp_path, 10))
+    torch.manual_seed(99)  # what this process drew makes no difference
+    resumed, _ = run(config, tmp_path, STEPS, resume=True)
+    assert resumed == {step: loss for step, loss in whole.items() if step >= 5}
+
+
+def test_a_scaled_loss_goes_on_with_its_scale_and_its_skipped_steps(
+    make: Callable[..., TrainerConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale that doubles every second step soon overflows fp16: a scaler that began anew would skip other steps."""
+    begin = torch.amp.GradScaler.__init__
+    monkeypatch.setattr(torch.amp.GradScaler, "__init__", partialmethod(begin, init_scale=2.0**40, growth_interval=2))
+    config = make(compute={"precision": "fp16"})
+    whole, _ = run(config, tmp_path, STEPS)
+    assert checkpoint_folder.read(checkpoint_folder.path_of(tmp_path, 5)).states(WholeState())["scaler"]["skipped"] > 0
+    shutil.rmtree(checkpoint_folder.path_of(tmp_path, 10))
+    resumed, _ = run(config, tmp_path, STEPS, resume=True)
+    assert resumed == {step: loss for step, loss in whole.items() if step >= 5}
+
+
+@pytest.mark.slow
+def test_losses_go_on_with_workers(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
+    config = make(data={"path": "text-stream", "workers": 2})
+    whole, _ = run(config, tmp_path, STEPS)
+    shutil.rmtree(checkpoint_folder.path_of(tmp_path, 10))
+    resumed, _ = run(config, tmp_path, STEPS, resume=True)
+    assert resumed == {step: loss for step, loss in whole.items() if step >= 5}
+
+
+def test_what_is_saved_beside_the_steps_is_the_state_of_its_step(
+    make: Callable[..., TrainerConfig], tmp_path: Path
+) -> None:
+    """A thread that writes late must not write what later steps made of the weights."""
+    written = threading.Event()
+    config = make()
+    prepared = prepare(config.data)
+    assert config.checkpoint is not None
+
+    class Late(WholeState):
+        def write(self, folder: Path, states: Any) -> Any:
+            written.wait(60)
+            return super().write(folder, states)
+
+    with open_batches(config.data, prepared, 0) as batches:
+        compute = build_compute(config, prepared.tokenizer.vocab_size)
+        model = compute.parts()["model"]
+        saver = Saver(config.checkpoint, tmp_path, compute.parts(), dict, Late())
+        loop = train(config, compute, batches, 0, saver)
+        for _ in range(5):
+            next(loop)
+        then = {name: one.clone() for name, one in model.state_dict().items()}
+        for _ in range(3):
+            next(loop)
+        assert not checkpoint_folder.written(tmp_path)
+        written.set()
+        saver.wait()
+        loop.close()
+    weights = checkpoint_folder.read(checkpoint_folder.path_of(tmp_path, 5)).states(WholeState())["model"]
+    assert weights.keys() == then.keys()
+    assert all(torch.equal(weights[name], one) for name, one in then.items())
+    assert not all(torch.equal(weights[name], one) for name, one in model.state_dict().items())
+
+
+def test_transformers_reads_the_weights(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = make()
+    prepared = prepare(config.data)
+    assert config.checkpoint is not None
+    model = build_compute(config, prepared.tokenizer.vocab_size).parts()["model"]
+    Saver(config.checkpoint, tmp_path, {"model": model}, dict, WholeState(model)).save(5)
+    path = checkpoint_folder.path_of(tmp_path, 5)
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(60)
+    assert "lm_head.weight" not in load_file(path / "model.safetensors")  # tied: it is written once
+    read = AutoModelForCausalLM.from_pretrained(path)
+    ids = torch.arange(12)[None]
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(read(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "about", "about gone"])
+@pytest.mark.parametrize("file", ["model.safetensors", "state.pt"])
+def test_a_damaged_one_is_left_out_in_a_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+    file: str,
+) -> None:
+    model = torch.nn.Linear(3, 2)
+    saver = Saver(CheckpointConfig(every_steps=1, asynchronous=False), tmp_path, {"model": model}, dict, WholeState())
+    saver.save(1)
+    saver.save(2)
+    path = checkpoint_folder.path_of(tmp_path, 2)
+    target = path / ("checkpoint.json" if damage.startswith("about") else file)
+    content = bytearray(target.read_bytes())
+    if damage.endswith("gone"):
+        target.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        target.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+    found = checkpoint_folder.newest(tmp_path)
+    assert found is not None
+    assert found.steps == 1
+    assert torch.equal(found.states(WholeState())["model"]["weight"], model.weight)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert str(path) in lines[0]
+    assert "the one before is used" in lines[0]
+    assert checkpoint_folder.written(tmp_path) == [checkpoint_folder.path_of(tmp_path, 1)]
+
+
+def test_where_all_are_damaged_nothing_begins_again_in_silence(tmp_path: Path) -> None:
+    assert checkpoint_folder.newest(tmp_path / "none") is None
+    (tmp_path / "step-00000003").mkdir()
+    with pytest.raises(InputError, match="none of 1 checkpoints can be used"):
+        checkpoint_folder.newest(tmp_path)
+
+
+def test_only_the_newest_are_kept_and_no_leftovers(tmp_path: Path) -> None:
+    saver = Saver(CheckpointConfig(every_steps=1, keep=3), tmp_path, {"random": RandomStates()}, dict, WholeState())
+    for steps in range(1, 7):
+        saver.save(steps)
+    saver.wait()
+    assert [path.name for path in checkpoint_folder.written(tmp_path)] == [f"step-{n:08d}" for n in (6, 5, 4)]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_cannot_be_written_is_said(tmp_path: Path, asynchronous: bool) -> None:
+    (tmp_path / "file").write_text("")
+    settings = CheckpointConfig(every_steps=1, asynchronous=asynchronous)
+    saver = Saver(settings, tmp_path / "file" / "below", {}, dict, WholeState())
+
+    def save() -> None:
+        saver.save(1)
+        saver.wait()
+
+    with pytest.raises(OSError, match="file"):
+        save()
+
+
+def test_random_states_go_on_where_they_were(tmp_path: Path) -> None:
+    def draws() -> tuple[object, ...]:
+        return random.random(), float(np.random.normal()), float(np.random.normal()), float(torch.rand(1))
+
+    np.random.normal()  # numpy keeps the second of two
+    part = RandomStates()
+    torch.save(part.state_dict(), tmp_path / "random.pt")
+    then = draws()
+    part.load_state_dict(torch.load(tmp_path / "random.pt", weights_only=True))
+    assert draws() == then
+
+
+def test_shared_memory_stays_shared_in_a_copy() -> None:
+    weight = torch.ones(3)
+    copy = in_host_memory({"a": weight, "b": [weight, torch.zeros(3)]}, copies=True)
+    assert copy["a"] is copy["b"][0]
+    assert copy["a"].data_ptr() != weight.data_ptr()
+    assert in_host_memory({"a": weight}, copies=False)["a"].data_ptr() == weight.data_ptr()
+
+
+def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
+    config = make()
+    about = {"config": identity(config), "fingerprints": {"corpus": "1"}}
+    checkpoint_folder.write(tmp_path, 1, {}, about, WholeState(), lambda: None)
+    found = checkpoint_folder.newest(tmp_path)
+    assert found is not None
+    check_identity(found, make(keep=1, steps=99, data={"prefetch": 7}), {"corpus": "1"})
+    with pytest.raises(InputError, match=r"data\.batch_size: 4, but .*step-00000001 was made with 3"):
+        check_identity(found, make(data={"batch_size": 4}), {"corpus": "1"})
+    with pytest.raises(InputError, match="corpus: '2'"):
+        check_identity(found, config, {"corpus": "2"})
+    with pytest.raises(InputError, match="random: not a part of both"):
+        load({"random": RandomStates()}, found.states(WholeState()), found)
+
+
+def test_one_is_due_by_steps_or_by_time(tmp_path: Path) -> None:
+    by_steps = Saver(CheckpointConfig(every_steps=4), tmp_path, {}, dict, WholeState())
+    assert [steps for steps in range(1, 10) if by_steps.is_due(steps)] == [4, 8]
+    by_time = Saver(CheckpointConfig(every_minutes=2), tmp_path, {}, dict, WholeState())
+    assert not by_time.is_due(1)
+    by_time._saved_s -= 121
+    assert by_time.is_due(1)
+    with pytest.raises(ValueError, match="at most one"):
+        CheckpointConfig(every_steps=1, every_minutes=1)
+
+
+@pytest.mark.slow
+def test_a_half_written_one_of_a_killed_process_goes(tmp_path: Path) -> None:
+    """A killed process leaves a folder of a temporary name: never taken for a checkpoint, and removed."""
+    pid = os.fork()
+    if pid == 0:
+
+        class Killed(WholeState):
+            def write(self, folder: Path, states: Any) -> Any:
+                super().write(folder, states)
+                os._exit(0)
+
+        checkpoint_folder.write(tmp_path, 7, {"random": {}}, {}, Killed(), lambda: None)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert checkpoint_folder.newest(tmp_path) is None
+    Saver(CheckpointConfig(every_steps=4), tmp_path, {}, dict, WholeState())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,231 @@
+"""Saves checkpoints while a model is trained, and puts back what one of them holds.
+
+A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. The compute gives its own
+(model, optimizer, scheduler; a gradient scaler would be one more), the data position and the random states are two
+more. How parts become files is a store's matter (:mod:`trainer.checkpoint_folder`).
+
+With ``asynchronous`` the state is copied within the step, and a thread writes the copy. What the step waits for, that
+copy or all of the writing, is the phase ``checkpoint`` of the ledger.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainer import checkpoint_folder
+from trainer.checkpoint_folder import Checkpoint, Store
+from trainer.errors import InputError, one_line
+from trainer.json_types import Json, JsonObject
+from trainer.leftovers import remove, remove_leftovers
+
+if TYPE_CHECKING:
+    from trainer.config import CheckpointConfig, TrainerConfig
+    from trainer.data.position import DataPosition
+
+# What may differ between a training and its resumption: no step computes anything else for it.
+FREE = {
+    "steps", "warmup_steps", "log_every", "checkpoint", "evaluate", "track",
+    "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method",
+}  # fmt: skip
+
+
+class Stateful(Protocol):
+    """A part of a checkpoint, as torch's modules and optimizers are."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+class RandomStates:
+    """The random states of this process: torch's (of each CUDA device too), numpy's and Python's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        import numpy as np
+        import torch
+
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "torch": torch.random.get_rng_state(),
+            "cuda": devices,
+            "numpy": [kind, np.asarray(keys).tolist(), *rest],
+            "python": random.getstate(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        import numpy as np
+        import torch
+
+        torch.random.set_rng_state(state_dict["torch"])
+        if state_dict["cuda"]:
+            torch.cuda.set_rng_state_all(state_dict["cuda"])
+        kind, keys, *rest = state_dict["numpy"]
+        np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
+        random.setstate(state_dict["python"])
+
+
+class DataPart:
+    """Where the batches go on. It is put back before there are any batches: see ``Restored.position``."""
+
+    def __init__(self, position: DataPosition) -> None:
+        self._position = position
+
+    def state_dict(self) -> Any:
+        return self._position.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        pass
+
+
+def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, Stateful]:
+    """All parts of a training: those of its compute, where its data goes on, and the random states."""
+    return {**own, "data": DataPart(position), "random": RandomStates()}
+
+
+def load(parts: Mapping[str, Stateful], states: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Put the states back. Raises InputError where the checkpoint has other parts, or they do not fit."""
+    if missing := sorted(parts.keys() ^ states.keys()):
+        raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
+    for name, part in parts.items():
+        try:
+            part.load_state_dict(states[name])
+        except (KeyError, ValueError, RuntimeError, TypeError) as error:
+            raise InputError(f"{checkpoint.path}: {name}: does not fit ({one_line(error):.200})") from error
+
+
+class Saver:
+    """Saves a checkpoint where one is due, and keeps the newest ones."""
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        folder: Path,
+        parts: Mapping[str, Stateful],
+        about: Callable[[], JsonObject],
+        store: Store,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``about``: what checkpoint.json says besides, asked within the step; ``ready``: called in the thread, before
+        a checkpoint is there."""
+        self._config, self._folder, self._parts = config, folder, parts
+        self._about, self._store, self._ready = about, store, ready
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._saved_s = time.monotonic()
+        self.last: int | None = None  # steps of the last one that was begun
+        remove_leftovers(folder)
+
+    def is_due(self, steps: int) -> bool:
+        """Whether a checkpoint is due after ``steps`` steps."""
+        if self._config.every_steps is not None:
+            return steps % self._config.every_steps == 0
+        return time.monotonic() - self._saved_s >= 60 * self._config.interval_minutes
+
+    def save(self, steps: int) -> None:
+        """Save the state after ``steps`` steps. Raises OSError where this one or the one before cannot be written."""
+        self.wait()  # one at a time: a slower disk is waited for here, where the ledger shows it
+        copies = self._config.asynchronous
+        states = {name: in_host_memory(part.state_dict(), copies) for name, part in self._parts.items()}
+        about, self.last = self._about(), steps
+        if copies:
+            self._thread = threading.Thread(target=self._write_noting, args=(steps, states, about), name="checkpoint")
+            self._thread.start()
+        else:
+            self._write(steps, states, about)
+        self._saved_s = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until what is being written is there. Raises what went wrong with it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def discard(self) -> None:
+        """Remove every checkpoint, also one that is being written."""
+        with suppress(Exception):
+            self.wait()
+        remove(self._folder)
+
+    def _write_noting(self, steps: int, states: Mapping[str, Any], about: JsonObject) -> None:
+        try:
+            self._write(steps, states, about)
+        except BaseException as error:
+            self._failed = error
+
+    def _write(self, steps: int, states: Mapping[str, Any], about: JsonObject) -> None:
+        checkpoint_folder.write(self._folder, steps, states, about, self._store, self._ready)
+        checkpoint_folder.retain(self._folder, self._config.keep)
+
+
+def in_host_memory(state: Any, copies: bool) -> Any:
+    """``state`` with its tensors in the host's memory; ``copies``: those that are there already are copied too.
+
+    Tensors that share their memory (tied weights) share it in the copy.
+    """
+    import torch
+
+    seen: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def moved(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            place = (one.device, one.data_ptr(), one.dtype, tuple(one.shape), one.stride(), one.numel() and 1)
+            if place not in seen or not one.numel():
+                found = one.detach()
+                seen[place] = found.to("cpu") if found.device.type != "cpu" else found.clone() if copies else found
+            return seen[place]
+        if isinstance(one, Mapping):
+            return {key: moved(value) for key, value in one.items()}
+        if isinstance(one, list | tuple):
+            return type(one)(map(moved, one)) if type(one) in (list, tuple) else tuple(map(moved, one))
+        return one
+
+    return moved(state)
+
+
+def identity(config: TrainerConfig) -> dict[str, Json]:
+    """The dotted keys that make the training what it is: all but :data:`FREE`."""
+    found: dict[str, Json] = {}
+
+    def walk(section: Mapping[str, Any], prefix: str) -> None:
+        for name, value in section.items():
+            key = f"{prefix}{name}"
+            if key in FREE:
+                continue
+            if isinstance(value, Mapping) and value:
+                walk(value, f"{key}.")
+            else:
+                found[key] = value
+
+    walk(config.model_dump(mode="json"), "")
+    return found
+
+
+def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
+    """Raise InputError where the checkpoint is one of another training: other keys, other data or other code."""
+    now = {**identity(config), **fingerprints}
+    before = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
+    # A key that only one of them has, with no value, came with another version of this code.
+    keys = [key for key in sorted(now.keys() | before.keys()) if now.get(key) != before.get(key)]
+    if keys:
+        key = keys[0]
+        more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+        raise InputError(
+            f"{key}: {now.get(key)!r}, but {checkpoint.path} was made with {before.get(key)!r}{more}; "
+            "allowed: the same training, or another --out"
+        )
+
+
+def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
+    """The object at ``key`` of its checkpoint.json."""
+    found = checkpoint.about.get(key)
+    return found if isinstance(found, Mapping) else {}

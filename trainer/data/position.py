@@ -1,0 +1,126 @@
+"""Says where a data path goes on after a batch, so that a resumed training reads on as if it had never ended.
+
+The order of the documents does not depend on how many of them are read at once. So the place of one document in its
+worker's endless sequence, and how much of it was used, say everything: what was read ahead and held back (in a
+packer, in a loader's queue) is read again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
+
+from trainer.errors import InputError
+
+
+class Position(NamedTuple):
+    """Where worker ``worker`` goes on. It travels with each batch: a few integers.
+
+    ``document``: the first document that is not wholly used, counted over all epochs of the worker's shard; ``used``:
+    its tokens that batches hold already; ``per_epoch``: documents of the shard in an epoch (0 where nobody knows).
+    A source of the user's own counts batches in place of documents. ``batches``: how many the worker has made.
+    ``state``: what a user's dataset says of itself (``state_dict``), asked for where ``keeps_state``.
+    """
+
+    worker: int = 0
+    document: int = 0
+    used: int = 0
+    batches: int = 0
+    per_epoch: int = 0
+    state: Any = None
+    keeps_state: bool = False
+
+    @property
+    def epochs(self) -> float | None:
+        """How many epochs of the shard are used; None where nobody knows how long one is."""
+        return self.document / self.per_epoch if self.per_epoch else None
+
+
+class Bookmark:
+    """Follows which documents' tokens have gone into batches: a few operations for each document and batch."""
+
+    def __init__(self, start: Position) -> None:
+        self.document = start.document
+        self._ends: deque[int] = deque()  # of the documents that are held, counted from the first one's begin
+        self._added = self._start = 0
+        self._packed = start.used
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """The next documents were read; ``tokens``: how many each has (of a path of one document a row: 1, or 0)."""
+        self._ends.extend(islice(accumulate(tokens, initial=self._added), 1, None))
+        if self._ends:
+            self._added = self._ends[-1]
+
+    def pack(self, tokens: int) -> None:
+        """So many tokens went into a batch."""
+        self._packed += tokens
+        while self._ends and self._ends[0] <= self._packed:
+            self._start = self._ends.popleft()
+            self.document += 1
+
+    @property
+    def used(self) -> int:
+        """Tokens of the first document that is not wholly used which batches hold already."""
+        return self._packed - self._start
+
+
+@dataclass
+class DataPosition:
+    """Where the batches go on: how many were received, and the latest position of each worker.
+
+    DataLoader takes a batch of each worker in turn. So the worker that the next batch comes from follows from the
+    number of batches received.
+    """
+
+    workers: int  # at least 1: the process itself, where there are no loader workers
+    received: int = 0
+    positions: dict[int, Position] = field(default_factory=dict)
+    keeps_state: bool = False
+    """Whether a user's dataset is asked for its state with every batch: only where it will be kept."""
+
+    def receive(self, position: Position | None) -> None:
+        """A batch was received."""
+        self.received += 1
+        if position is not None:
+            self.positions[position.worker] = position
+
+    def role(self, process: int) -> int:
+        """Which worker's part loader process ``process`` takes, so that the turns go on where they were."""
+        return (process + self.received) % self.workers
+
+    def of(self, worker: int) -> Position:
+        """Where that worker goes on."""
+        return self.positions.get(worker, Position(worker))._replace(keeps_state=self.keeps_state)
+
+    @property
+    def epochs(self) -> float | None:
+        """Whole and part epochs that every worker has used at least; None where nobody knows."""
+        found = [self.of(worker).epochs for worker in range(self.workers)]
+        if len(self.positions) < self.workers:
+            return 0.0
+        return None if None in found else min(one for one in found if one is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """It as plain data, and whatever a user's dataset said of itself."""
+        return {
+            "workers": self.workers,
+            "received": self.received,
+            "positions": [list(self.positions[worker]) for worker in sorted(self.positions)],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], workers: int) -> DataPosition:
+        """What :meth:`state_dict` gave. Raises InputError for another number of workers, or what is none."""
+        try:
+            found = [Position(*one) for one in state["positions"]]
+            position = cls(int(state["workers"]), int(state["received"]), {one.worker: one for one in found})
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the checkpoint's data position cannot be read ({error!r})") from error
+        if position.workers != max(1, workers):
+            raise InputError(
+                f"data.workers: {workers}, but the checkpoint was made with {position.workers}; allowed: the same"
+            )
+        return position
