@@ -145,6 +145,31 @@ class DataConfig(Config):
     """More arguments of the source's function, by name."""
 
 
+class EvaluationConfig(Config):
+    """Held-out documents and passes over them. Without this section every document is trained on."""
+
+    every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Steps between two passes; null: one pass alone, when training ends. There is one then in any case."""
+    fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
+    documents: int | None = Field(None, ge=1)
+    """Instead of fraction: about so many of the corpus' documents."""
+    batches: int = Field(16, ge=1, le=100_000)
+    """Batches of one pass at most, of data.batch_size each. They are made once and stay in the host's memory."""
+    source: Annotated[str, AfterValidator(named_function)] | None = None
+    """With data.source: MODULE:FUNCTION of your own, which gives the held-out data in one of the forms that data.source
+    has. Its first batches are taken, none twice."""
+    arguments: dict[str, Json] = {}
+    """More arguments of that function, by name."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> EvaluationConfig:
+        given = [name for name in ("fraction", "documents", "source") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"gives {' and '.join(given)}; allowed: one of fraction, documents, source")
+        return self
+
+
 class OptimizerConfig(Config):
     """AdamW with linear warmup, then constant; gradients clipped by global norm."""
 
@@ -280,6 +305,7 @@ class TrainerConfig(Config):
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()
+    evaluation: EvaluationConfig | None = None
     steps: int = Field(40, ge=1, le=10_000_000)
     """Measured steps."""
     warmup_steps: int = Field(5, ge=0, le=1_000_000)
@@ -292,7 +318,12 @@ class TrainerConfig(Config):
     @property
     def user_functions(self) -> tuple[tuple[str, str], ...]:
         """The code of the user's own that is called: keys, and MODULE:FUNCTION."""
-        named = ("data.source", self.data.source), ("model.factory", self.model.factory)
+        validation = self.evaluation.source if self.evaluation is not None else None
+        named = (
+            ("data.source", self.data.source),
+            ("model.factory", self.model.factory),
+            ("evaluation.source", validation),
+        )
         return tuple((key, name) for key, name in named if name is not None)
 
     @model_validator(mode="after")
@@ -302,4 +333,22 @@ class TrainerConfig(Config):
                 "model.factory: an emulated device takes its times from the shape of a preset; allowed: "
                 "compute.device auto, cpu, cuda"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_has_a_model_and_documents(self) -> TrainerConfig:
+        if (evaluation := self.evaluation) is None:
+            return self
+        if self.compute.emulated is not None:
+            raise ValueError(
+                "evaluation: an emulated device computes nothing, so it has no loss; allowed: compute.device auto, "
+                "cpu, cuda, or no evaluation"
+            )
+        if self.data.source is not None and evaluation.source is None:
+            raise ValueError(
+                "evaluation: which documents of data.source are held out is not known; allowed: evaluation.source "
+                "MODULE:FUNCTION, which gives them, or no evaluation"
+            )
+        if self.data.source is None and evaluation.source is not None:
+            raise ValueError("evaluation.source: goes with data.source only; allowed here: fraction or documents")
         return self

@@ -9,13 +9,17 @@ from trainer import telemetry
 from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
+from trainer.evaluate import Evaluator
 
 
-def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> Iterator[int]:
+def train(
+    config: TrainerConfig, compute: Compute, batches: Iterator[Batch], evaluator: Evaluator | None = None
+) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from 0.
 
-    The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
-    Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``).
+    The caller decides when to stop and may pause between steps. ``evaluator`` evaluates between them, where it is due.
+    Closing the generator reads the remaining losses. Raises FloatingPointError on a non-finite gradient norm
+    (``compute.check_finite``).
     """
     unread: list[tuple[int, list[Loss]]] = []  # losses stay on the device: reading one blocks the host
     try:
@@ -41,12 +45,16 @@ def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> 
                 # launches the optimizer: whatever it does next overlaps with the optimizer's kernels.
                 with telemetry.span("sync"):
                     compute.check_finite(norm, step)
+            if (rate := compute.learning_rate()) is not None:
+                telemetry.learning_rate(step, rate)
             with telemetry.span("optimizer"):
                 compute.optimizer_step()
             unread.append((step, losses))
             if (step + 1) % config.log_every == 0:
                 with telemetry.span("log"):
                     _log(compute, unread)
+            if evaluator is not None:
+                evaluator.after(step)
             yield step
     finally:
         if unread:

@@ -13,6 +13,7 @@ from harness.analysis.bounds import Bound, BoundShares
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.dose import Dose
+from harness.analysis.learning import Learning
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
@@ -228,6 +229,7 @@ class StudyReport:
     probe_problems: tuple[ProbeProblem, ...] = ()
     advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; of a study without comparisons, for each arm
     step_times: tuple[StepTimes, ...] = ()
+    learning: Learning | None = None  # of runs with evaluation
     group: GroupGain | None = None  # of a program whose ranks are the arms
 
     def arm(self, name: str) -> ArmReport | None:

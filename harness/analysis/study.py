@@ -26,6 +26,7 @@ from harness.analysis.comparisons import (
 )
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
+from harness.analysis.learning import learning
 from harness.analysis.ledger import RunLedger, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
@@ -95,6 +96,7 @@ def analyse(
         probe_problems=probe_problems(runs),
         advice=_advice(comparisons, arms, _declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
+        learning=learning({arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons),
         group=group_gain(arms.ranks) if not study.comparisons else None,
     )
 

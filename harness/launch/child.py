@@ -45,6 +45,12 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.devices.facts import ProfileFacts
+    from trainer.evaluate import Evaluator
+
+
+# Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
+# probes: what they learn is no result, and a pass would only cost time.
+EVALUATED = (None, "a-a")
 
 
 def main(descriptor: int, parent: int) -> int:
@@ -115,6 +121,7 @@ class Run:
         self.compute: Compute | None = None
         self.tables: RunTables | None = None
         self.batches: Batches | None = None
+        self.evaluator: Evaluator | None = None
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
@@ -133,6 +140,8 @@ class Run:
                         self._repeat(steps, message["turn"], message["settle"], message["steps"])
                     self.probe_set.wait()
                     channel.send({"event": message["do"]})
+                if self.evaluator is not None:
+                    self.evaluator.finish()
         finally:
             close()
             self.probe_set.close()
@@ -165,13 +174,14 @@ class Run:
         from trainer.data import cache
         from trainer.data.loader import open_batches
         from trainer.data.prepare import prepare
+        from trainer.evaluate import make_evaluator
         from trainer.loop import train
 
         files: dict[str, list[str]] = {}
         if self.data is not None:
             cache.trust(self.data["hashed"])
             files = self.data.get("files", {})
-        prepared = prepare(self.config.data, files=files.get("data.source", ()))
+        prepared = prepare(self.config.data, files=files.get("data.source", ()), evaluation=self.config.evaluation)
         own = self.config.model.factory
         model = None if own is None else fingerprint("model.factory", own, others=files.get("model.factory", ()))
         _check_unchanged(self.config, prepared, model, self.data)
@@ -183,6 +193,8 @@ class Run:
         batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.tokenizer.vocab_size)
         self.facts = _facts(self.config, compute, prepared, model)
+        if self.config.evaluation is not None and self.asked.control in EVALUATED:
+            self.evaluator = make_evaluator(self.config, prepared, compute, self.alive.beat)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -190,7 +202,7 @@ class Run:
             self.recorder = BareRecorder()
         self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
-        steps = train(self.config, compute, batches)
+        steps = train(self.config, compute, batches, self.evaluator)
 
         def close() -> None:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses

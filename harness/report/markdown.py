@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
-from harness.report import advice, causes, closing, machine, numbers, outliers, profile, stacks, why
+from harness.report import advice, causes, closing, learning, machine, numbers, outliers, profile, stacks, why
 from harness.report.absent import probe_problem_lines
 from harness.report.first_screen import HEADER, FirstScreen, difference_lines
 from harness.report.names import ArmNames
@@ -71,6 +71,7 @@ def page(
         numbers.comparisons(report.compared, names),
         numbers.arms(plain, names),
         _picture("ledger.png", pictures),
+        learning.section(report.learning, pictures, names),
         causes.section(plain, names),
         numbers.controls(controls, names),
         outliers.section(report.step_times, names),

@@ -17,6 +17,7 @@ from harness.report.confounds import confound_lines
 from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
 from harness.report.first_screen import FirstScreen
+from harness.report.learning import learning_json
 from harness.report.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
 from harness.report.words import probes_named
 from harness.study.contract import SCHEMA
@@ -47,6 +48,7 @@ def summary(
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
+        **({"learning": learning_json(report.learning)} if report.learning is not None else {}),
         "emulated": report.emulated,
         "environment": dict(report.environment),
         "probe_costs": [

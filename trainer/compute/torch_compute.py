@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.compute.base import Loss
+from trainer.compute.scores import Scores, validate
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -37,6 +38,7 @@ class TorchCompute:
         self._vocab_size: int | None = getattr(getattr(model, "config", None), "vocab_size", None)
         if self._own is not None:
             self._vocab_size = config.model.vocab_size
+        self._masked_lm = getattr(config.model, "objective", "causal") == "masked"
         self._takes_mask = _takes(model, "attention_mask")
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
@@ -142,6 +144,17 @@ class TorchCompute:
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
         return [float(value) for value in means.tolist()]  # one transfer for all of them
+
+    def learning_rate(self) -> float | None:
+        return float(self._schedule.get_last_lr()[0])
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        return validate(self._model, batches, self._score, self.to_device, self._masked_lm, beat)
+
+    def _score(self, batch: Batch) -> tuple[Loss, Any]:
+        output = self._run_model(batch)
+        loss = output.loss if self._own is None else loss_of(output, self._own)
+        return loss, getattr(output, "logits", None)
 
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
