@@ -171,13 +171,23 @@ class EvaluationConfig(Config):
 
 
 class OptimizerConfig(Config):
-    """AdamW with linear warmup, then constant; gradients clipped by global norm."""
+    """AdamW with linear warmup, then a schedule (default: constant); gradients clipped by global norm."""
 
     learning_rate: float = Field(1e-3, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     weight_decay: float = Field(0.1, ge=0)
     lr_warmup_steps: int = Field(10, ge=0)
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Of the learning rate after the warmup: constant; linear or cosine from its end to the last step; wsd
+    (warmup-stable-decay): constant, then linear over the last decay_fraction of the steps."""
+    final_fraction: float = Field(0, ge=0, le=1)
+    """Share of the learning rate that a schedule ends with and stays at; no effect on constant."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """Share of the schedule's steps that wsd decays over."""
+    schedule_steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Optimizer steps that the schedule is over, warmup included; null: warmup_steps + steps of the run. Repetitions of
+    a study have warm-up steps of their own, which train at the final rate where they come after that."""
     clip_norm: float | None = Field(1.0, gt=0)
     accumulation: int = Field(1, ge=1)
     """Micro-batches per optimizer step."""
@@ -332,6 +342,17 @@ class TrainerConfig(Config):
             raise ValueError(
                 "model.factory: an emulated device takes its times from the shape of a preset; allowed: "
                 "compute.device auto, cpu, cuda"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_outlasts_its_warmup(self) -> TrainerConfig:
+        optimizer = self.optimizer
+        total = optimizer.schedule_steps or self.warmup_steps + self.steps
+        if optimizer.schedule != "constant" and optimizer.lr_warmup_steps >= total:
+            raise ValueError(
+                f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {total} "
+                "steps; allowed: fewer, or a larger optimizer.schedule_steps"
             )
         return self
 

@@ -25,11 +25,18 @@ def loss_curves(found: Learning, names: ArmNames) -> Figure:
     axes = figure.add_subplot()
     shown = found.arms[: len(_COLOURS)]
     for place, (arm, colour) in enumerate(zip(shown, _COLOURS, strict=False)):
-        run, width = arm.runs[0], max(1.2, 5.0 - 1.6 * place)
-        name = names.short(arm.arm)
+        run, width = arm.runs[0], max(1.2, 6.0 - 3.0 * place)
+        name, alpha = names.short(arm.arm), 0.9 if place else 0.45
         if run.training:
             steps, losses = zip(*run.training, strict=True)
-            axes.plot(steps, losses, color=colour, linewidth=width, alpha=0.45, label=f"{name}: training")
+            axes.plot(
+                steps,
+                losses,
+                color=colour,
+                linewidth=width,
+                alpha=0.45 if not place else 0.9,
+                label=f"{name}: training",
+            )
         steps, losses = zip(*run.validation, strict=True)
         size = max(3.0, 9.0 - 2.0 * place)
         axes.plot(steps, losses, "o-", color=colour, linewidth=1.2, markersize=size, label=f"{name}: validation")

@@ -198,6 +198,12 @@ def test_a_masked_lm_s_accuracy_is_of_the_labels_own_positions() -> None:
     assert found == (0.5, pytest.approx(2 / 3), 3)
 
 
+def test_the_learning_rate_of_each_step_is_recorded(corpus: Path) -> None:
+    optimizer = {"learning_rate": 0.01, "schedule": "linear", "lr_warmup_steps": 2, "schedule_steps": 6}
+    recorder = run(configured(corpus, optimizer=optimizer))
+    assert recorder.learning_rates == pytest.approx({0: 0.005, 1: 0.01, 2: 0.01, 3: 0.0075, 4: 0.005, 5: 0.0025})
+
+
 def wrong(corpus: Path, **sections: Any) -> str:
     with pytest.raises(ValidationError) as error:
         configured(corpus, **sections)

@@ -13,6 +13,7 @@ from trainer.compute.scores import Scores, validate
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
+from trainer.schedule import rate_factor
 
 if TYPE_CHECKING:
     import torch
@@ -52,10 +53,7 @@ class TorchCompute:
             betas=(optimizer.beta1, optimizer.beta2),
             fused=True if optimizer.fused is None else optimizer.fused,
         )
-        warmup = optimizer.lr_warmup_steps
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
-        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, rate_factor(config))
 
     def begin_step(self, step: int) -> None:
         pass
