@@ -34,7 +34,7 @@ def loss_curves(found: Learning, names: ArmNames) -> Figure:
                 losses,
                 color=colour,
                 linewidth=width,
-                alpha=0.45 if not place else 0.9,
+                alpha=alpha,
                 label=f"{name}: training",
             )
         steps, losses = zip(*run.validation, strict=True)
