@@ -51,9 +51,15 @@ def agreement(one: CurvesCompared) -> str:
     apart = abs(found.candidate - found.baseline) / abs(found.baseline) if found.baseline else found.largest
     return (
         f"{pair} have different losses: first the {found.of} loss of step {found.step} in block {found.block}, "
-        f"{found.candidate:.6g} against {found.baseline:.6g} ({_relative(apart)}); at most {_relative(found.largest)} "
+        f"{_against(found.candidate, found.baseline)} ({_relative(apart)}); at most {_relative(found.largest)} "
         f"apart over {seen}"
     )
+
+
+def _against(one: float, other: float) -> str:
+    """Two losses that differ, with as many digits as show it."""
+    short = f"{one:.6g}", f"{other:.6g}"
+    return " against ".join(short if short[0] != short[1] else (repr(one), repr(other)))
 
 
 def _relative(fraction: float) -> str:
