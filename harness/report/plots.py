@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ISOLATED, LEDGER, FOREST = "isolated-vs-end-to-end.png", "ledger.png", "comparisons.png"
 WHY = "why.png"
-NAMES = (ISOLATED, LEDGER, FOREST, WHY, learning.PICTURE)
+NAMES = (ISOLATED, LEDGER, FOREST, WHY)
 MAX_ROWS = 60  # a taller picture cannot be read; the tables have every row
 # Okabe and Ito's palette, safe for colour-blind readers: warm for the input side, cool and grey for the rest.
 COLOURS = {

@@ -69,8 +69,8 @@ def test_the_last_bit_is_a_difference_and_the_first_one_is_named() -> None:
     assert (difference.of, difference.step, difference.candidate) == ("training", 2, last_bit)
     assert difference.largest == pytest.approx(0.1)
     assert agreement(both.compared[0]) == (
-        "tokens and text have different losses: first the training loss of step 2 in block 0, 5.000000000000001 against 5.0 "
-        "(1.8e-16 of it); at most 10 % apart over 4 training and 2 validation losses"
+        "tokens and text have different losses: first the training loss of step 2 in block 0, "
+        "5.000000000000001 against 5.0 (1.8e-16 of it); at most 10 % apart over 4 training and 2 validation losses"
     )
 
 
