@@ -26,7 +26,7 @@ from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train
-from trainer.telemetry import BatchTrace, Blocked, Kernel
+from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
 US, MS = 1_000, 1_000_000
 START_NS = 10**12
@@ -151,6 +151,8 @@ class _Model:
     def check_finite(self, norm: None, step: int) -> None:
         self._stream.synchronize()
 
+    def learning_rate(self) -> None: ...
+
     def optimizer_step(self) -> None:
         self._stream.launch("optimizer")
 
@@ -206,6 +208,10 @@ class _Rows:
             row["other_ns"] = row["wall_ns"] - sum(row[f"{phase}_ns"] for phase in PHASES)
 
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
+
+    def learning_rate(self, step: int, value: float) -> None: ...
+
+    def validated(self, validation: Validation) -> None: ...
 
     def loss(self, step: int, value: float) -> None: ...
 

@@ -245,14 +245,49 @@ class DataConfig(Config):
         return self
 
 
+class EvaluationConfig(Config):
+    """Held-out documents and passes over them. Without this section every document is trained on."""
+
+    every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Steps between two passes; null: one pass alone, when training ends. There is one then in any case."""
+    fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
+    documents: int | None = Field(None, ge=1)
+    """Instead of fraction: about so many of the corpus' documents."""
+    batches: int = Field(16, ge=1, le=100_000)
+    """Batches of one pass at most, of data.batch_size each. They are made once and stay in the host's memory."""
+    source: Annotated[str, AfterValidator(named_function)] | None = None
+    """With data.source: MODULE:FUNCTION of your own, which gives the held-out data in one of the forms that data.source
+    has. Its first batches are taken, none twice."""
+    arguments: dict[str, Json] = {}
+    """More arguments of that function, by name."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> EvaluationConfig:
+        given = [name for name in ("fraction", "documents", "source") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"gives {' and '.join(given)}; allowed: one of fraction, documents, source")
+        return self
+
+
 class OptimizerConfig(Config):
-    """AdamW with linear warmup, then constant; gradients clipped by global norm."""
+    """AdamW with linear warmup, then a schedule (default: constant); gradients clipped by global norm."""
 
     learning_rate: float = Field(1e-3, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     weight_decay: float = Field(0.1, ge=0)
     lr_warmup_steps: int = Field(10, ge=0)
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Of the learning rate after the warmup: constant; linear or cosine from its end to the last step; wsd
+    (warmup-stable-decay): constant, then linear over the last decay_fraction of the steps."""
+    final_fraction: float = Field(0, ge=0, le=1)
+    """Share of the learning rate that a schedule ends with and stays at; no effect on constant."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """Share of the schedule's steps that wsd decays over."""
+    schedule_steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Optimizer steps that the schedule is over, warmup included; null: warmup_steps + steps of the run. Repetitions of
+    a study have warm-up steps of their own, which train at the final rate where they come after that."""
     clip_norm: float | None = Field(1.0, gt=0)
     accumulation: int = Field(1, ge=1)
     """Micro-batches per optimizer step."""
@@ -430,6 +465,7 @@ class TrainerConfig(Config):
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig | None = None
     """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
+    evaluation: EvaluationConfig | None = None
     steps: int = Field(40, ge=1, le=10_000_000)
     """Measured steps."""
     warmup_steps: int = Field(5, ge=0, le=1_000_000)
@@ -442,7 +478,12 @@ class TrainerConfig(Config):
     @property
     def user_functions(self) -> tuple[tuple[str, str], ...]:
         """The code of the user's own that is called: keys, and MODULE:FUNCTION."""
-        named = ("data.source", self.data.source), ("model.factory", self.model.factory)
+        validation = self.evaluation.source if self.evaluation is not None else None
+        named = (
+            ("data.source", self.data.source),
+            ("model.factory", self.model.factory),
+            ("evaluation.source", validation),
+        )
         return tuple((key, name) for key, name in named if name is not None)
 
     @model_validator(mode="after")
@@ -454,6 +495,35 @@ class TrainerConfig(Config):
             )
         if self.model.factory is not None and self.model.attention != "auto":
             raise ValueError("model.attention: a model.factory chooses its attention itself; allowed: auto")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_outlasts_its_warmup(self) -> TrainerConfig:
+        optimizer = self.optimizer
+        total = optimizer.schedule_steps or self.warmup_steps + self.steps
+        if optimizer.schedule != "constant" and optimizer.lr_warmup_steps >= total:
+            raise ValueError(
+                f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {total} "
+                "steps; allowed: fewer, or a larger optimizer.schedule_steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_has_a_model_and_documents(self) -> TrainerConfig:
+        if (evaluation := self.evaluation) is None:
+            return self
+        if self.compute.emulated is not None:
+            raise ValueError(
+                "evaluation: an emulated device computes nothing, so it has no loss; allowed: compute.device auto, "
+                "cpu, cuda, or no evaluation"
+            )
+        if self.data.source is not None and evaluation.source is None:
+            raise ValueError(
+                "evaluation: which documents of data.source are held out is not known; allowed: evaluation.source "
+                "MODULE:FUNCTION, which gives them, or no evaluation"
+            )
+        if self.data.source is None and evaluation.source is not None:
+            raise ValueError("evaluation.source: goes with data.source only; allowed here: fraction or documents")
         return self
 
 

@@ -10,6 +10,7 @@ from trainer.checkpoint import Saver
 from trainer.compute.base import Compute, Loss
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
+from trainer.evaluate import Evaluator
 from trainer.readings import ValueReader
 
 
@@ -19,11 +20,13 @@ def train(
     batches: Iterator[Batch],
     first_step: int = 0,
     saver: Saver | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from ``first_step``.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
-    ``saver`` saves checkpoints where they are due; the losses up to there are read first.
+    ``saver`` saves checkpoints where they are due; the losses up to there are read first. ``evaluator`` evaluates
+    between steps, where that is due.
     Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``), with ``compute.sync: late`` on
     an asynchronous device one step later, or as the generator is closed.
     """
@@ -47,15 +50,18 @@ def train(
             with telemetry.span("optimizer"):
                 norm = compute.clip_gradients()
             readings.before_update(step, losses, norm)
+            if (rate := compute.learning_rate()) is not None:
+                telemetry.learning_rate(step, rate)
             with telemetry.span("optimizer"):
                 compute.optimizer_step()
             readings.after_update(step, losses)
-            # The end of a step: whatever is done between steps (evaluation, tracking) belongs here.
             if saver is not None and saver.is_due(step + 1):
                 with telemetry.span("checkpoint"):
                     compute.synchronize()
                     readings.read_all()
                     saver.save(step + 1)
+            if evaluator is not None:
+                evaluator.after(step)
             yield step
     except GeneratorExit:
         readings.close()

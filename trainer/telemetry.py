@@ -4,9 +4,10 @@ The trainer marks its work with :func:`span` and :func:`step`. Both do nothing u
 A recorder lives in one process. The main process has one; each loader worker may have its own, attached by the
 loader's ``worker_init`` hook.
 
-There are two kinds of spans. *Phases* (:data:`PHASES`) are exclusive parts of a step on the main thread. *Stages*
-(:data:`STAGES`) are parts of the input side; they run in a loader worker, or inline inside the ``fetch`` phase. All
-times are ``time.monotonic_ns()`` (CLOCK_MONOTONIC), which every process of a host shares.
+There are three kinds of spans. *Phases* (:data:`PHASES`) are exclusive parts of a step on the main thread. *Stages*
+(:data:`STAGES`) are parts of the input side; they run in a loader worker, or inline inside the ``fetch`` phase. What
+happens on the main thread while no step is open (:data:`BETWEEN_STEPS`) belongs to none. All times are
+``time.monotonic_ns()`` (CLOCK_MONOTONIC), which every process of a host shares.
 
 A compute reports what an asynchronous device did with :func:`device`, and which calls blocked the host with
 :func:`blocked`. It may report them later than they happened.
@@ -19,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "checkpoint")
 STAGES = ("read", "tokenize", "pack")
+BETWEEN_STEPS = ("evaluate",)  # on the main thread, while no step is open
 
 
 class StageSpan(NamedTuple):
@@ -56,6 +58,21 @@ class Blocked(NamedTuple):
     end_ns: int
 
 
+class Validation(NamedTuple):
+    """One pass over held-out data after step ``step``, from ``start_ns`` to ``end_ns``, outside of any step.
+
+    ``loss`` is the mean over ``tokens`` labels. ``accuracy``: of a masked-LM objective, else None.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    loss: float
+    accuracy: float | None
+    tokens: int
+    batches: int
+
+
 class BatchTrace(NamedTuple):
     """The stage spans of one batch, recorded by the process that built it. It travels with the batch.
 
@@ -85,6 +102,12 @@ class Recorder(Protocol):
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
 
     def loss(self, step: int, value: float) -> None: ...
+
+    def learning_rate(self, step: int, value: float) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def validated(self, validation: Validation) -> None: ...
 
     def take(self) -> BatchTrace | None: ...
 
@@ -120,7 +143,7 @@ class _Span:
 
 
 # One immutable object per name: entering a span allocates nothing.
-_SPANS = {name: _Span(name) for name in PHASES + STAGES}
+_SPANS = {name: _Span(name) for name in PHASES + STAGES + BETWEEN_STEPS}
 
 
 def span(name: str) -> _Span:
@@ -144,6 +167,24 @@ def loss(step: int, value: float) -> None:
     """Report the loss of step ``step`` (mean over its micro-batches) as soon as the loop knows it."""
     if _recorder is not None:
         _recorder.loss(step, value)
+
+
+def learning_rate(step: int, value: float) -> None:
+    """Report the learning rate that step ``step`` used."""
+    if _recorder is not None:
+        _recorder.learning_rate(step, value)
+
+
+def pause() -> None:
+    """Mark the end of the open step: what follows, until the next :func:`step`, belongs to none."""
+    if _recorder is not None:
+        _recorder.pause()
+
+
+def validated(validation: Validation) -> None:
+    """Report a pass over held-out data."""
+    if _recorder is not None:
+        _recorder.validated(validation)
 
 
 def take() -> BatchTrace | None:

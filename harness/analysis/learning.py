@@ -1,81 +1,186 @@
-"""What each arm learned, and how soon: its last loss, and the first step at which its loss is down to a target.
-
-One step's loss scatters with its documents. So a loss here is a mean over the last few steps, as in ``step_losses``.
-"""
+"""Compares what the arms of a study learned: losses of training and of held-out data by step, and the time it took."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.ledger import RunLedger
-from harness.analysis.statistics import Estimate, from_block_values
-from harness.analysis.step_losses import LAST_STEPS
-from harness.study.records import RunRecord
+from harness.analysis.ledger import column
+from harness.analysis.step_losses import StepLosses
+from harness.study.records import ComparisonRecord
+from harness.study.run_data import RunData
+
+MOST_POINTS = 2_000  # of one curve
+Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 
 @dataclass(frozen=True)
-class Learned:
-    """One arm. None: not measured, or not reached.
+class RunCurves:
+    """The losses of one run. ``training`` is thinned; ``validation`` has every pass."""
 
-    ``loss``: after its last step. ``steps``, ``tokens``: trained until its loss was ``target``, over the ``reached`` of
-    ``runs`` that came there. ``trained_steps``: of its shortest run, warm-up steps too, as they train.
-    """
+    block: int
+    training: Curve
+    validation: Curve
+    accuracy: float | None  # of the last pass, of a masked-LM objective
+    evaluate_s: float  # of all passes
+    steps_s: float  # of all steps, warm-up too
+    workers: int  # of its loader
+
+
+@dataclass(frozen=True)
+class ArmCurves:
+    """The runs of one arm that were evaluated, by block."""
 
     arm: str
-    target: float
-    loss: Estimate | None
-    steps: Estimate | None
-    tokens: float | None
-    seconds: float | None  # those steps, at the arm's typical step
-    reached: int
-    runs: int
-    trained_steps: int | None
-    peak_memory_bytes: float | None  # the processes' resident memory, median over runs
-    peak_device_bytes: float | None
+    runs: tuple[RunCurves, ...]
+
+    @property
+    def final_loss(self) -> float:
+        """Of the last pass, the median over blocks."""
+        return median(run.validation[-1][1] for run in self.runs)
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the final loss; None where no float holds it."""
+        return math.exp(self.final_loss) if self.final_loss < 700 else None  # math.exp ends at 709
+
+    @property
+    def accuracy(self) -> float | None:
+        known = [run.accuracy for run in self.runs if run.accuracy is not None]
+        return median(known) if known else None
+
+    @property
+    def final_steps(self) -> tuple[int, ...]:
+        """After how many steps the last passes were, each number once."""
+        return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs}))
+
+    @property
+    def passes(self) -> int:
+        return sum(len(run.validation) for run in self.runs)
+
+    @property
+    def evaluate_s(self) -> float:
+        return sum(run.evaluate_s for run in self.runs)
+
+    @property
+    def share(self) -> float:
+        """Of the passes in the time of steps and passes together."""
+        return self.evaluate_s / (self.evaluate_s + sum(run.steps_s for run in self.runs))
 
 
-def learned(
-    arm: str,
-    target: float,
-    runs: Mapping[int, RunLedger],
-    records: Sequence[RunRecord],
-    tokens_per_step: float | None,
-    step_ms: float | None,
-) -> Learned:
-    """``runs``: its ledgers by block; ``records``: of the same runs."""
-    curves = [one for run in runs.values() if len((one := run.losses.by_step())[0])]
-    last = [float(losses[-LAST_STEPS:].mean()) for _, losses in curves]
-    first = [step for steps, losses in curves if (step := steps_to(target, steps, losses)) is not None]
-    steps = from_block_values([float(step) for step in first])
-    return Learned(
-        arm=arm,
-        target=target,
-        loss=from_block_values(last),
-        steps=steps,
-        tokens=None if steps is None or tokens_per_step is None else steps.median * tokens_per_step,
-        seconds=None if steps is None or step_ms is None else steps.median * step_ms / 1e3,
-        reached=len(first),
-        runs=len(curves),
-        trained_steps=min((int(steps[-1]) + 1 for steps, _ in curves), default=None),
-        peak_memory_bytes=_median([one.peak_memory_bytes for one in records]),
-        peak_device_bytes=_median([one.peak_device_bytes for one in records]),
+@dataclass(frozen=True)
+class LossDifference:
+    """The first loss that differs between two runs of one block and one seed, and how far they are apart at most."""
+
+    of: Literal["training", "validation"]
+    block: int
+    step: int
+    baseline: float
+    candidate: float
+    largest: float  # relative, over all common steps of all blocks
+
+
+@dataclass(frozen=True)
+class CurvesCompared:
+    """Two arms at the steps that both have; ``difference``: None where every loss is the same float."""
+
+    baseline: str
+    candidate: str
+    blocks: int
+    training: int  # losses compared
+    validation: int
+    difference: LossDifference | None
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What was learned, by arm, and how the compared arms' losses agree."""
+
+    arms: tuple[ArmCurves, ...]
+    compared: tuple[CurvesCompared, ...]
+
+
+def learning(runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord]) -> Learning | None:
+    """``runs``: of each arm, in order of their blocks. None where no run was evaluated."""
+    evaluated = {name: [run for run in group if _passes(run)] for name, group in runs.items()}
+    arms = tuple(ArmCurves(name, tuple(map(_curves, group))) for name, group in evaluated.items() if group)
+    pairs = [(one, evaluated.get(one.baseline), evaluated.get(one.candidate)) for one in comparisons]
+    compared = tuple(_compared(one, ours, theirs) for one, ours, theirs in pairs if ours and theirs)
+    return Learning(arms, compared) if arms else None
+
+
+def _passes(run: RunData) -> Curve:
+    """The finite validation losses of a run."""
+    if run.evaluations is None:
+        return ()
+    rows = zip(*(run.evaluations.column(name).to_pylist() for name in ("step", "loss")), strict=True)
+    return tuple((step, loss) for step, loss in rows if loss is not None and math.isfinite(loss))
+
+
+def _curves(run: RunData) -> RunCurves:
+    assert run.evaluations is not None
+    times = run.step_columns(["wall_ns"])
+    accuracy = run.evaluations.column("accuracy").to_pylist()[-1]
+    lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
+    steps, losses = StepLosses(run).by_step()
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(np.int64))
+    return RunCurves(
+        run.record.block,
+        tuple(zip(steps[kept].tolist(), losses[kept].tolist(), strict=True)) if len(steps) else (),
+        _passes(run),
+        accuracy,
+        float(lasted.sum()) / 1e9,
+        0.0 if times is None else float(np.nansum(column(times, "wall_ns"))) / 1e9,
+        run.record.facts.workers or 0,
     )
 
 
-def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """How many steps it took until the mean loss of the last :data:`LAST_STEPS` was ``target`` or less; None: never."""
-    if len(losses) < LAST_STEPS:
-        return None
-    means = np.convolve(losses, np.full(LAST_STEPS, 1 / LAST_STEPS), mode="valid")
-    below = np.flatnonzero(means <= target)
-    return int(steps[below[0] + LAST_STEPS - 1]) + 1 if len(below) else None
+def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[RunData]) -> CurvesCompared:
+    blocks = training = validation = 0
+    found: list[LossDifference] = []
+    others = {run.record.block: run for run in theirs}
+    for run in ours:
+        if (other := others.get(run.record.block)) is None:
+            continue
+        blocks += 1
+        for of, base, candidate in _pairs(run, other):
+            steps, here, there = _at_common_steps(base, candidate)
+            training += len(steps) * (of == "training")
+            validation += len(steps) * (of == "validation")
+            if len(apart := np.flatnonzero(here != there)):
+                at = int(apart[0])
+                size = np.maximum(np.abs(here), np.finfo(np.float64).tiny)
+                largest = float((np.abs(there - here) / size).max())
+                found.append(
+                    LossDifference(of, run.record.block, int(steps[at]), float(here[at]), float(there[at]), largest)
+                )
+    first = min(found, key=lambda one: (one.step, one.block), default=None)
+    if first is not None:
+        largest = max(one.largest for one in found)
+        first = LossDifference(first.of, first.block, first.step, first.baseline, first.candidate, largest)
+    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first)
 
 
-def _median(values: Sequence[int | None]) -> float | None:
-    known = [one for one in values if one]
-    return float(median(known)) if known else None
+_Losses = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def _pairs(ours: RunData, theirs: RunData) -> Iterator[tuple[Literal["training", "validation"], _Losses, _Losses]]:
+    yield "training", StepLosses(ours).by_step(), StepLosses(theirs).by_step()
+    yield "validation", _arrays(_passes(ours)), _arrays(_passes(theirs))
+
+
+def _arrays(curve: Curve) -> _Losses:
+    return np.array([step for step, _ in curve], np.int64), np.array([loss for _, loss in curve])
+
+
+def _at_common_steps(
+    ours: _Losses, theirs: _Losses
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    steps, here, there = np.intersect1d(ours[0], theirs[0], return_indices=True)
+    return steps, ours[1][here], theirs[1][there]

@@ -14,7 +14,7 @@ from harness.analysis.claims import ArmUse, JudgedClaim
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.dose import Dose
-from harness.analysis.learning import Learned
+from harness.analysis.learning import Learning
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
@@ -24,6 +24,7 @@ from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
+from harness.analysis.target_loss import Learned
 from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
@@ -235,6 +236,7 @@ class StudyReport:
     learned: tuple[Learned, ...] = ()  # by arm, where the scenario has a target_loss
     uses: tuple[ArmUse, ...] = ()  # by arm, where the scenario names claims
     claims: tuple[JudgedClaim, ...] = ()
+    learning: Learning | None = None  # of runs with evaluation
     group: GroupGain | None = None  # of a program whose ranks are the arms
 
     def arm(self, name: str) -> ArmReport | None:

@@ -21,7 +21,7 @@ from harness.analysis.comparisons import (
 )
 from harness.analysis.confounds import confounds, useful_fraction
 from harness.analysis.explain import explain, explain_arm
-from harness.analysis.learning import Learned, learned
+from harness.analysis.learning import learning
 from harness.analysis.ledger import Blocks, RunLedger, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
@@ -42,6 +42,7 @@ from harness.analysis.report_types import (
 from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
+from harness.analysis.target_loss import Learned, learned
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
 from harness.scenario.claims import CLAIMS, ClaimName
@@ -97,6 +98,7 @@ def analyse(
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items()),
         claims=_claims(study, arms, uses),
+        learning=learning({arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons),
         group=group_gain(arms.ranks) if not study.comparisons else None,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TableName = Literal["steps", "spans", "samples"]
+TableName = Literal["steps", "spans", "samples", "evaluations"]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,16 @@ def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str
     failed is returned all the same, and its report says which.
     """
     from harness.launch.study import run_study
+    from harness.launch.tracking.tracked_study import tracked
     from harness.report.build import build_report
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
 
     plan = make_plan(load_scenario(scenario, list(sets)), str(scenario))
     outcome = run_study(plan, Path(out), sys.argv[:1], str(scenario))
-    build_report(outcome.folder)
+    build = partial(build_report, outcome.folder)
+    with tracked(outcome.folder, build):
+        build()
     return load(outcome.folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,8 +104,12 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 def _finish(outcome: Outcome, as_json: bool) -> int:
     folder, status = outcome.folder, outcome.status
+    from harness.launch.tracking.tracked_study import tracked
+    from harness.report.build import build_report
+
     try:
-        print_first_screen(folder, as_json=as_json, measured=True)
+        with tracked(folder, partial(build_report, folder)):
+            print_first_screen(folder, as_json=as_json, measured=True)
     except InputError as error:  # nothing was measured before it was interrupted, so there is nothing to report
         if status != "interrupted":
             raise

@@ -49,6 +49,12 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.devices.facts import ProfileFacts
+    from trainer.evaluate import Evaluator
+
+
+# Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
+# probes: what they learn is no result, and a pass would only cost time.
+EVALUATED = (None, "a-a")
 
 
 def main(descriptor: int, parent: int) -> int:
@@ -123,6 +129,7 @@ class Run:
         self.batches: Batches | None = None
         self.vocab_size: int | None = None  # the tokenizer's, once it is known
         self._compiled = 0  # graphs, within measured steps
+        self.evaluator: Evaluator | None = None
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
@@ -141,6 +148,8 @@ class Run:
                         self._repeat(steps, message["turn"], message["settle"], message["steps"])
                     self.probe_set.wait()
                     channel.send({"event": message["do"]})
+                if self.evaluator is not None:
+                    self.evaluator.finish()
         finally:
             close()
             self.probe_set.close()
@@ -173,13 +182,14 @@ class Run:
         from trainer.data import cache
         from trainer.data.loader import open_batches
         from trainer.data.prepare import prepare
+        from trainer.evaluate import make_evaluator
         from trainer.loop import train
 
         files: dict[str, list[str]] = {}
         if self.data is not None:
             cache.trust(self.data["hashed"])
             files = self.data.get("files", {})
-        prepared = prepare(self.config.data, files=files.get("data.source", ()))
+        prepared = prepare(self.config.data, files=files.get("data.source", ()), evaluation=self.config.evaluation)
         prepared = prepared.with_objective(objective_of(self.config.model))
         self.vocab_size = prepared.vocab_size
         model = model_fingerprint(self.config, files.get("model.factory", ()))
@@ -192,6 +202,8 @@ class Run:
         batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
         compute = self.compute = build_compute(self.config, prepared.vocab_size)
         self.facts = facts_of_run(self.config, compute, prepared, model)
+        if self.config.evaluation is not None and self.asked.control in EVALUATED:
+            self.evaluator = make_evaluator(self.config, prepared, compute, self.alive.beat)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -200,7 +212,7 @@ class Run:
         self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
         telemetry.attach(self.recorder)
         saver = _saver(self.config, compute, batches, folder)
-        steps = train(self.config, compute, batches, saver=saver)
+        steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator)
 
         def close() -> None:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses

@@ -87,11 +87,13 @@ def prepare_data(
         code = codes.get(name)
         places = None if code is None else code.places
         of = data.source or data.corpus.model_dump()
-        key = json.dumps([of, data.tokenizer.model_dump(), data.path, data.sequence_length, places], sort_keys=True)
+        held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents"})
+        kept = [held_out, of, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
+        key = json.dumps(kept, sort_keys=True)
         if key not in prepared:
             what = data.source or data.path
             with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
-                prepared[key] = prepare(data, places)
+                prepared[key] = prepare(data, places, evaluation=config.evaluation)
         try:
             found = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
         except InputError as error:

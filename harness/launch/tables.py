@@ -8,7 +8,7 @@ losses of the last ones. How much was measured: results/reference/long-runs/READ
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.rows import PhaseSpan, Rows
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns
-from harness.study.tables import TableFile
-from trainer.telemetry import StageSpan
+from harness.study.contract import EVALUATION_COLUMNS, PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns
+from harness.study.tables import TableFile, write_table
+from trainer.telemetry import StageSpan, Validation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +42,7 @@ class RunTables:
         self._folder = folder
         self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
+        self._rates: list[tuple[Int, Float]] = []  # the same of learning rates
         self._spans = TableFile(folder / "spans.parquet", SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
@@ -51,7 +52,9 @@ class RunTables:
             rows = recorder.take_rows()
             self._steps.append(_compact(step_columns(rows)))
             losses, recorder.losses = recorder.losses, {}
-            self._losses.append((np.fromiter(losses, np.int64), np.fromiter(losses.values(), np.float64)))
+            self._losses.append(_arrays(losses))
+            rates, recorder.learning_rates = recorder.learning_rates, {}
+            self._rates.append(_arrays(rates))
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
@@ -67,6 +70,10 @@ class RunTables:
                     self.collect(least_events=0)
             finally:
                 self._write_steps()
+            if self._recorder.validations:
+                rows = zip(*self._recorder.validations, strict=True)
+                columns = dict(zip(Validation._fields, map(list, rows), strict=True))
+                write_table(self._folder / "evaluations.parquet", EVALUATION_COLUMNS, columns)
             self._spans.close()
         finally:
             self._spans.discard()
@@ -78,29 +85,14 @@ class RunTables:
     def _write_steps(self) -> None:
         steps = TableFile(self._folder / "steps.parquet", STEP_COLUMNS)
         try:
-            losses = self._known_losses()
+            losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
+            rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])
             for part in self._steps:
-                steps.append({**part, "loss": losses(np.asarray(part["step"], dtype=np.int64))})
+                numbers = np.asarray(part["step"], dtype=np.int64)
+                steps.append({**part, "loss": losses(numbers), "learning_rate": rates(numbers)})
             steps.close()
         finally:
             steps.discard()
-
-    def _known_losses(self) -> Callable[[Int], pa.Array]:
-        """The losses of steps by their numbers, null where none is known; of several the last one."""
-        left = self._recorder.losses
-        parts = [*self._losses, (np.fromiter(left, np.int64), np.fromiter(left.values(), np.float64))]
-        numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.argsort(numbers, kind="stable")
-        numbers, values = numbers[order], values[order]
-
-        def losses(steps: Int) -> pa.Array:
-            import pyarrow as pa
-
-            place = np.searchsorted(numbers, steps, side="right") - 1
-            known = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
-            return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~known)
-
-        return losses
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
         """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
@@ -133,6 +125,26 @@ class RunTables:
             found.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
         columns = zip(*found, strict=True) if found else ((),) * len(SPAN_NAMES)
         return {name: list(values) for name, values in zip(SPAN_NAMES, columns, strict=True)}
+
+
+def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
+    return np.fromiter(by_step, np.int64), np.fromiter(by_step.values(), np.float64)
+
+
+def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
+    """What gives the values of steps by their numbers, null where none is known; of several the last one."""
+    numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(numbers, kind="stable")
+    numbers, values = numbers[order], values[order]
+
+    def found(steps: Int) -> pa.Array:
+        import pyarrow as pa
+
+        place = np.searchsorted(numbers, steps, side="right") - 1
+        known = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
+        return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~known)
+
+    return found
 
 
 def step_columns(rows: Rows) -> Columns:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trainer.compute.base import Compute
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
+    from trainer.evaluate import Evaluator
 
 CHECKPOINTS, LOSSES, LOG = "checkpoints", "losses.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
@@ -101,6 +102,7 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
     arm = _only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
     goal = goal or Goal(steps=config.steps)
+    config = _with_schedule(config, goal)
     if config.compute.emulated is not None or config.compute.work == "none":
         raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
     check_devices({arm.name: config})
@@ -127,6 +129,25 @@ def _only_arm(plan: Plan) -> Arm:
     return arms[0]
 
 
+def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
+    """``config`` with the learning-rate schedule as long as the training, where the scenario does not say."""
+    optimizer = config.optimizer
+    if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
+        return config
+    steps = goal.steps
+    if goal.tokens is not None:
+        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation
+        steps = -(-goal.tokens // batch)
+    if steps is None:
+        raise InputError(
+            "optimizer.schedule_steps: how many steps --epochs gives is not known, and a schedule "
+            f"({optimizer.schedule}) ends with them; give it, or --steps or --tokens"
+        )
+    scheduled = optimizer.model_copy(update={"schedule_steps": steps})
+    # Validated again: a schedule must outlast its warmup.
+    return TrainerConfig.model_validate(config.model_dump() | {"optimizer": scheduled.model_dump()})
+
+
 class Training:
     """One part of a training: from where it stands to its end, or until it is stopped."""
 
@@ -149,7 +170,7 @@ class Training:
 
         data = self.config.data
         with announced(f"preparing data: {data.source or data.path}, sequence length {data.sequence_length}"):
-            prepared = prepare(data).with_objective(objective_of(self.config.model))
+            prepared = prepare(data, evaluation=self.config.evaluation).with_objective(objective_of(self.config.model))
         model = model_fingerprint(self.config)
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None:
@@ -166,12 +187,11 @@ class Training:
         tables: RunTables | None = None
         try:
             with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
-                parts = self._opened(prepared, model, found, run)
-                batches, compute, saver, recorder, table = parts
+                batches, compute, saver, evaluator, recorder, table = self._opened(prepared, model, found, run)
                 record = replace(record, facts=facts_of_run(self.config, compute, prepared, model))
                 tables = RunTables(recorder, run, os.getpid(), threading.get_native_id(), rank=0)
                 try:
-                    status = self._train(batches, compute, saver, recorder, tables)
+                    status = self._train(batches, compute, saver, evaluator, recorder, tables)
                     measured = self._steps > (found.steps if found else 0) + self.config.warmup_steps
                     ending = RunEnding("done") if measured else RunEnding("failed", "it ended within its warm-up steps")
                 finally:
@@ -187,13 +207,14 @@ class Training:
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
-    ) -> tuple[Batches, Compute, Saver, TrainingRecorder, LossTable]:
+    ) -> tuple[Batches, Compute, Saver, Evaluator | None, TrainingRecorder, LossTable]:
         """Everything that trains, where the checkpoint ``found`` says it was."""
         from trainer.checkpoint import Saver, check_identity, identity, load, parts_of
         from trainer.checkpoint_folder import WholeState
         from trainer.compute.build import build_compute
         from trainer.data.loader import open_batches
         from trainer.data.position import DataPosition
+        from trainer.evaluate import make_evaluator
 
         data = self.config.data
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
@@ -212,6 +233,8 @@ class Training:
             parts = parts_of(own, batches.position)
             if found is not None and states is not None:
                 load(parts, states, found)
+            evaluated = self.config.evaluation is not None
+            evaluator = make_evaluator(self.config, prepared, compute) if evaluated else None
             table = LossTable(self.folder.path / LOSSES, self._steps)
             queue = RunQueue(compute_threads=compute.device == "cpu")
             recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens)
@@ -227,16 +250,22 @@ class Training:
         except BaseException:
             _close(batches)
             raise
-        return batches, compute, saver, recorder, table
+        return batches, compute, saver, evaluator, recorder, table
 
     def _train(
-        self, batches: Batches, compute: Compute, saver: Saver, recorder: TrainingRecorder, tables: RunTables
+        self,
+        batches: Batches,
+        compute: Compute,
+        saver: Saver,
+        evaluator: Evaluator | None,
+        recorder: TrainingRecorder,
+        tables: RunTables,
     ) -> Status:
         """Step by step to the end of the training, or until a signal asks to stop; then a last checkpoint."""
         from trainer.loop import train
 
         telemetry.attach(recorder)
-        steps = train(self.config, compute, batches, self._steps, saver)
+        steps = train(self.config, compute, batches, self._steps, saver, evaluator)
         first, queue = self._steps, recorder.run_queue
         share = self.goal.share(first, self._tokens, batches.position.epochs)
         progress = TrainingProgress(self.goal, share, self._tokens)
@@ -258,6 +287,8 @@ class Training:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
         self._pause(recorder, compute)
         self._loss = recorder.last_loss
+        if share >= 1 and evaluator is not None:
+            evaluator.finish()  # before the last checkpoint: a training that has one is whole
         if self._steps != saver.last:
             saver.save(self._steps)
         saver.wait()

@@ -13,7 +13,7 @@ from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
-from harness.report import html, markdown, profile
+from harness.report import html, learning, markdown, profile
 from harness.report.drawing import Picture, drawn
 from harness.report.first_screen import FirstScreen, first_screen
 from harness.report.names import ArmNames
@@ -96,7 +96,7 @@ def draw(
     pictures = plots.pictures(report, names)
     if (figure := plots.memory(profiles)) is not None:
         pictures[profile.PICTURE] = drawn(figure, report.emulated)
-    for name in (*plots.NAMES, profile.PICTURE):
+    for name in (*plots.NAMES, learning.PICTURE, profile.PICTURE):
         if name in pictures:
             write_bytes(study.plots / name, pictures[name].png)
         else:

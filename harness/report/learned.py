@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.learning import Learned
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_losses import LAST_STEPS
+from harness.analysis.target_loss import Learned
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, table
 from harness.report.words import number

@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
-from harness.report import advice, causes, claims, closing, learned, machine, numbers, outliers, profile, stacks, why
+from harness.report import (
+    advice,
+    causes,
+    claims,
+    closing,
+    learned,
+    learning,
+    machine,
+    numbers,
+    outliers,
+    profile,
+    stacks,
+    why,
+)
 from harness.report.absent import probe_problem_lines
 from harness.report.first_screen import HEADER, FirstScreen, difference_lines
 from harness.report.names import ArmNames
@@ -73,6 +86,7 @@ def page(
         learned.section(report.learned, names),
         claims.section(report.uses, report.claims, names),
         _picture("ledger.png", pictures),
+        learning.section(report.learning, pictures, names),
         causes.section(plain, names),
         numbers.controls(controls, names),
         outliers.section(report.step_times, names),

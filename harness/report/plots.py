@@ -13,6 +13,7 @@ from harness.analysis.probes.memory_timeline import MemoryTimeline
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import ArmReport, Comparison, StudyReport
+from harness.report import learning
 from harness.report.chain import chain
 from harness.report.drawing import (
     GAIN,
@@ -30,6 +31,7 @@ from harness.report.drawing import (
     title,
 )
 from harness.report.first_screen import VERDICTS, could_gain
+from harness.report.loss_curves import loss_curves
 from harness.report.names import ArmNames, middle_out
 from harness.report.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
@@ -86,6 +88,8 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
     arms = [arm for arm in shown if arm.blocks][:MAX_ROWS]
     if arms:
         found[LEDGER] = drawn(ledger(arms, names), report.emulated)
+    if report.learning is not None:
+        found[learning.PICTURE] = drawn(loss_curves(report.learning, names), report.emulated)
     return found
 
 

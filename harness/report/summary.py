@@ -17,6 +17,7 @@ from harness.report.confounds import confound_lines
 from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
 from harness.report.first_screen import FirstScreen
+from harness.report.learning import learning_json
 from harness.report.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
 from harness.report.words import probes_named
 from harness.study.contract import SCHEMA
@@ -50,6 +51,7 @@ def summary(
         **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
         **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
         **({"claims": [record_json(one) for one in report.claims]} if report.claims else {}),
+        **({"learning": learning_json(report.learning)} if report.learning is not None else {}),
         "emulated": report.emulated,
         "environment": dict(report.environment),
         "probe_costs": [

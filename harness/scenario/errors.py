@@ -66,7 +66,10 @@ _MARKS = {"[key]", "[device]", "[emulated]"}  # pydantic's for a key, and the ta
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
     """Yield (pydantic's error type, Problem) for each error of validating against ``model``."""
     for one in error.errors(include_url=False):
-        *above, last = one["loc"] or ("",)
+        if not one["loc"]:  # between keys of different sections: the message names them
+            yield one["type"], Problem((), _message(one, model, ()))
+            continue
+        *above, last = one["loc"]
         path = tuple(part for part in above if part not in _MARKS)
         if last not in _MARKS or one["type"] == "extra_forbidden":  # a key that somebody called like a mark
             path = (*path, last)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, Wit
 from harness.scenario.claims import CLAIMS, ClaimName
 from trainer.config import Config
 from trainer.json_types import Json
+from trainer.user_code import named_function
 
 Control = Literal["a-a", "ideal-data", "data-only", "dose"]
 Dosed = Literal["tokenize", "read", "device"]
@@ -31,6 +32,16 @@ def _folder_name(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_folder_name)]
+TRACKERS = ("jsonl", "mlflow", "tensorboard", "wandb", "trackio")
+
+
+def _tracker(name: str) -> str:
+    if name in TRACKERS:
+        return name
+    try:
+        return named_function(name)
+    except ValueError:
+        raise ValueError(f"no such tracker; allowed: {', '.join(TRACKERS)}, or MODULE:FUNCTION of your own") from None
 
 
 class Compare(Config):
@@ -143,6 +154,8 @@ class LimitsConfig(Config):
     """For a run to start: imports, model and data path, up to its first repetition. Also for a trial of data.source."""
     silence_s: float = Field(600, gt=0, le=86_400)
     """For a run's next step, or for what it writes between repetitions. Not for a whole repetition."""
+    tracking_s: float = Field(120, gt=0, le=86_400)
+    """For all trackers together, once every run has ended (key track). One that is not done by then is ended."""
 
 
 # What harness.scenario.yaml read; TrainerConfig checks it, arm by arm, and says what is wrong with it.
@@ -186,5 +199,10 @@ class Scenario(Config):
     """Measured steps of one repetition with interleave: slices."""
     seed: int = 0
     """Seed of the order of arms within blocks (base.seed is the trainer's)."""
+    track: list[Annotated[str, AfterValidator(_tracker)]] = Field(default_factory=list)
+    """Experiment trackers that get parameters, losses, learning rates and speeds of every arm's runs, and the report,
+    once all runs have ended: jsonl, mlflow (an SQLite file), tensorboard, wandb (offline), trackio (local), or
+    MODULE:FUNCTION of your own. Each has a process of its own and a folder in tracking/ under --out. All but jsonl need
+    the extra of their name."""
     limits: LimitsConfig = LimitsConfig()
     probes: ProbesConfig = ProbesConfig()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from harness.study.contract import CAUSES, SAMPLE_COLUMNS, SPAN_COLUMNS, STAGES, STEP_COLUMNS
+from harness.study.contract import CAUSES, EVALUATION_COLUMNS, SAMPLE_COLUMNS, SPAN_COLUMNS, STAGES, STEP_COLUMNS
 
 _STAGE = {
     "exposed": "what the step would not have lasted without {name}: its share in what a replay without data work "
@@ -44,6 +44,7 @@ _STEPS = {
     "trained_tokens": "positions with a label",
     "samples": "rows of the batch",
     "loss": "loss of the step, as the trainer recorded it",
+    "learning_rate": "that the step's update used",
     **{f"{phase}_ns": text for phase, text in _PHASE.items()},
     **{f"starved_{cause}_ns": f"of device_starved_ns, while the host was at: {cause}" for cause in CAUSES},
     **{f"{kind}_{name}_ns": text.format(name=name) for kind, text in _STAGE.items() for name in STAGES},
@@ -51,8 +52,9 @@ _STEPS = {
 _SPANS = {
     "pid": "process",
     "tid": "thread",
-    "role": "main: a phase of the main thread, or a stage it ran; loader-K: a stage of loader worker K; device: work "
-    "of an asynchronous device; launch: when the host queued that work, in the same order; sync: a blocking call",
+    "role": "main: a phase of the main thread, a stage it ran, or a pass over held-out data (evaluate, in no step); "
+    "loader-K: a stage of loader worker K; device: work of an asynchronous device; launch: when the host queued that "
+    "work, in the same order; sync: a blocking call",
     "rank": "rank of the process in a distributed program; 0 otherwise",
     "name": "phase, stage, kind of device work, or call site of a blocking call",
     "batch": "number of the batch, in the order the main thread received them, from 0; -1 where there is none",
@@ -67,10 +69,25 @@ _SAMPLES = {
     "value": "the reading",
     "unit": "its unit",
 }
+_EVALUATIONS = {
+    "step": "number of the step that it followed",
+    "start_ns": "CLOCK_MONOTONIC; no step is open then",
+    "end_ns": "CLOCK_MONOTONIC",
+    "loss": "mean over the labels of the held-out batches; perplexity is its exponential",
+    "accuracy": "share of the masked tokens that were predicted right; null without a masked-LM objective",
+    "tokens": "labels that the mean is over",
+    "batches": "batches of the pass",
+}
 TABLES = (
     ("steps.parquet", "One row for each step.", STEP_COLUMNS, _STEPS),
     ("spans.parquet", "One row for each stretch of time.", SPAN_COLUMNS, _SPANS),
     ("samples.parquet", "One row for each reading of a counter.", SAMPLE_COLUMNS, _SAMPLES),
+    (
+        "evaluations.parquet",
+        "One row for each pass over held-out data; only of runs with `evaluation`.",
+        EVALUATION_COLUMNS,
+        _EVALUATIONS,
+    ),
 )
 _OPENING = """# The columns of the tables
 

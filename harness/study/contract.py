@@ -45,6 +45,7 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("trained_tokens", "int64"),
     ("samples", "int64"),
     ("loss", "float64"),
+    ("learning_rate", "float64"),  # that the step's update used
     # All stage time of the step's batches; what ran within the wait for its batch (sums to fetch_ns); what ran while
     # the step waited for another batch.
     *((f"{kind}_{stage}_ns", "int64") for kind in PLACES for stage in STAGES),
@@ -52,8 +53,8 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
 SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("pid", "int64"),
     ("tid", "int64"),
-    # main: phases; main or loader-K: stages; device: what the device did; launch: when the host queued that, in the
-    # same order; sync: blocking calls of the main thread
+    # main: phases, and what happens while no step is open (evaluate); main or loader-K: stages; device: what the
+    # device did; launch: when the host queued that, in the same order; sync: blocking calls of the main thread
     ("role", "string"),
     ("rank", "int32"),
     ("name", "string"),  # a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
@@ -72,6 +73,7 @@ ADDED_COLUMNS = {
     "device_open_ns",
     "cpu_ns",
     "checkpoint_ns",
+    "learning_rate",
     *(f"starved_{cause}_ns" for cause in CAUSES),
     *(f"{kind}_{stage}_ns" for kind in PLACES for stage in STAGES),
 }
@@ -82,11 +84,21 @@ SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("value", "float64"),
     ("unit", "string"),
 )
+# One row for each pass over held-out data; a run without evaluation has no such table.
+EVALUATION_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("step", "int64"),
+    ("start_ns", "int64"),  # CLOCK_MONOTONIC
+    ("end_ns", "int64"),
+    ("loss", "float64"),
+    ("accuracy", "float64"),
+    ("tokens", "int64"),
+    ("batches", "int64"),
+)
 Columns = dict[str, list[Any]]
 
 # What a run may leave, besides its log; of loader worker K: torch_profile.loader-K.json.gz.
 RUN_FILES = (
-    "run.json", "steps.parquet", "spans.parquet", "samples.parquet", "probes.json",
+    "run.json", "steps.parquet", "spans.parquet", "samples.parquet", "evaluations.parquet", "probes.json",
     "torch_profile.json.gz", "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg",
 )  # fmt: skip
 

@@ -200,6 +200,7 @@ class RunData:
     samples: pa.Table | None = _Lazy()
     probes: ProbesRecord = field(default_factory=ProbesRecord)
     folder: Path | None = None  # where the profiler's own files lie
+    evaluations: pa.Table | None = None  # passes over held-out data: small, so it is not read late
     _results: dict[str, object] = field(default_factory=dict, init=False, repr=False)  # of :meth:`once`
 
     @property

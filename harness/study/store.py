@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.study.contract import (
+    EVALUATION_COLUMNS,
     RAW,
     SAMPLE_COLUMNS,
     SCHEMA,
@@ -215,7 +216,8 @@ class StudyFolder:
             except InputError as error:  # one damaged table must not cost the report of all the other runs
                 record = replace(record, status="failed", error=str(error))
                 tables = _Tables()
-            yield RunData(record, *tables, _probes(folder, record), folder)
+            evaluations = None if tables.evaluations is None else tables.evaluations.read()
+            yield RunData(record, *tables[:3], _probes(folder, record), folder, evaluations)
 
 
 class _Tables(NamedTuple):
@@ -224,9 +226,15 @@ class _Tables(NamedTuple):
     steps: StoredTable | None = None
     spans: StoredTable | None = None
     samples: StoredTable | None = None
+    evaluations: StoredTable | None = None
 
 
-COLUMNS = {"steps": STEP_COLUMNS, "spans": SPAN_COLUMNS, "samples": SAMPLE_COLUMNS}
+COLUMNS = {
+    "steps": STEP_COLUMNS,
+    "spans": SPAN_COLUMNS,
+    "samples": SAMPLE_COLUMNS,
+    "evaluations": EVALUATION_COLUMNS,
+}
 
 
 def _tables(folder: Path, record: RunRecord) -> _Tables:

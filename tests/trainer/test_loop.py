@@ -25,6 +25,7 @@ class Losses:
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
         self.names: list[str] = []
         self.tokens = 0
 
@@ -42,6 +43,9 @@ class Losses:
 
     def loss(self, step: int, value: float) -> None:
         self.losses[step] = value
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self.rates[step] = value
 
     def take(self) -> None:
         return None

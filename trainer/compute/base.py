@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.data.batch import Batch
+
+if TYPE_CHECKING:
+    from trainer.compute.scores import Scores
 
 Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
 
@@ -46,6 +50,15 @@ class Compute(Protocol):
 
     def read_copy(self, copy: Any, step: int) -> float | None:
         """Block until ``copy``, of ``step``, is there, and return its loss. Raises as ``check_finite`` does."""
+
+    def learning_rate(self) -> float | None:
+        """Of the next optimizer step; None where nothing is optimized."""
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        """Block until the model has been through ``batches``, which training does not see. Changes nothing of it.
+
+        ``beat`` is called after each batch. Never called where nothing is computed.
+        """
 
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from trainer.telemetry import Blocked, Kernel
 
 if TYPE_CHECKING:
     from trainer.compute.base import Compute
+    from trainer.compute.scores import Scores
 
 AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
 _ANCHOR_TRIES = 10
@@ -101,6 +102,12 @@ class CudaTimeline:
     def read_copy(self, copy: Any, step: int) -> float | None:
         with self._blocking("values of the step before"):
             return self._inner.read_copy(copy, step)
+
+    def learning_rate(self) -> float | None:
+        return self._inner.learning_rate()
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        return self._inner.validate(batches, beat)  # outside of every step, so no event of it is recorded
 
     def drain_to_one_step(self) -> None:
         if self._before is not None:

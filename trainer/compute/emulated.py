@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 from trainer import telemetry
 from trainer.compute.base import call_site
+from trainer.compute.scores import Scores
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
@@ -156,6 +158,12 @@ class EmulatedCompute:
     def read_copy(self, copy: int, step: int) -> float | None:
         self._queue.wait_until(copy, "values of the step before")
         return None
+
+    def learning_rate(self) -> None:
+        return None
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        raise AssertionError("an emulated device computes nothing: the configuration refuses evaluation")
 
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")

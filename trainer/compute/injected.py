@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.compute.base import Compute, Loss
+from trainer.compute.scores import Scores
 from trainer.config import ComputeInject
 from trainer.data.batch import Batch
 from trainer.inject import Injector
@@ -48,6 +50,12 @@ class NoCompute:
 
     def read_copy(self, copy: Any, step: int) -> float | None:
         return None
+
+    def learning_rate(self) -> None:
+        return None
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        raise AssertionError("without a model there is nothing to evaluate")
 
     def drain_to_one_step(self) -> None:
         pass
@@ -109,6 +117,12 @@ class InjectedCompute:
     def read_copy(self, copy: Any, step: int) -> float | None:
         self._cost.spend("sync")
         return self._inner.read_copy(copy, step)
+
+    def learning_rate(self) -> float | None:
+        return self._inner.learning_rate()
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        return self._inner.validate(batches, beat)  # declared costs are of training steps
 
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()

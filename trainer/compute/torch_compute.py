@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,10 +13,12 @@ from trainer.compute import attention
 from trainer.compute.base import Loss
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
 from trainer.compute.precision import NormCheck, Precision
+from trainer.compute.scores import Scores, validate
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
 from trainer.model_files import objective_of
+from trainer.schedule import rate_factor
 
 if TYPE_CHECKING:
     import torch
@@ -69,10 +71,7 @@ class TorchCompute:
             betas=(optimizer.beta1, optimizer.beta2),
             fused=True if optimizer.fused is None else optimizer.fused,
         )
-        warmup = optimizer.lr_warmup_steps
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
-        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, rate_factor(config))
 
     def begin_step(self, step: int) -> None:
         pass
@@ -191,6 +190,17 @@ class TorchCompute:
         if norm:
             self._norm_check(norm[0], step)
         return float(loss)
+
+    def learning_rate(self) -> float | None:
+        return float(self._schedule.get_last_lr()[0])
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        return validate(self._model, batches, self._score, self.to_device, not self._shifted, beat)
+
+    def _score(self, batch: Batch) -> tuple[Loss, Any]:
+        output = self._run_model(batch)
+        loss = output.loss if self._own is None else loss_of(output, self._own)
+        return loss, getattr(output, "logits", None)
 
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA

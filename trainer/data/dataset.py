@@ -32,6 +32,7 @@ _MOST_ROWS_PER_READ = 1024
 REPEATED_BATCHES = 32
 REPEATED_BYTES = 256 * 2**20  # of their tensors, all in all
 REPEATED_S = 10.0  # that making them takes
+_HELD_OUT = 0, 2**31  # seed and worker by which the masks of held-out documents are drawn: no run has that worker
 
 
 # Of the `data.source`s that this process has opened: whether it gave an iterable dataset.
@@ -223,6 +224,37 @@ class RepeatedBatches:
         )
 
 
+def training_order(
+    config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
+) -> ShardedSampler:
+    """The order of the documents that are trained on: all, but for those held out."""
+    split = prepared.split
+    if split is None:
+        return ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers, endless)
+    rows = split.training_rows()
+    return ShardedSampler(len(rows), seed, config.shuffle, worker, workers, endless, rows)
+
+
+def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
+    """The first batches of the documents that are held out, at most ``most``; no document comes twice.
+
+    They are the same on every data path, and cost what they really cost: declared costs and doses are of training.
+    """
+    assert prepared.split is not None, "prepare() was given no evaluation"
+    rows = prepared.split.held_out_rows()
+    order = ShardedSampler(len(rows), 0, shuffle=False, endless=False, rows=rows)
+    pipeline = DataPipeline(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
+    found: list[Batch] = []
+    while len(found) < most and (batch := pipeline.next_batch()) is not None:
+        found.append(batch)
+    if not any(batch.trained_tokens for batch in found):
+        raise InputError(
+            f"evaluation: the {len(rows)} documents held out of {prepared.corpus.name} give no batch with a token to "
+            "predict; give a larger fraction"
+        )
+    return found
+
+
 def make_pipeline(
     config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int, start: Position | None = None
 ) -> BatchPipeline:
@@ -233,12 +265,12 @@ def make_pipeline(
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker repeats the same batch: the first one of the first worker. All are as long.
-        order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, 0, workers)
+        order = training_order(config, prepared, seed, 0, workers)
         first = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
         batch = first.next_batch()
         assert batch is not None
         return RepeatedBatches([batch], injector, start)
-    order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers)
+    order = training_order(config, prepared, seed, worker, workers)
     return DataPipeline(config, prepared, order, injector, draws=(seed, worker), start=start)
 
 
@@ -293,7 +325,7 @@ class Epoch:
     """Iterates once over the batches of one epoch, built in this process. The last batch may have fewer rows."""
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
-        order = ShardedSampler(prepared.corpus.documents, seed, config.shuffle, endless=False)
+        order = training_order(config, prepared, seed, endless=False)
         self._pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,5 +1,7 @@
 """Chooses the next documents: a seeded permutation per epoch, strided over the workers, endless or for one epoch.
 
+Where some documents are held out for evaluation, the permutation is one of the others.
+
 The order is the same for every data path, so that two paths see the same documents in the same order.
 """
 
@@ -16,9 +18,18 @@ class ShardedSampler:
     """Yields the document indices of one shard: worker w of n takes every n-th of each epoch, from the w-th on."""
 
     def __init__(
-        self, documents: int, seed: int, shuffle: bool, worker: int = 0, workers: int = 1, endless: bool = True
+        self,
+        documents: int,
+        seed: int,
+        shuffle: bool,
+        worker: int = 0,
+        workers: int = 1,
+        endless: bool = True,
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
+        """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
+        self._rows = rows
         self._documents, self._seed, self._shuffle = documents, seed, shuffle
         self._worker, self._workers, self._endless = worker, workers, endless
         self.epoch = 0  # the epoch that the next index belongs to, unless it is used up
@@ -57,4 +68,5 @@ class ShardedSampler:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._documents)
         else:
             order = np.arange(self._documents)
-        return order[self._worker :: self._workers]
+        shard = order[self._worker :: self._workers]
+        return shard if self._rows is None else self._rows[shard]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainer.config import DataConfig, Objective
+from trainer.config import DataConfig, EvaluationConfig, Objective
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.pretokenize import Format, pretokenize
+from trainer.data.split import DocumentSplit, prepare_split
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.user_code import fingerprint
@@ -26,6 +27,7 @@ class Prepared:
     pretokenized: str | None  # folder with data.parquet and manifest.json; None for text-* paths
     objective: Objective = "causal"
     masking: Masking | None = None  # None: nothing is masked here
+    split: DocumentSplit | None = None  # None: every document is trained on
 
     @property
     def vocab_size(self) -> int:
@@ -41,20 +43,29 @@ class Prepared:
         return replace(self, objective=objective, masking=masking_of(self.tokenizer))
 
 
-def prepare(config: DataConfig, places: Sequence[str] | None = None, files: Sequence[str] = ()) -> Prepared:
+def prepare(
+    config: DataConfig,
+    places: Sequence[str] | None = None,
+    files: Sequence[str] = (),
+    evaluation: EvaluationConfig | None = None,
+) -> Prepared:
     """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
 
     ``places``: where the code of ``source`` is looked for first, if not here. ``files``: of the user's own that it
-    imports. Raises InputError, one line, for every input that cannot be used.
+    imports. ``evaluation``: what says which documents are held out. Raises InputError, one line, for every input that
+    cannot be used.
     """
     if config.source is not None:
         return _of_source(config.source, places, files)
     corpus = prepare_corpus(config.corpus)
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
+    split = prepare_split(evaluation, corpus) if evaluation is not None else None
     format = format_of(config)
     if format is None:
-        return Prepared(corpus, tokenizer, None)
-    return Prepared(corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder)
+        return Prepared(corpus, tokenizer, None, split=split)
+    return Prepared(
+        corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder, split=split
+    )
 
 
 def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:
@@ -74,9 +85,11 @@ def check_workers(config: DataConfig, prepared: Prepared) -> None:
     """Raise InputError where there are more loader workers than documents (a source's own are not known)."""
     if config.source is not None:
         return
-    documents = prepared.corpus.documents - prepared.corpus.empty
+    corpus, split = prepared.corpus, prepared.split
+    documents = corpus.documents - corpus.empty if split is None else split.training - split.training_empty
     if config.workers > documents:
+        held_out = "" if split is None else f" beside the {split.held_out} held out"
         raise InputError(
             f"data.workers: {config.workers} workers but only {documents} document{'s' if documents != 1 else ''} "
-            f"in the corpus {prepared.corpus.name}; at most {documents}"
+            f"in the corpus {corpus.name}{held_out}; at most {documents}"
         )

@@ -270,6 +270,14 @@ class UserPipeline:
             batch.trace = telemetry.take()
         return batch
 
+    def of_first_epoch(self, most: int) -> list[Batch]:
+        """Its first batches, at most ``most``, and none twice."""
+        found: list[Batch] = []
+        wanted = self._epoch(0)
+        while len(found) < most and (one := self._guarded(lambda: next(wanted, None))) is not None:
+            found.append(self._make(one))
+        return found
+
     def _make(self, wanted: list[Any]) -> Batch:
         """A batch of these indices; of an iterable dataset, of these items."""
         with self._span("read"):

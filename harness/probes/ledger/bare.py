@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic_ns
 
 from harness.probes.ledger.rows import Rows, StepRow
-from trainer.telemetry import BatchTrace, Blocked, Kernel
+from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
 
 class BareRecorder:
@@ -17,6 +17,8 @@ class BareRecorder:
         self.steps: list[StepRow] = []
         self.counts: list[tuple[int, int, int]] = []  # of each step: tokens, trained tokens, samples
         self.losses: dict[int, float] = {}
+        self.learning_rates: dict[int, float] = {}
+        self.validations: list[Validation] = []
         self._open: tuple[int, int, bool, int] | None = None
         self._counted = [0, 0, 0]
 
@@ -44,6 +46,12 @@ class BareRecorder:
 
     def loss(self, step: int, value: float) -> None:
         self.losses[step] = value
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self.learning_rates[step] = value
+
+    def validated(self, validation: Validation) -> None:
+        self.validations.append(validation)
 
     def enter(self, name: str) -> None: ...
 

@@ -7,7 +7,7 @@ import threading
 from time import monotonic_ns, thread_time_ns
 
 from harness.probes.ledger.steps import NEAR_NS
-from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan
+from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Validation
 
 
 class StageRecorder:
@@ -42,6 +42,15 @@ class StageRecorder:
 
     def loss(self, step: int, value: float) -> None:
         raise AssertionError("a loader worker has no loss")
+
+    def learning_rate(self, step: int, value: float) -> None:
+        raise AssertionError("a loader worker has no optimizer")
+
+    def pause(self) -> None:
+        raise AssertionError("a loader worker has no steps")
+
+    def validated(self, validation: Validation) -> None:
+        raise AssertionError("a loader worker has no model")
 
     def device(self, kernel: Kernel) -> None:
         raise AssertionError("a loader worker has no device")

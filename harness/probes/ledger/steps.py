@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, RowMaker, Rows
 from harness.probes.ledger.run_queue import RunQueue
-from trainer.telemetry import BatchTrace, Blocked, Kernel
+from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
 # The CPU time of a thread is a system call, the clock is not: a span that begins so soon after the last reading takes
 # that one. Spans follow one another closely, so that is most; the error is at most this.
@@ -32,6 +32,8 @@ class StepRecorder:
         self.repetition = 0
         self.warmup = True
         self.losses: dict[int, float] = {}
+        self.learning_rates: dict[int, float] = {}
+        self.validations: list[Validation] = []
         self.kernels: list[Kernel] = []
         self.blocking: list[Blocked] = []
         self._run_queue = run_queue
@@ -97,6 +99,12 @@ class StepRecorder:
 
     def loss(self, step: int, value: float) -> None:
         self.losses[step] = value
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self.learning_rates[step] = value
+
+    def validated(self, validation: Validation) -> None:
+        self.validations.append(validation)
 
     def device(self, kernel: Kernel) -> None:
         self.kernels.append(kernel)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness.study.traces.names import PHASE, STAGE
-from trainer.telemetry import STAGES, BatchTrace, Blocked, Kernel, Recorder
+from trainer.telemetry import STAGES, BatchTrace, Blocked, Kernel, Recorder, Validation
 
 if TYPE_CHECKING:
     from torch.profiler import record_function
@@ -52,6 +52,15 @@ class TorchSpans:
 
     def loss(self, step: int, value: float) -> None:
         self._inner.loss(step, value)
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self._inner.learning_rate(step, value)
+
+    def pause(self) -> None:
+        self._inner.pause()
+
+    def validated(self, validation: Validation) -> None:
+        self._inner.validated(validation)
 
     def device(self, kernel: Kernel) -> None:
         self._inner.device(kernel)

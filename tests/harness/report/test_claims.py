@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from harness.analysis.claims import arm_use, use_of
-from harness.analysis.learning import steps_to
 from harness.analysis.ledger import measure
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
+from harness.analysis.target_loss import steps_to
 from harness.report import claims as claims_text
 from harness.report import learned as learned_text
 from harness.report.names import ArmNames

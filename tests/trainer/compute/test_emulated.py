@@ -23,7 +23,7 @@ from trainer.devices.roofline import kernels
 from trainer.errors import InputError
 from trainer.loop import train
 from trainer.model import resolve_shape
-from trainer.telemetry import BatchTrace, Blocked, Kernel
+from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
 MS = 1_000_000
 
@@ -42,6 +42,12 @@ class Log:
     def step(self, index: int) -> None: ...
 
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
+
+    def learning_rate(self, step: int, value: float) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def validated(self, validation: Validation) -> None: ...
 
     def loss(self, step: int, value: float) -> None: ...
 

@@ -1,0 +1,130 @@
+"""Feeds one tracker's process from a bounded queue, so that whoever measures never waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from trainer.json_types import JsonObject
+
+MOST_WAITING = 1024  # messages in the queue; a message has up to 500 steps
+# Nothing may call home: what these libraries send by themselves, or would look up.
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB__DISABLE_STATS": "true",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+}
+
+
+# What would send Trackio and MLflow elsewhere than to the folder they are given.
+ELSEWHERE = {
+    "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID",
+    "TRACKIO_DATASET_ID",
+}  # fmt: skip
+
+
+class TrackerFeed:
+    """The process of one tracker. No method but :meth:`wait` and :meth:`end` blocks, and those have a limit."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """``name``: as the scenario has it. ``folder``: where the tracker keeps what it is given."""
+        self.name = name
+        self._messages: queue.Queue[JsonObject | None] = queue.Queue(MOST_WAITING)
+        self._given = 0  # messages that were to be recorded
+        self._done = self._failed = 0
+        self._error: str | None = None  # the first one
+        self._changed = threading.Condition()
+        self._over = False  # the process has closed its output
+        folder.mkdir(parents=True, exist_ok=True)
+        own = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+        with (folder / "tracker.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness.launch.tracking.worker", name, str(folder), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**own, **QUIET, "WANDB_DIR": str(folder), "TRACKIO_DIR": str(folder)},
+                start_new_session=True,  # a tracker may have processes of its own, which end with it
+            )
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: JsonObject, until_s: float | None = None) -> None:
+        """Queue a message. One for which there is no room, also by ``until_s`` where that is given, is lost."""
+        number = self._given
+        self._given += 1
+        with suppress(queue.Full):
+            wait_s = 0.0 if until_s is None else max(0.0, until_s - monotonic())
+            self._messages.put({**message, "number": number}, wait_s > 0, wait_s or None)
+
+    def wait(self, until_s: float) -> None:
+        """Wait until everything that was sent is recorded, the process has ended, or it is ``until_s`` (monotonic)."""
+        with self._changed:
+            while not self._over and self._answered < self._given and (left := until_s - monotonic()) > 0:
+                self._changed.wait(left)
+
+    def lost(self, until_s: float) -> str | None:
+        """What is not recorded by ``until_s`` (monotonic), in one line; None where everything is."""
+        self.wait(until_s)
+        with self._changed:
+            if self._done == self._given:
+                return None
+            why = self._error or ("its process ended" if self._over else "no answer in time")
+            return f"{self.name}: {self._done} of {self._given} messages recorded: {why}"
+
+    def end(self, until_s: float) -> str | None:
+        """Close the tracker, by force at ``until_s``; see :meth:`lost` for what is returned."""
+        self.send({"do": "close"}, until_s)
+        with suppress(queue.Full):
+            self._messages.put_nowait(None)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until_s - monotonic()))
+        lost = self.lost(until_s)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # also what it left behind
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(5)
+        return lost
+
+    @property
+    def _answered(self) -> int:
+        return self._done + self._failed
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as stream:  # it ended, or was ended
+            while (message := self._messages.get()) is not None:
+                stream.write(json.dumps(message).encode() + b"\n")
+                stream.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            for line in stream:
+                answer = json.loads(line)
+                with self._changed:
+                    if "failed" in answer:
+                        self._failed += answer["failed"] >= 0
+                        self._error = self._error or answer["error"]
+                    else:
+                        self._done += answer["done"] >= 0
+                    self._changed.notify_all()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()

@@ -1,0 +1,75 @@
+"""Keeps runs in an embedded MLflow store: one SQLite file and a folder of artifacts, without a server.
+
+``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from harness.launch.tracking.trackers import MetricRow
+from trainer.json_types import Json
+
+One = TypeVar("One")
+_STATUS = {"done": "FINISHED", "failed": "FAILED"}
+# What one log_batch takes (mlflow.utils.validation), and the length of a parameter's value.
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000
+
+
+class MlflowStore:
+    """One experiment a scenario; the study's run is the parent of its arms' runs."""
+
+    def __init__(self, folder: Path) -> None:
+        from mlflow import MlflowClient
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._artifacts = (folder / "mlartifacts").absolute().as_uri()
+        self._client = MlflowClient(tracking_uri=f"sqlite:///{folder.absolute() / 'mlflow.db'}")
+        self._ids: dict[str, str] = {}
+
+    def begin(self, run: str, parent: str | None, parameters: Mapping[str, Json], start_ms: int) -> None:
+        from mlflow.entities import Param
+
+        scenario = (parent or run).partition("/")[0]
+        known = self._client.get_experiment_by_name(scenario)
+        experiment = (
+            known.experiment_id
+            if known is not None
+            else self._client.create_experiment(scenario, artifact_location=f"{self._artifacts}/{scenario}")
+        )
+        tags = {} if parent is None else {"mlflow.parentRunId": self._ids[parent]}
+        created = self._client.create_run(experiment, start_time=start_ms, tags=tags, run_name=run)
+        self._ids[run] = created.info.run_id
+        params = [Param(name, str(value)[:_LONGEST]) for name, value in parameters.items()]
+        for some in _cut(params, _MOST_PARAMETERS):
+            self._client.log_batch(self._ids[run], params=some)
+
+    def metrics(self, run: str, rows: Sequence[MetricRow]) -> None:
+        from mlflow.entities import Metric
+
+        found = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
+        for some in _cut(found, _MOST_METRICS):
+            self._client.log_batch(self._ids[run], metrics=some)
+
+    def attach(self, run: str, files: Sequence[Path]) -> None:
+        for path in files:
+            self._client.log_artifact(self._ids[run], str(path), "plots" if path.suffix == ".png" else None)
+
+    def end(self, run: str, status: str) -> None:
+        self._client.set_terminated(self._ids[run], _STATUS.get(status, "KILLED"))
+
+    def close(self) -> None:
+        pass
+
+
+def _cut(items: Sequence[One], most: int) -> Iterator[list[One]]:
+    rest = iter(items)
+    while some := list(islice(rest, most)):
+        yield some
+
+
+def make(folder: Path) -> MlflowStore:
+    return MlflowStore(folder)

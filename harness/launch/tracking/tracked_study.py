@@ -1,0 +1,160 @@
+"""Hands a finished study to the trackers that its scenario names: its runs before the report is built, then the report.
+
+Nothing is measured any more when the first tracker starts, so none can slow a run. Trackers work side by side, and all
+of them together have the scenario's time limit (``limits.tracking_s``).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+
+from harness.launch.tracking.feed import TrackerFeed
+from harness.launch.tracking.trackers import missing
+from harness.scenario.model import LimitsConfig
+from harness.scenario.overrides import flatten
+from harness.study.records import StudyRecord
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
+from trainer.json_types import Json, JsonObject, section
+
+ROWS = 500  # steps in a message
+MOST_STEPS = 20_000  # of a run that a tracker gets: of more, so many evenly spread
+NOTE = "tracking: "  # what a note of the study begins with where a tracker lost something
+
+
+class StudyTrackers:
+    """The trackers of one study, fed with its runs."""
+
+    def __init__(self, folder: StudyFolder, record: StudyRecord) -> None:
+        self._folder, self._name = folder, f"{record.scenario}/{folder.path.name}"
+        limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
+        self._until_s = monotonic() + limits.tracking_s
+        names = asked_of(record)
+        self._absent = [f"{name}: {why}" for name in names if (why := missing(name)) is not None]
+        to = folder.path.absolute().parent.parent / "tracking"
+        self._feeds = [TrackerFeed(name, to / name.replace(":", ".")) for name in names if missing(name) is None]
+
+    def send_runs(self, record: StudyRecord) -> list[str]:
+        """Hand on what the runs recorded, and wait until it arrived. Says what was lost, a line a tracker."""
+        for message in study_messages(self._name, record, list(self._folder.runs())):
+            for feed in self._feeds:
+                feed.send(message, self._until_s)
+        found = [feed.lost(self._until_s) for feed in self._feeds]
+        return [*self._absent, *(line for line in found if line is not None)]
+
+    def end(self, status: str) -> list[str]:
+        """Attach the study's summary and pictures, and end every tracker; says what was lost in all."""
+        files: list[Json] = [str(path) for path in attached_files(self._folder)]
+        for feed in self._feeds:
+            feed.send({"do": "attach", "run": self._name, "files": files}, self._until_s)
+            feed.send({"do": "end", "run": self._name, "status": status}, self._until_s)
+        found = [feed.end(self._until_s) for feed in self._feeds]
+        return [*self._absent, *(line for line in found if line is not None)]
+
+
+def asked_of(record: StudyRecord) -> list[str]:
+    """The trackers that the study's scenario names; none of one from before there was the key."""
+    asked = record.scenario_text.get("track")
+    return [str(name) for name in asked] if isinstance(asked, list) else []
+
+
+@contextmanager
+def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
+    """Hand the study in ``path`` to its trackers around the building of its report, which is done within.
+
+    What a tracker lost becomes a note of the study, which its report shows. Where more is lost after the report was
+    built, ``rebuild`` is called to build it again.
+    """
+    folder = StudyFolder(path)
+    record = folder.read_study()
+    if not asked_of(record):
+        yield
+        return
+    trackers = StudyTrackers(folder, record)
+    before: list[str] = []
+    try:
+        before = trackers.send_runs(record)
+        _note(folder, before)
+        yield
+    finally:
+        after = trackers.end(record.status)
+    for line in after:
+        print(f"warning: {NOTE}{line}", file=sys.stderr)
+    if after != before:
+        _note(folder, after)
+        rebuild()
+
+
+def _note(folder: StudyFolder, lines: Sequence[str]) -> None:
+    """Replace the study's notes about its trackers by these."""
+    record = folder.read_study()
+    others = [note for note in record.notes if not note.startswith(NOTE)]
+    folder.write_study(replace(record, notes=[*others, *(f"{NOTE}{line}" for line in lines)]))
+
+
+def attached_files(folder: StudyFolder) -> list[Path]:
+    """The report's files that exist."""
+    pages = [folder.summary_md, folder.summary_html, folder.summary_json]
+    return [path for path in (*pages, *sorted(folder.plots.glob("*.png"))) if path.is_file()]
+
+
+def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> Iterator[JsonObject]:
+    """What trackers are told of a study: its own run, then each run of an arm (controls are none)."""
+    plain = [run for run in runs if run.record.control is None]
+    facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
+    yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
+    for run in plain:
+        one = f"{run.record.arm}/{run.record.block}"
+        parameters = {**flatten(run.record.config), "arm": run.record.arm, "block": run.record.block}
+        known = {"device": run.record.facts.device, "torch": run.record.facts.torch}
+        yield _begin(one, name, {**parameters, **known}, _started_ms([run]))
+        rows = metric_rows(run)
+        for at in range(0, len(rows), ROWS):
+            yield {"do": "metrics", "run": one, "rows": rows[at : at + ROWS]}
+        yield {"do": "end", "run": one, "status": run.record.status}
+
+
+def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) -> JsonObject:
+    return {"do": "begin", "run": run, "parent": parent, "parameters": parameters, "start_ms": start_ms}
+
+
+def _started_ms(runs: Sequence[RunData]) -> int:
+    """When the first step of ``runs`` began, UTC; 0 where there is none."""
+    found = []
+    for run in runs:
+        table = run.step_columns(["start_ns"])
+        if table is not None and len(table):
+            found.append((table.column("start_ns")[0].as_py() + run.record.realtime_minus_monotonic_ns) // 1_000_000)
+    return min(found, default=0)
+
+
+def metric_rows(run: RunData) -> list[Json]:
+    """``[step, UTC in ms, {metric: value}]`` of a run's steps and passes over held-out data, by time."""
+    offset = run.record.realtime_minus_monotonic_ns
+    found: list[tuple[int, int, JsonObject]] = []
+    table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])
+    if table is not None:
+        kept = np.unique(np.linspace(0, len(table) - 1, min(len(table), MOST_STEPS)).astype(np.int64))
+        for row in table.take(kept).to_pylist():
+            wall_ns, tokens = row["wall_ns"], row["tokens"]
+            values: dict[str, Json] = {name: row[name] for name in ("loss", "learning_rate") if row[name] is not None}
+            values["step_ms"] = wall_ns / 1e6
+            if tokens is not None and wall_ns:
+                values["tokens_per_s"] = tokens / wall_ns * 1e9
+            found.append((row["step"], row["start_ns"] + wall_ns + offset, values))
+    for row in run.evaluations.to_pylist() if run.evaluations is not None else ():
+        loss, accuracy = row["loss"], row["accuracy"]
+        values = {"validation_loss": loss, "validation_accuracy": accuracy}
+        if loss is not None and loss < 700:  # math.exp ends at 709
+            values["perplexity"] = math.exp(loss)
+        known = {name: value for name, value in values.items() if value is not None}
+        found.append((row["step"], row["end_ns"] + offset, known))
+    return [[step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(found, key=lambda one: one[1])]

@@ -1,0 +1,74 @@
+"""Names the trackers that are known, what each needs, and how the process of one finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from trainer.json_types import Json
+from trainer.user_code import call
+
+
+class MetricRow(NamedTuple):
+    """The values of one step. ``time_ms``: UTC, milliseconds since 1970."""
+
+    step: int
+    time_ms: int
+    values: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """What a tracker is asked for, in its own process. Whatever it raises is reported and stops nothing."""
+
+    def begin(self, run: str, parent: str | None, parameters: Mapping[str, Json], start_ms: int) -> None:
+        """A run begins. ``parent``: the name of the study's own run, which has no parent."""
+
+    def metrics(self, run: str, rows: Sequence[MetricRow]) -> None: ...
+
+    def attach(self, run: str, files: Sequence[Path]) -> None:
+        """Keep these files with the run: its report and pictures."""
+
+    def end(self, run: str, status: str) -> None:
+        """``status``: done, failed or interrupted."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrackerKind:
+    """A tracker that comes with this project. ``needs``: modules that its extra of the same name installs."""
+
+    module: str
+    needs: tuple[str, ...] = ()
+
+
+_HERE = "harness.launch.tracking"
+KINDS = {
+    "jsonl": TrackerKind(f"{_HERE}.jsonl"),
+    "mlflow": TrackerKind(f"{_HERE}.mlflow_store", ("mlflow", "sqlalchemy", "alembic")),
+    "tensorboard": TrackerKind(f"{_HERE}.tensorboard_files", ("tensorboard",)),
+    "wandb": TrackerKind(f"{_HERE}.wandb_offline", ("wandb",)),
+    "trackio": TrackerKind(f"{_HERE}.trackio_local", ("trackio",)),
+}
+
+
+def missing(name: str) -> str | None:
+    """Why that tracker cannot start here, in words; None where nothing is known to be missing."""
+    kind = KINDS.get(name)
+    lacking = [one for one in kind.needs if find_spec(one) is None] if kind is not None else []
+    if not lacking:
+        return None
+    return f"{', '.join(lacking)} not installed (pip install 'llm-training-harness[{name}]')"
+
+
+def open_tracker(name: str, folder: Path) -> Tracker:
+    """The tracker of that name, or the user's own (MODULE:FUNCTION, called with ``folder``)."""
+    kind = KINDS.get(name)
+    made: Tracker = (
+        call("track", name, {}, {"folder": str(folder)}) if kind is None else import_module(kind.module).make(folder)
+    )
+    return made

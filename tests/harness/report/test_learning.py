@@ -1,0 +1,141 @@
+"""What arms learned: curves compared loss by loss, and the sentences and figures made of that."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+
+from harness.analysis.learning import Learning, learning
+from harness.report.learning import agreement, cost, learning_json, section
+from harness.report.loss_curves import loss_curves
+from harness.report.names import ArmNames
+from harness.study.contract import EVALUATION_COLUMNS, STEP_COLUMNS
+from harness.study.records import ComparisonRecord, RunRecord
+from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from harness.study.tables import make_table
+
+SECOND = 1_000_000_000
+LOSSES = [6.0, 5.5, 5.0, 4.5]
+PAIR = [ComparisonRecord("text", "tokens")]
+
+
+def run(
+    arm: str,
+    losses: list[float] = LOSSES,
+    passes: dict[int, float | None] | None = None,
+    block: int = 0,
+    accuracy: float | None = None,
+    workers: int = 0,
+) -> RunData:
+    passes = {1: 5.6, 3: 4.6} if passes is None else passes
+    steps = {"step": list(range(len(losses))), "wall_ns": [SECOND] * len(losses), "loss": losses}
+    evaluations = {
+        "step": list(passes),
+        "start_ns": [0] * len(passes),
+        "end_ns": [SECOND // 2] * len(passes),
+        "loss": list(passes.values()),
+        "accuracy": [accuracy] * len(passes),
+    }
+    record = RunRecord(arm, block, "done", facts=RunFacts(workers=workers))
+    tables = make_table(STEP_COLUMNS, steps), make_table(EVALUATION_COLUMNS, evaluations)
+    return RunData(record, tables[0], None, None, evaluations=tables[1])
+
+
+def found(*runs: RunData) -> Learning:
+    by_arm: dict[str, list[RunData]] = {}
+    for one in runs:
+        by_arm.setdefault(one.record.arm, []).append(one)
+    result = learning(by_arm, PAIR)
+    assert result is not None
+    return result
+
+
+def test_equal_floats_are_identical_losses() -> None:
+    both = found(run("text"), run("tokens"), run("text", block=1), run("tokens", block=1))
+    assert both.compared[0].difference is None
+    assert agreement(both.compared[0]) == (
+        "tokens and text have identical losses: all 8 training and 4 validation losses at common steps, in 2 blocks"
+    )
+
+
+def test_the_last_bit_is_a_difference_and_the_first_one_is_named() -> None:
+    last_bit = math.nextafter(LOSSES[2], 10)
+    both = found(run("text"), run("tokens", [*LOSSES[:2], last_bit, 4.05]))
+    difference = both.compared[0].difference
+    assert difference is not None
+    assert (difference.of, difference.step, difference.candidate) == ("training", 2, last_bit)
+    assert difference.largest == pytest.approx(0.1)
+    assert agreement(both.compared[0]) == (
+        "tokens and text have different losses: first the training loss of step 2 in block 0, "
+        "5.000000000000001 against 5.0 (1.8e-16 of it); at most 10 % apart over 4 training and 2 validation losses"
+    )
+
+
+def test_a_validation_loss_alone_may_differ() -> None:
+    both = found(run("text"), run("tokens", passes={1: 5.6, 3: 4.7}))
+    assert "first the validation loss of step 3 in block 0, 4.7 against 4.6 (2.2 %)" in agreement(both.compared[0])
+
+
+def test_arms_without_a_common_step_are_not_called_identical() -> None:
+    both = found(run("text", [], {1: 5.6}), run("tokens", [], {2: 5.6}))
+    assert agreement(both.compared[0]) == "tokens and text have no loss at a common step"
+    content = learning_json(both)
+    assert isinstance(content, dict)
+    assert content["compared"][0]["identical"] is False
+
+
+def test_the_figures_of_an_arm_are_medians_over_blocks() -> None:
+    arm = found(*(run("text", passes={1: 9.0, 3: last}, block=block) for block, last in enumerate([4.0, 5.0, 7.0])))
+    assert arm.arms[0].final_loss == 5.0
+    assert arm.arms[0].perplexity == pytest.approx(math.exp(5.0))
+    assert (arm.arms[0].final_steps, arm.arms[0].passes) == ((4,), 6)
+    assert arm.arms[0].share == pytest.approx(3 / 15)  # 6 passes of 0.5 s, 12 steps of 1 s
+    assert cost(arm.arms) == (
+        "Evaluation: 6 passes, 3.00 s, 20 % of the run, outside the steps: no throughput counts it"
+    )
+    assert cost(found(run("text", workers=2)).arms).endswith(
+        "Loader workers build batches meanwhile, as far as data.prefetch allows"
+    )
+
+
+def test_a_pass_that_is_not_finite_has_no_figure_and_an_arm_without_one_is_left_out() -> None:
+    assert found(run("text", passes={1: 5.0, 3: math.nan})).arms[0].final_loss == 5.0
+    assert learning({"text": [run("text", passes={1: math.nan})]}, PAIR) is None
+    assert learning({"text": [RunData(RunRecord("text", 0, "done"), None, None, None)]}, PAIR) is None
+
+
+def test_the_section_has_accuracy_only_of_a_masked_objective() -> None:
+    names = ArmNames(["text", "tokens"])
+    plain = section(found(run("text"), run("tokens")), ["loss.png"], names)
+    assert "| text | 4.6000 | 99.5 | 4 | 2 |" in plain
+    assert "plots/loss.png" in plain
+    assert "masked" not in plain
+    masked = section(found(run("text", accuracy=0.25)), [], names)
+    assert "| text | 4.6000 | 99.5 | 25 % | 4 | 2 |" in masked
+    assert "plots/" not in masked
+    assert section(None, [], names) == ""
+
+
+def test_the_picture_shows_every_loss_of_both_arms() -> None:
+    figure = loss_curves(found(run("text"), run("tokens")), ArmNames(["text", "tokens"]))
+    lines = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
+    assert lines == {
+        "text: training": LOSSES,
+        "text: validation": [5.6, 4.6],
+        "tokens: training": LOSSES,
+        "tokens: validation": [5.6, 4.6],
+    }
+
+
+def test_tables_from_before_there_was_a_learning_rate_are_read() -> None:
+    from harness.study.table_checks import completed
+
+    old = [column for column in STEP_COLUMNS if column[0] != "learning_rate"]
+    table = make_table(tuple(old), {"step": [0], "warmup": [False], "start_ns": [1], "wall_ns": [1]})
+    from pathlib import Path
+
+    assert completed(Path("steps.parquet"), table, STEP_COLUMNS).column("learning_rate").to_pylist() == [None]
+    assert isinstance(table, pa.Table)

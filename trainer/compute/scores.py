@@ -1,0 +1,89 @@
+"""Scores a torch model on batches that training does not see, and changes nothing of the model or the random states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainer.data.batch import IGNORED, Batch
+
+if TYPE_CHECKING:
+    import torch
+
+Beat = Callable[[], None]
+
+
+class Scores(NamedTuple):
+    """What one pass found: the mean loss over ``tokens`` labels, and the share of them predicted right.
+
+    ``accuracy``: of a masked-LM objective only; None elsewhere.
+    """
+
+    loss: float
+    accuracy: float | None
+    tokens: int
+
+
+def validate(
+    model: torch.nn.Module,
+    batches: Sequence[Batch],
+    score: Callable[[Batch], tuple[Any, Any]],
+    to_device: Callable[[Batch], Batch],
+    masked: bool,
+    beat: Beat,
+) -> Scores:
+    """Run ``model`` over ``batches``. ``score(batch)`` gives its mean loss, and its logits or None.
+
+    ``masked``: labels are of their own position (masked LM), so that accuracy is the share of them that have the
+    largest logit. Losses stay on the device until the end of the pass. Their mean is over labels: a batch with fewer of
+    them counts less.
+    """
+    import torch
+
+    losses, right, counts = [], [], []
+    training = [one for one in model.modules() if one.training]
+    with untouched_randomness(), torch.no_grad():
+        model.eval()
+        try:
+            for batch in batches:
+                if batch.trained_tokens:
+                    moved = to_device(batch)
+                    loss, logits = score(moved)
+                    losses.append(loss.detach())
+                    counts.append(batch.trained_tokens)
+                    if masked and logits is not None:
+                        right.append(_right(logits, moved.labels))
+                beat()
+        finally:
+            for module in training:  # as each was: a part of the model may be frozen in eval()
+                module.training = True
+        tokens = sum(counts)
+        means = torch.stack(losses).double().tolist()  # one transfer for all of them
+        hits = sum(torch.stack(right).tolist()) if right else None
+    loss = math.fsum(mean * count for mean, count in zip(means, counts, strict=True)) / tokens
+    return Scores(loss, None if hits is None else hits / tokens, tokens)
+
+
+def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """How many labels have the largest logit at their own position."""
+    found: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
+    return found
+
+
+@contextmanager
+def untouched_randomness() -> Iterator[None]:
+    """Put the random states of torch (its devices' too), numpy and ``random`` back when the block ends."""
+    import random
+
+    import numpy as np
+    import torch
+
+    ours, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)

@@ -1,0 +1,111 @@
+"""Holds out documents for evaluation: those whose content hashes below a bound, whatever their file, place or order.
+
+Equal documents always fall on the same side, so a copy of a held-out document is not trained on. Pretokenized files
+hold every document; row i of each is document i of the corpus, so all data paths leave out the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config import EvaluationConfig
+from trainer.data import cache
+from trainer.data.corpus import Corpus, iter_texts
+from trainer.errors import InputError
+from trainer.files import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+DEFAULT_FRACTION = 0.05
+BUCKETS = 1_000_000  # the fraction's resolution
+_TRAINING, _HELD_OUT, _COUNTS = "training.npy", "held_out.npy", "split.json"
+
+
+@dataclass(frozen=True)
+class DocumentSplit:
+    """A corpus in two parts, in the cache. It is picklable, so that it can be sent to workers."""
+
+    folder: str
+    training: int  # documents, empty ones included
+    held_out: int
+    training_empty: int
+
+    def training_rows(self) -> NDArray[np.int64]:
+        """Which documents of the corpus are trained on, ascending."""
+        return _load(self.folder, _TRAINING)
+
+    def held_out_rows(self) -> NDArray[np.int64]:
+        """Which are not, by their hash: the first of them are the same ones in any order of the corpus."""
+        return _load(self.folder, _HELD_OUT)
+
+
+def content_hash(text: str) -> int:
+    """64 bits of BLAKE2b of a document, under a name of their own: no other use of a hash draws the same split."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out")
+    return int.from_bytes(digest.digest(), "big")
+
+
+def held_buckets(config: EvaluationConfig, documents: int) -> int:
+    """How many of the :data:`BUCKETS` are held out."""
+    fraction = DEFAULT_FRACTION if config.fraction is None else config.fraction
+    if config.documents is not None:
+        if config.documents >= documents:
+            raise InputError(
+                f"evaluation.documents: {config.documents} of the corpus' {documents}; allowed: fewer, as the others "
+                "are trained on"
+            )
+        fraction = config.documents / documents
+    return max(1, round(fraction * BUCKETS))
+
+
+def prepare_split(config: EvaluationConfig, corpus: Corpus) -> DocumentSplit:
+    """Split ``corpus`` once and keep both parts in the cache. Raises InputError where one of them has no document."""
+    buckets = held_buckets(config, corpus.documents)
+
+    def build(folder: Path) -> None:
+        _write(corpus, buckets, folder)
+
+    folder = cache.folder("split", ["blake2b", corpus.fingerprint, buckets], build)
+    counts = read_json(folder / _COUNTS)
+    split = DocumentSplit(str(folder), counts["training"], counts["held_out"], counts["training_empty"])
+    share = f"a share of {buckets / BUCKETS:g} of {corpus.name}'s {corpus.documents} documents"
+    if split.held_out == counts["held_out_empty"]:
+        raise InputError(f"evaluation: {share} holds out none with text; give a larger fraction or another corpus")
+    if split.training == split.training_empty:
+        raise InputError(f"evaluation: {share} leaves none with text to train on; give a smaller fraction")
+    return split
+
+
+def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
+    import numpy as np
+
+    training: list[int] = []
+    held: list[tuple[int, int]] = []
+    empty = held_empty = row = 0
+    for texts in iter_texts(corpus):
+        for text in texts:
+            found = content_hash(text)
+            if found % BUCKETS < buckets:
+                held.append((found, row))
+                held_empty += not text
+            else:
+                training.append(row)
+                empty += not text
+            row += 1
+    np.save(folder / _TRAINING, np.array(training, dtype=np.int64))
+    np.save(folder / _HELD_OUT, np.array([row for _, row in sorted(held)], dtype=np.int64))
+    counts = {"training": len(training), "held_out": len(held), "training_empty": empty, "held_out_empty": held_empty}
+    (folder / _COUNTS).write_text(json.dumps(counts) + "\n")
+
+
+def _load(folder: str, name: str) -> NDArray[np.int64]:
+    import numpy as np
+
+    rows: NDArray[np.int64] = np.load(Path(folder) / name, allow_pickle=False)
+    return rows
