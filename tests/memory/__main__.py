@@ -20,9 +20,9 @@ MIB = 2**20
 LIMIT_S = 540
 # Model, batch_size, sequence_length: one whose parameters weigh most, one whose activations do, one in between.
 SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
-    "gpt2-small": ({"preset": "gpt2-small"}, 1, 256),
+    "gpt2-small": ({"preset": "gpt2-small"}, 1, 128),
     "llama, 8 layers of 512": (
-        {"preset": "llama-tiny", "layers": 8, "width": 512, "heads": 8, "kv_heads": 4, "vocab_size": 4096}, 8, 512,
+        {"preset": "llama-tiny", "layers": 8, "width": 512, "heads": 8, "kv_heads": 4, "vocab_size": 4096}, 8, 256,
     ),
     "distilbert": ({"preset": "distilbert"}, 8, 128),
 }  # fmt: skip
@@ -54,8 +54,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for README.md and table.json")
     arguments = parser.parse_args()
-    rows = [row(name, checkpointing) for name in SHAPES for checkpointing in (False, True)]
     arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in SHAPES:
+        for checkpointing in (False, True):
+            rows.append(row(name, checkpointing))
+            print(rows[-1], flush=True)
     (arguments.out / "table.json").write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
     (arguments.out / "README.md").write_text(page(rows))
     print(page(rows))
@@ -105,7 +109,7 @@ def page(rows: list[Row]) -> str:
         "",
         f"By `python -m tests.memory --out results/reference/peak-memory` on a CPU, torch {torch.__version__}, fp32, "
         "one thread; not run on a GPU.",
-        "MiB: *measured* is the peak of the process's resident memory in three steps, above what it had before the "
+        "MiB: *measured* is the peak of the process's resident memory in two steps, above what it had before the "
         "model was built; *arithmetic* is",
         "`trainer/devices/footprint.py`: weights and two moments, then the larger of gradients and activations (low) "
         "or both (high).",
