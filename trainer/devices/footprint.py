@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.config import DataConfig, TrainerConfig
-from trainer.devices.flops import parameters
+from trainer.devices.flops import is_tied, parameters
 from trainer.model import Shape
 
 ID_BYTES = 8  # token ids, labels and attention mask are int64
@@ -64,7 +64,8 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
 
     Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
     products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
-    High: also the results of norms and residual sums, an attention mask in floating point, and the logits' gradients.
+    High: also the results of norms and residual sums, an attention mask in floating point, and the logits' gradients;
+    of an embedding that is tied to the output projection both gradients beside their sum, until the two are added.
 
     With activation checkpointing each layer keeps its input alone (in single precision at the high end), and one layer
     at a time is computed again. At the low end that is not while the logits are there.
@@ -83,10 +84,12 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     count = parameters(shape)
     copies = 2 * count if config.compute.precision == "bf16" else 0  # weights that autocast has cast for this step
     mask = data.sequence_length * tokens * 4
+    element = 2 if config.compute.precision == "pure-bf16" else 4
+    embedding = 2 * shape.vocab_size * shape.width * element if is_tied(shape) else 0
     return Footprint(
         count,
-        2 if config.compute.precision == "pure-bf16" else 4,
-        ByteRange(tokens * low, tokens * high + mask + copies),
+        element,
+        ByteRange(tokens * low, tokens * high + mask + copies + embedding),
     )
 
 
