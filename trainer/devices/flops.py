@@ -45,6 +45,13 @@ def lookups(shape: Shape) -> int:
     return (shape.vocab_size if shape.family == "llama" else shape.positions) * shape.width
 
 
+def is_tied(shape: Shape) -> bool:
+    """Whether the output projection is the token embedding."""
+    if shape.counted is not None:
+        return shape.counted.lookups < shape.vocab_size * shape.width
+    return shape.family != "llama"
+
+
 def flops_per_token(shape: Shape, sequence_length: int, convention: Convention = "palm") -> float:
     """Count training FLOPs per token, forward and backward, by a named convention. The optimizer is left out.
 

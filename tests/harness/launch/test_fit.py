@@ -128,6 +128,15 @@ def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pyt
         ("data.corpus: {parquet: no/such.parquet, column: text}", "files", "no file matches no/such.parquet"),
         ("data.tokenizer.pretrained: no/such", "files", "no/such is neither a directory nor in the"),
         ("data.tokenizer.sentencepiece: no/such", "files", "data.tokenizer.sentencepiece: no file no/such"),
+        ("model.config: no/such", "files", "model.config: no file no/such; give a folder with config.json"),
+        ("model.pretrained: no/such", "files", "model.pretrained: no folder no/such; give a local one"),
+        ("model: {preset: gpt2-tiny, objective: masked}", "files", "but gpt2 is a causal model; allowed: causal"),
+        (
+            "model.config: {model_type: llama, num_hidden_layers: 99, hidden_size: 16384}, compute.device: "
+            "{emulated: gh200}",
+            "device",
+            "llama does not fit gh200",
+        ),
     ],
 )
 def test_what_is_not_there_is_found(
@@ -140,6 +149,20 @@ def test_what_is_not_there_is_found(
     assert line.status == "fail"
     assert line.finding.startswith("arm one: ")
     assert finding in line.finding
+
+
+def test_a_config_of_a_known_family_is_sized_without_torch(tmp_path: Path) -> None:
+    big = {"model_type": "llama", "num_hidden_layers": 99, "hidden_size": 8192, "num_attention_heads": 64}
+    text = ", ".join(f"{key}: {value}" for key, value in big.items())
+    line = lines(tmp_path, one(f"model.config: {{{text}}}"))["memory need"]
+    assert line.status == "fail"
+    assert "arm one: needs at least " in line.finding
+    half = lines(tmp_path, one("data: {batch_size: 64, sequence_length: 2048}, model.vocab_size: 5000"))
+    kept = lines(
+        tmp_path,
+        one("data: {batch_size: 64, sequence_length: 2048}, model: {vocab_size: 5000, activation_checkpointing: true}"),
+    )
+    assert kept["memory need"].finding != half["memory need"].finding
 
 
 def test_free_memory_that_is_not_known_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
