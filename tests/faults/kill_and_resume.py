@@ -75,7 +75,7 @@ def main() -> int:
         write_scenario(folder / "kills.yaml")
         begin(folder, next(iter(PATHS)), folder / "unmeasured").end()  # prepares the data, too
         undisturbed: dict[str, Trained] = {}
-        number = training = 0
+        number, training = 0, arguments.seed * 2  # seeds 0, 1 and 2 with --count 10 take every path between them
         while number < arguments.count:
             name = list(PATHS)[training % len(PATHS)]
             if name not in undisturbed:
