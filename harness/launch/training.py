@@ -210,7 +210,7 @@ class Training:
         if found is not None:
             check_identity(found, self.config, prints)
             states = found.states(WholeState())
-            position = replace(DataPosition.from_state(states["data"], data.workers), keeps_state=True)
+            position = DataPosition.from_state(states["data"], data.workers, keeps_state=True)
             self._steps, self._tokens = found.steps, integer(found.about, "tokens")
         attach = partial(attach_in_worker, _parent_of(data.start_method), RunProbes(), run)
         batches = open_batches(data, prepared, self.config.seed, partial(_begin_worker, attach), position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.compute.base import Compute, Loss
+from trainer.compute.base import Compute, Loss, Stateful
 from trainer.config import ComputeInject
 from trainer.data.batch import Batch
 from trainer.inject import Injector
@@ -48,7 +48,7 @@ class NoCompute:
     def synchronize(self) -> None:
         pass
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         return {}
 
 
@@ -98,5 +98,5 @@ class InjectedCompute:
     def synchronize(self) -> None:
         self._inner.synchronize()
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         return self._inner.parts()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainer.compute.base import Loss
+from trainer.compute.base import Loss, Stateful
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -150,7 +150,7 @@ class TorchCompute:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
         model = getattr(self._model, "_orig_mod", self._model)
         return {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}
