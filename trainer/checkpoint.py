@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainer import checkpoint_folder
 from trainer.checkpoint_folder import Checkpoint, Store
+from trainer.compute.base import Stateful
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject
 from trainer.leftovers import remove, remove_leftovers
@@ -35,18 +36,10 @@ FREE = {
 }  # fmt: skip
 
 
-class Stateful(Protocol):
-    """A part of a checkpoint, as torch's modules and optimizers are."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any) -> Any: ...
-
-
 class RandomStates:
     """The random states of this process: torch's (of each CUDA device too), numpy's and Python's."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Any:
         import numpy as np
         import torch
 
@@ -59,7 +52,7 @@ class RandomStates:
             "python": random.getstate(),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Any) -> None:
         import numpy as np
         import torch
 
@@ -89,7 +82,7 @@ def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, S
     return {**own, "data": DataPart(position), "random": RandomStates()}
 
 
-def load(parts: Mapping[str, Stateful], states: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> None:
     """Put the states back. Raises InputError where the checkpoint has other parts, or they do not fit."""
     if missing := sorted(parts.keys() ^ states.keys()):
         raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
@@ -156,13 +149,13 @@ class Saver:
             self.wait()
         remove(self._folder)
 
-    def _write_noting(self, steps: int, states: Mapping[str, Any], about: JsonObject) -> None:
+    def _write_noting(self, steps: int, states: Any, about: JsonObject) -> None:
         try:
             self._write(steps, states, about)
         except BaseException as error:
             self._failed = error
 
-    def _write(self, steps: int, states: Mapping[str, Any], about: JsonObject) -> None:
+    def _write(self, steps: int, states: Any, about: JsonObject) -> None:
         checkpoint_folder.write(self._folder, steps, states, about, self._store, self._ready)
         checkpoint_folder.retain(self._folder, self._config.keep)
 
@@ -196,7 +189,7 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
     """The dotted keys that make the training what it is: all but :data:`FREE`."""
     found: dict[str, Json] = {}
 
-    def walk(section: Mapping[str, Any], prefix: str) -> None:
+    def walk(section: JsonObject, prefix: str) -> None:
         for name, value in section.items():
             key = f"{prefix}{name}"
             if key in FREE:

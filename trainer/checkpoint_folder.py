@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ SCHEMA = 1
 ABOUT, STATE, WEIGHTS, CONFIG = "checkpoint.json", "state.pt", "model.safetensors", "config.json"
 MODEL = "model"  # the part that is written as weights
 _NAME = re.compile(r"step-(?P<steps>[0-9]{8,})")
-State = Mapping[str, Any]
+State = Any  # by part: a mapping of what torch's state_dict gives
 
 
 class Store(Protocol):
@@ -81,7 +81,7 @@ class WholeState:
         return states
 
 
-def _weights(state: State) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
     """Tensors by name, each once; of others with the same memory which name has it; and what is no tensor."""
     import torch
 

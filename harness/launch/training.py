@@ -111,8 +111,8 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
     begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
     if begun and not resume:
         raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
-    if resume and not begun:
-        raise InputError(f"--resume: no training lies in {out}; leave it out, or give --out")
+    if resume and not begun:  # one line of a batch script both begins it and goes on
+        print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,7 +173,7 @@ class Training:
             prepared = prepare(data, evaluation=self.config.evaluation).with_objective(objective_of(self.config.model))
         model = model_fingerprint(self.config)
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
-        if resume and found is None:
+        if resume and found is None and self.folder.study_json.exists():
             print(f"{self.folder.path}: it ended before its first checkpoint, so it begins again", file=sys.stderr)
         study = self._study(scenario, resume)
         block = len(study.order) - 1
@@ -181,7 +181,7 @@ class Training:
         self.folder.remove_leftovers()
         run = self.folder.run(self.arm.name, block)
         run.mkdir(parents=True, exist_ok=True)
-        self.folder.write_study(study)
+        first = 0 if found is None else found.steps
         status: Status = "failed"
         ending = RunEnding("failed", "it was interrupted before its first step")
         tables: RunTables | None = None
@@ -190,10 +190,16 @@ class Training:
                 batches, compute, saver, evaluator, recorder, table = self._opened(prepared, model, found, run)
                 record = replace(record, facts=facts_of_run(self.config, compute, prepared, model))
                 tables = RunTables(recorder, run, os.getpid(), threading.get_native_id(), rank=0)
+                if not self.folder.study_json.exists():  # else as the part before left it, until this one ends
+                    self.folder.write_study(study)
                 try:
                     status = self._train(batches, compute, saver, evaluator, recorder, tables)
-                    measured = self._steps > (found.steps if found else 0) + self.config.warmup_steps
+                    measured = self._steps > first + self.config.warmup_steps
                     ending = RunEnding("done") if measured else RunEnding("failed", "it ended within its warm-up steps")
+                except Exception as error:
+                    if (ended := batches.ended_workers()) is not None:
+                        raise ended from error
+                    raise
                 finally:
                     table.close()
                     _close(batches)
@@ -202,7 +208,8 @@ class Training:
             return Trained(self.folder.path, "failed", self._steps, self._tokens, self._loss, ending.error)
         finally:
             telemetry.attach(None)
-            self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+            if tables is not None and self._steps > first:  # else everything stays as it was
+                self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
         return Trained(self.folder.path, status, self._steps, self._tokens, self._loss)
 
     def _opened(
@@ -223,7 +230,7 @@ class Training:
         if found is not None:
             check_identity(found, self.config, prints)
             states = found.states(WholeState())
-            position = replace(DataPosition.from_state(states["data"], data.workers), keeps_state=True)
+            position = DataPosition.from_state(states["data"], data.workers, keeps_state=True)
             self._steps, self._tokens = found.steps, integer(found.about, "tokens")
         attach = partial(attach_in_worker, _parent_of(data.start_method), RunProbes(), run)
         batches = open_batches(data, prepared, self.config.seed, partial(_begin_worker, attach), position)
@@ -247,8 +254,11 @@ class Training:
             assert settings is not None
             saver = Saver(settings, self._checkpoints, parts, about, WholeState(own.get("model")), table.synchronize)
             saver.last = self._steps if found is not None else None
-        except BaseException:
+        except BaseException as error:
+            ended = batches.ended_workers()
             _close(batches)
+            if ended is not None and isinstance(error, Exception):
+                raise ended from error
             raise
         return batches, compute, saver, evaluator, recorder, table
 
@@ -346,7 +356,7 @@ class Training:
     def _environment(self) -> JsonObject:
         return record_user_environment() if self.config.user_functions else record_environment()
 
-    def _write(self, study: StudyRecord, record: RunRecord, tables: RunTables | None) -> None:
+    def _write(self, study: StudyRecord, record: RunRecord, tables: RunTables) -> None:
         """Write the ledger of this part; run.json after its tables."""
         record = replace(
             record,
@@ -354,9 +364,8 @@ class Training:
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=peak_device_bytes(self._compute),
         )
-        if tables is not None:
-            tables.write()
-            self.folder.write_samples(record.arm, record.block, {})
+        tables.write()
+        self.folder.write_samples(record.arm, record.block, {})
         self.folder.write_whole_run(record)
         self.folder.write_study(study)
 

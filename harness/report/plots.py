@@ -57,6 +57,7 @@ COLOURS = {
     "optimizer": "#009E73",
     "sync": "#8FD3BF",
     "log": "#666666",
+    "checkpoint": "#6A3D9A",
     "other": "#BBBBBB",
 }
 VERDICT_COLOURS = {"gain": GAIN, "loss": LOSS, "none": "#555555", "undecided": "#555555"}
@@ -209,7 +210,7 @@ def _label(arm: ArmReport, names: ArmNames) -> str:
 
 
 OPEN = "device busy or waiting for launches"
-_CAUSE_COLOURS = {"python": "other", "checkpoint": "optimizer"}
+_CAUSE_COLOURS = {"python": "other"}
 
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
 
 
+class Stateful(Protocol):
+    """A part of a checkpoint, as torch's modules and optimizers are."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
 class Compute(Protocol):
     """What the loop asks of a device. The methods that wait for the device say "Block"; the others queue work."""
 
@@ -69,7 +77,7 @@ class Compute(Protocol):
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         """What a checkpoint must hold of it, by name: objects with ``state_dict`` and ``load_state_dict``."""
 
 

@@ -20,7 +20,7 @@ from trainer.data.batch import Batch
 from trainer.telemetry import Blocked, Kernel
 
 if TYPE_CHECKING:
-    from trainer.compute.base import Compute
+    from trainer.compute.base import Compute, Stateful
     from trainer.compute.scores import Scores
 
 AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
@@ -139,7 +139,7 @@ class CudaTimeline:
             telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
         self._pending.clear()
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         return self._inner.parts()
 
     @contextmanager

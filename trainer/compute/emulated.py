@@ -23,7 +23,7 @@ from time import monotonic_ns
 from typing import Any
 
 from trainer import telemetry
-from trainer.compute.base import call_site
+from trainer.compute.base import Stateful, call_site
 from trainer.compute.scores import Scores
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch
@@ -174,7 +174,7 @@ class EmulatedCompute:
     def synchronize(self) -> None:
         self._queue.drain("synchronize")
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         return {}  # it computes nothing; what its jitter drew makes no difference to a loss
 
     def _submit(self, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.compute.base import Compute, Loss
+from trainer.compute.base import Compute, Loss, Stateful
 from trainer.compute.scores import Scores
 from trainer.config import ComputeInject
 from trainer.data.batch import Batch
@@ -66,7 +66,7 @@ class NoCompute:
     def synchronize(self) -> None:
         pass
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         return {}
 
 
@@ -133,5 +133,5 @@ class InjectedCompute:
     def synchronize(self) -> None:
         self._inner.synchronize()
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         return self._inner.parts()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
-from trainer.compute.base import Loss
+from trainer.compute.base import Loss, Stateful
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, validate
@@ -212,7 +212,7 @@ class TorchCompute:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful]:
         # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
         model = getattr(self._model, "_orig_mod", self._model)
         parts = {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}

@@ -172,6 +172,10 @@ class Batches:
         """Which workers have ended, where ``error`` is what torch raises of it, at any place of the main thread."""
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
+    def ended_workers(self) -> EndedWorkerError | None:
+        """Which workers have ended, whatever else went wrong: torch raises that anywhere, and others hide it."""
+        return _ended(self._iterator)
+
     def close(self) -> None:
         """End the workers and wait for them. The iterator is exhausted afterwards. A second call does nothing."""
         iterator, self._iterator = self._iterator, None

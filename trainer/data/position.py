@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
@@ -67,7 +66,6 @@ class Bookmark:
         return self._packed - self._start
 
 
-@dataclass
 class DataPosition:
     """Where the batches go on: how many were received, and the latest position of each worker.
 
@@ -75,11 +73,17 @@ class DataPosition:
     number of batches received.
     """
 
-    workers: int  # at least 1: the process itself, where there are no loader workers
-    received: int = 0
-    positions: dict[int, Position] = field(default_factory=dict)
-    keeps_state: bool = False
-    """Whether a user's dataset is asked for its state with every batch: only where it will be kept."""
+    def __init__(
+        self,
+        workers: int,
+        received: int = 0,
+        positions: Mapping[int, Position] | None = None,
+        keeps_state: bool = False,
+    ) -> None:
+        """``workers``: at least 1, the process itself where there are no loader workers; ``keeps_state``: whether a
+        user's dataset is asked for its state with every batch, only where it will be kept."""
+        self.workers, self.received, self.keeps_state = workers, received, keeps_state
+        self.positions = dict(positions or {})
 
     def receive(self, position: Position | None) -> None:
         """A batch was received."""
@@ -103,7 +107,7 @@ class DataPosition:
             return 0.0
         return None if None in found else min(one for one in found if one is not None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Any:
         """It as plain data, and whatever a user's dataset said of itself."""
         return {
             "workers": self.workers,
@@ -112,11 +116,12 @@ class DataPosition:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], workers: int) -> DataPosition:
+    def from_state(cls, state: Any, workers: int, keeps_state: bool = False) -> DataPosition:
         """What :meth:`state_dict` gave. Raises InputError for another number of workers, or what is none."""
         try:
             found = [Position(*one) for one in state["positions"]]
-            position = cls(int(state["workers"]), int(state["received"]), {one.worker: one for one in found})
+            by_worker = {one.worker: one for one in found}
+            position = cls(int(state["workers"]), int(state["received"]), by_worker, keeps_state)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the checkpoint's data position cannot be read ({error!r})") from error
         if position.workers != max(1, workers):

@@ -207,9 +207,9 @@ class UserPipeline:
         self._saves = start.keeps_state and callable(getattr(self._source.dataset, "state_dict", None))
         self._wanted = self._endless()
         if start.batches:
-            self._go_on(start)
+            self._resume(start)
 
-    def _go_on(self, start: Position) -> None:
+    def _resume(self, start: Position) -> None:
         """Go to where an earlier run was: by the dataset's own state, else by making its batches and dropping them."""
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
