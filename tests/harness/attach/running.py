@@ -48,7 +48,7 @@ def run_all(
         (raw / "settings.json").write_text(json.dumps(settings))
         environment |= {"PYTHONPATH": str(SHIM), "HARNESS_ATTACH": str(raw)}
     command = [sys.executable, str(PROGRAMS / "several.py"), str(folder), *programs]
-    subprocess.run(command, env=environment, check=True, timeout=300)
+    subprocess.run(command, env=environment, check=True, timeout=600)
     found = {}
     for number, program in enumerate(programs):
         *lines, last = (folder / f"{number}.txt").read_text().splitlines()
