@@ -47,7 +47,7 @@ COMMANDS = {
     "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, and resume it"),
     "exec": Command("harness.commands.exec:execute", "run any training command as it is, and say where its time went"),
     "list": Command("harness.commands.list:list_shipped", "list the scenarios that are shipped"),
-    "init": Command("harness.commands.init:init", "write a scenario for your own text, tokenizer and model"),
+    "init": Command("harness.commands.init:init", "write a scenario for your own text, data source, loop or command"),
     "report": Command("harness.commands.report:report", "rebuild a study's report from its tables"),
     "trace": Command(
         "harness.commands.trace:trace", "show the timeline of a study in Perfetto, here or over an ssh tunnel"

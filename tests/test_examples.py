@@ -64,7 +64,10 @@ def test_a_dataset_of_ones_own_in_a_scenario(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "needs"), [("hf_trainer.py", "accelerate"), ("lightning_module.py", "lightning")])
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("hf_trainer.py", "accelerate"), ("lightning_module.py", "lightning"), ("accelerate_loop.py", "accelerate")],
+)
 def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) -> None:
     if find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
@@ -72,6 +75,27 @@ def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) ->
     assert steps_in(tmp_path / "results") == 40
     assert "Timed: fetch: DataLoader without workers; forward: " in done.stdout
     assert re.search(r"study: results/exec/\S+\n$", done.stdout)
+
+
+@pytest.mark.slow
+def test_the_tracker_of_accelerate_records_the_main_process_of_several(tmp_path: Path) -> None:
+    if find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    launch = [
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    words = ["-m", "accelerate.commands.launch", *launch, "--main_process_port", "0"]
+    done = python(tmp_path, *words, str(EXAMPLES / "accelerate_loop.py"), "--steps", "24")
+    assert steps_in(tmp_path / "results") == 24
+    assert len(re.findall("study: results/exec/", done.stdout)) == 2  # the first screen's, and the script's own
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -30,6 +31,7 @@ ENDING_S = 30.0  # that a command may take to end by itself, and again to end by
 _KILLED_S = 10.0
 _LEAVING_S = 5.0  # that a command may take to end once a process that trained has closed its end of the gate
 STARTING = "starting"
+_LOG_TAIL_BYTES = 100_000  # in which the reason of its end is looked for
 BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
 
 
@@ -210,7 +212,18 @@ class AlternatingCommand:
                 if not code
                 else ""
             )
-            raise CommandFailed(f"{how} while {self.doing}{why}{self._last_line()}")
+            raise CommandFailed(f"{how} while {self.doing}{why}{self._last_line()}{self._port_hint()}")
+
+    def _port_hint(self) -> str:
+        """What to do where the command could not listen on its port: another command of the block may have it."""
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+            if re.search(rb"EADDRINUSE|address already in use", log.read(), re.IGNORECASE):
+                return (
+                    "; a port of it is in use, and the commands of a block are alive together: let it choose one "
+                    "(torchrun --standalone, accelerate launch --main_process_port 0), or give --interleave runs"
+                )
+        return ""
 
     def _last_line(self) -> str:
         with suppress(OSError):

@@ -1,35 +1,76 @@
-"""harness init: writes a commented scenario for the user's own text, tokenizer and model, by questions or options."""
+"""harness init: writes a commented scenario for what the user has, by questions on a terminal or by options.
+
+He has text (with a tokenizer and a model), a data source of his own, a function that trains, or a training command.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.json_types import section
+
+TEXT, SOURCE, LOOP, COMMAND = "text", "source", "loop", "command"  # what a scenario can be about
+ABOUT = (TEXT, SOURCE, LOOP, COMMAND)
+OURS = (TEXT, SOURCE)  # by the harness's own trainer; the others are run as they are
 
 
 @dataclass(frozen=True)
 class Question:
-    """One thing to know: ``name`` of the option, what is asked on a terminal, what is taken without an answer."""
+    """One thing to know: ``name`` of the option, what is asked on a terminal, what is taken without an answer.
+
+    ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous.
+    """
 
     name: str
     text: str
-    default: str
+    default: str = ""
+    of: tuple[str, ...] = ABOUT
+    unless: str | None = None
+
+    @property
+    def attribute(self) -> str:
+        return f"answer_{self.name}"  # "command" is the command line's own
 
 
+KIND = Question(
+    "about",
+    "what do you have: text, source (a dataset or loader in Python), loop (a function that trains) or command (any "
+    "training command)?",
+    TEXT,
+)
 QUESTIONS = (
     Question("name", "name of the scenario (and of its folder under results/)", "mine"),
-    Question("parquet", "your text: Parquet file or glob; empty for Python's own documentation", ""),
-    Question("column", "its column with the text", "text"),
-    Question("tokenizer", "your tokenizer: a folder for AutoTokenizer; empty to train one on the text", ""),
-    Question("model", "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all)", "gpt2-tiny"),
-    Question("device", "device: auto, cpu or cuda", "auto"),
-    Question("sequence-length", "sequence length", "128"),
-    Question("batch-size", "batch size", "4"),
+    Question("command", "your training command, such as 'python train.py'", of=(COMMAND,)),
+    Question("loop", "your function that trains: MODULE:FUNCTION", of=(LOOP,)),
+    Question(
+        "against",
+        "what it is compared with: another 'COMMAND' (with --loop another MODULE:FUNCTION); empty for none",
+        of=(LOOP, COMMAND),
+    ),
+    Question("steps", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
+    Question("source", "your function that gives a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)),
+    Question("parquet", "your text: Parquet file or glob; empty for Python's own documentation", of=(TEXT,)),
+    Question("column", "its column with the text", "text", (TEXT,)),
+    Question("tokenizer", "your tokenizer: a folder for AutoTokenizer; empty to train one on the text", of=(TEXT,)),
+    Question("factory", "your function that gives a torch module: MODULE:FUNCTION; empty for a preset", of=OURS),
+    Question(
+        "model",
+        "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all)",
+        "gpt2-tiny",
+        OURS,
+        "factory",
+    ),
+    Question("vocab-size", "number of ids that your source gives; empty where the model says it", of=(SOURCE,)),
+    Question("device", "device: auto, cpu or cuda", "auto", OURS),
+    Question("sequence-length", "sequence length", "128", OURS),
+    Question("batch-size", "batch size", "4", OURS),
 )
 
 
@@ -37,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to write it, and the answers."""
     parser.add_argument("file", metavar="FILE", help="scenario file to write")
     for one in QUESTIONS:
-        parser.add_argument(f"--{one.name}", metavar="X", help=f"{one.text} (default: {one.default or 'empty'})")
+        default = f" (default: {one.default or 'empty'})" if one.name not in ABOUT else ""
+        parser.add_argument(f"--{one.name}", dest=one.attribute, metavar="X", help=f"{one.text}{default}")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -50,37 +92,80 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"init: {path} exists; --force overwrites it")
     if not path.parent.is_dir():
         raise InputError(f"init: {path}: no such folder {path.parent}")
-    answers = {one.name: _answer(one, arguments) for one in QUESTIONS}
+    given = {one.name: value for one in QUESTIONS if (value := getattr(arguments, one.attribute)) is not None}
+    about = _about(given)
+    answers = _answers(about, given)
     for name, answer in answers.items():
         if not answer.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in answer):
             raise InputError(f"init: {path}: --{name} {answer!r}: not text that a file can hold")
-    text = scenario_text(answers)
+    text = scenario_text(about, answers)
     _check(path, text)
     say(f"wrote {path}")
     say(f"  harness run {path} --plan     every run of it, in order")
-    say(f"  harness doctor {path}         is this machine fit for it?")
+    if about in OURS:
+        say(f"  harness doctor {path}         is this machine fit for it?")
     say(f"  harness run {path}            the study")
     return 0
 
 
-def _answer(one: Question, arguments: argparse.Namespace) -> str:
-    given: str | None = getattr(arguments, one.name.replace("-", "_"))
-    if given is None and sys.stdin.isatty() and sys.stdout.isatty():
-        print(f"{one.text} [{one.default}]: ", end="", flush=True)
-        given = sys.stdin.readline().strip()
-    return given or one.default
+def _about(given: Mapping[str, str]) -> str:
+    """What the scenario is about: as the options say it or, on a terminal, the user."""
+    named = [one for one in ABOUT if one in given]
+    if len(named) > 1:
+        raise InputError(f"init: --{named[0]} and --{named[1]}: a scenario is about one of them; leave the other away")
+    if named:
+        return named[0]
+    if any(one.of == (TEXT,) and one.name in given for one in QUESTIONS):
+        return TEXT
+    about = _ask(KIND)
+    if about not in ABOUT:
+        raise InputError(f"init: {about!r}: allowed: {', '.join(ABOUT)}")
+    return about
+
+
+def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The answers to all questions that a scenario about that needs."""
+    answers: dict[str, str] = {}
+    for one in QUESTIONS:
+        if about in one.of and not answers.get(one.unless or ""):
+            answers[one.name] = given[one.name] or one.default if one.name in given else _ask(one)
+        elif one.name in given and about in one.of:
+            raise InputError(f"init: --{one.name} does not go with --{one.unless}")
+        elif one.name in given:
+            scenarios = " or ".join("text" if kind == TEXT else f"--{kind}" for kind in one.of)
+            raise InputError(f"init: --{one.name} goes with {scenarios}; this scenario is about {about}")
+    if about != TEXT and not answers[about].strip():
+        raise InputError(f"init: --{about}: it is what the scenario is about; give it")
+    return answers
+
+
+def _ask(one: Question) -> str:
+    """The answer on a terminal; elsewhere, and where it is empty, the default."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return one.default
+    print(f"{one.text} [{one.default}]: ", end="", flush=True)
+    return sys.stdin.readline().strip() or one.default
 
 
 def _check(path: Path, text: str) -> None:
     """Write ``text`` where it is a scenario that can be run; InputError, and nothing written, where it is not."""
+    from harness.scenario.commands import load_command_scenario, read_if_commands
     from harness.scenario.load import load_scenario
     from trainer.files import write_text
     from trainer.leftovers import temporary_path
+    from trainer.user_code import fingerprint
 
     draft = temporary_path(path)
     write_text(draft, text)
     try:
-        load_scenario(draft)
+        commands = read_if_commands(str(draft), (), None, None)
+        if commands is None:
+            base = load_scenario(draft).base
+            for section_name, key in (("data", "source"), ("model", "factory")):
+                if isinstance(name := section(base, section_name).get(key), str):
+                    fingerprint(f"{section_name}.{key}", name)  # whether there is such a module; nothing is imported
+        else:
+            load_command_scenario(commands)
         draft.replace(path)
     except InputError as error:
         raise InputError(f"init: {str(error).replace(str(draft), str(path))}") from error
@@ -88,26 +173,26 @@ def _check(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def scenario_text(answers: dict[str, str]) -> str:
+def scenario_text(about: str, answers: Mapping[str, str]) -> str:
     """The scenario: YAML with comments. ``answers``: by the name of the question."""
-    corpus = "builtin: python-docs # your text: {parquet: 'mine/*.parquet', column: text}"
-    if answers["parquet"]:
-        corpus = f"parquet: {quoted(answers['parquet'])}\n      column: {quoted(answers['column'])}"
-    tokenizer = "train: {kind: bpe, vocab_size: 4096} # yours: {pretrained: FOLDER}"
-    if answers["tokenizer"]:
-        tokenizer = f"pretrained: {quoted(answers['tokenizer'])}"
+    name = quoted(answers["name"])
+    head = f"# Written by harness init. Every key: harness schema, or scenarios/schema.json.\nname: {name}\n"
+    return head + (_trained_by_us(about, answers) if about in OURS else _run_as_it_is(about, answers))
+
+
+def _trained_by_us(about: str, answers: Mapping[str, str]) -> str:
+    model = f"preset: {quoted(answers['model'])}" if "model" in answers else f"factory: {quoted(answers['factory'])}"
+    hint = "any dimension of it can be overridden: layers, width, heads ..." if "model" in answers else "your module"
+    if answers.get("vocab-size"):
+        model += f", vocab_size: {number(answers['vocab-size'])}"
+    data = _data_of_source(answers) if about == SOURCE else _data_of_text(answers)
     return f"""\
-# Written by harness init. Every key: harness schema, or scenarios/schema.json.
-name: {quoted(answers["name"])}
-question: Does pretokenizing this text, or a loader worker, make training faster, end to end, on this machine?
+question: {_QUESTION_OF[about]}
 
 base: # what all arms share
-  model: {{preset: {quoted(answers["model"])}}} # any dimension of it can be overridden: layers, width, heads ...
+  model: {{{model}}} # {hint}
   data:
-    corpus:
-      {corpus}
-    tokenizer:
-      {tokenizer}
+{data}
     sequence_length: {number(answers["sequence-length"])}
     batch_size: {number(answers["batch-size"])}
   compute: {{device: {quoted(answers["device"])}}}
@@ -115,15 +200,76 @@ base: # what all arms share
   warmup_steps: 5 # before them, in no figure
 
 arms: # what differs; the first is the baseline of the others
-  text: {{data.path: text-stream}} # tokenizes as it goes, documents packed end to end
-  tokens: {{data.path: tokens-stream}} # the same tokens, made beforehand
-  text-w1: {{data.path: text-stream, data.workers: 1}} # tokenizes in a loader worker
+{_ARMS_OF[about]}
 
 # a-a: the noise floor, without which nothing is decided; ideal-data: what no data work at all would give; data-only:
 # the data path alone, which is what benchmarks of loaders show.
 controls: [a-a, ideal-data, data-only]
 repeats: 5 # blocks: each runs every arm once, over the same documents; more of them narrow the intervals
 slice_steps: 10 # arms alternate so often, that a neighbour's load hits all of them
+"""
+
+
+_QUESTION_OF = {
+    TEXT: "Does pretokenizing this text, or a loader worker, make training faster, end to end, on this machine?",
+    SOURCE: "Does this data source keep up with the model, and does a loader worker make training faster?",
+}
+_ARMS_OF = {
+    TEXT: """\
+  text: {data.path: text-stream} # tokenizes as it goes, documents packed end to end
+  tokens: {data.path: tokens-stream} # the same tokens, made beforehand
+  text-w1: {data.path: text-stream, data.workers: 1} # tokenizes in a loader worker""",
+    SOURCE: """\
+  inline: {} # batches are made in the loop itself
+  one-worker: {data.workers: 1} # in a loader worker""",
+}
+
+
+def _data_of_text(answers: Mapping[str, str]) -> str:
+    corpus = "builtin: python-docs # your text: {parquet: 'mine/*.parquet', column: text}"
+    if answers["parquet"]:
+        corpus = f"parquet: {quoted(answers['parquet'])}\n      column: {quoted(answers['column'])}"
+    tokenizer = "train: {kind: bpe, vocab_size: 4096} # yours: {pretrained: FOLDER}"
+    if answers["tokenizer"]:
+        tokenizer = f"pretrained: {quoted(answers['tokenizer'])}"
+    return f"    corpus:\n      {corpus}\n    tokenizer:\n      {tokenizer}"
+
+
+def _data_of_source(answers: Mapping[str, str]) -> str:
+    source = quoted(answers["source"])
+    return (
+        f"    source: {source} # called with those of batch_size, sequence_length, seed that it has a parameter for\n"
+        "    # arguments: {path: mine.bin} # more of its arguments"
+    )
+
+
+def _run_as_it_is(about: str, answers: Mapping[str, str]) -> str:
+    mine, other = answers[about], answers["against"]
+    question = f"Is {mine} faster than {other}?" if other else f"Where does the time of {mine} go?"
+    vary = "{workers: 2}, where the command has --workers {workers}"
+    if about == LOOP:
+        vary = "{workers: 2}, where the function has a parameter workers"
+    arms = f"  mine: {{}} # the {about} above; another arm with values of its own varies it: {vary}"
+    if other:
+        arms = (
+            f"  baseline: {{{about}: {quoted(other)}}} # the first is what the others are compared with\n"
+            f"  candidate: {{}} # the {about} above"
+        )
+    return f"""\
+question: {quoted(question)}
+
+{about}: {quoted(mine)} # no line of it changes; it runs in the folder in which harness is called
+
+arms: # what differs
+{arms}
+
+# a-a: the noise floor, without which nothing is decided; ideal-data: its steps without waits for data; data-only: its
+# batches alone. Each is the same {about} once more.
+controls: [a-a, ideal-data, data-only]
+repeats: 5 # blocks, each with fresh processes; more of them narrow the intervals
+warmup: 5 # steps before the measured ones, in no figure
+steps: {number(answers["steps"])} # measured steps of each block; the training must last for all of them
+interleave: slices # all of a block stay in memory and take turns of 20 steps; runs: one after another
 """
 
 

@@ -1,4 +1,6 @@
-"""``python -m tests.attached_truth --work DIR --out FOLDER [--nanogpt FOLDER]``: are 8 ms found where they are?
+"""``python -m tests.attached_truth --work DIR --out FOLDER [--nanogpt FOLDER] [--transformers FOLDER]``.
+
+Are 8 ms found where they are?
 
 Each program runs under ``harness exec`` as it is, with nothing slow and with one stage of its data 8 ms slower a batch
 (a sleep that measures itself), with 0 and 2 loader workers. Asked: the stage is found within max(10 %, 0.5 ms) of the
@@ -9,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from harness.study.contract import PHASES
+from tests.attached_truth import language_modeling
 from tests.attached_truth.common import (
+    HERE,
     INJECTED_MS,
     NANOGPT,
     PROGRAMS,
@@ -47,6 +52,8 @@ class Row:
     others_ms: dict[str, float]
     fetch_ms: float  # what the loop waits more
     sums: bool  # the phases of every step sum to it
+    source: str | None = None  # of a script of somebody else's: what git names its content by
+    load: float | None = None  # average load of the machine meanwhile, in processes that run or wait for a core
 
     @property
     def holds(self) -> bool:
@@ -59,59 +66,117 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the studies")
     parser.add_argument("--out", type=Path, required=True, help="folder for README.md and table.json")
     parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT; without it that program is left out")
+    parser.add_argument("--transformers", type=Path, help="its examples/pytorch/language-modeling; or left out")
+    parser.add_argument("--only", help="run programs whose name contains this; rows of others stay as OUT has them")
     arguments = parser.parse_args()
-    rows = list(_rows(arguments.work.absolute(), arguments.nanogpt))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "README.md").write_text(page(rows))
-    (arguments.out / "table.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    programs = _programs(arguments.work.absolute(), arguments.nanogpt, arguments.transformers)
+    rows = kept_rows(arguments.out, arguments.only)
+    for program in programs:
+        if arguments.only is None or arguments.only in program.name:
+            rows += _of_program(program, arguments.work.absolute())
+            write(arguments.out, rows)
     print(summary(rows))
 
 
-def _rows(work: Path, nanogpt: Path | None) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Program:
+    """A program to run with nothing slow, and with each of ``stages`` slower (its name, and that in the tables)."""
+
+    name: str
+    workers: int
+    command: Sequence[str]
+    folder: Path
+    stages: Mapping[str, str]
+    imported: Path | None = None  # folder of the sitecustomize that makes it slow from outside
+    environment: Mapping[str, str] = field(default_factory=dict)
+    source: str | None = None
+    at_once: Mapping[str, int] = field(default_factory=dict)  # by stage: batches that it works for at a time, if not 1
+
+
+def kept_rows(out: Path, only: str | None) -> list[Row]:
+    """The rows in ``out`` of programs that do not run now."""
+    if only is None or not (out / "table.json").exists():
+        return []
+    rows = [Row(**row) for row in json.loads((out / "table.json").read_text())]
+    return [row for row in rows if only not in row.program]
+
+
+def write(out: Path, rows: Sequence[Row]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "README.md").write_text(page(rows))
+    (out / "table.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def _programs(work: Path, nanogpt: Path | None, transformers: Path | None) -> Iterator[Program]:
+    steps = WARMUP + STEPS + 20
     for name in PROGRAMS:
         for workers in (0, 2):
-            command = [sys.executable, *words_of(name, workers, WARMUP + STEPS + 20)]
-            yield from _of_program(name.removesuffix("_loop"), workers, STAGES, command, work, work, None)
+            command = [sys.executable, *words_of(name, workers, steps)]
+            yield Program(name.removesuffix("_loop"), workers, command, work, STAGES)
     if nanogpt is not None:
         folder = copy_nanogpt(nanogpt, work)
-        command = [sys.executable, *words_of_nanogpt(WARMUP + STEPS + 20)]
-        yield from _of_program(NANOGPT, 0, {"read": "read"}, command, work, folder, SLOW_MEMMAP)
+        command = [sys.executable, *words_of_nanogpt(steps)]
+        yield Program(NANOGPT, 0, command, folder, {"read": "read"}, SLOW_MEMMAP)
+    if transformers is not None:
+        yield from transformers_programs(transformers, work / "language-modeling", steps)
 
 
-def _of_program(
-    program: str,
-    workers: int,
-    stages: dict[str, str],
-    command: Sequence[str],
-    work: Path,
-    folder: Path,
-    imported: Path | None,
-) -> Iterator[Row]:
-    usual, _, whole = _medians_ms(command, None, work / f"{program}-{workers}-none", folder, imported)
-    for stage, column in stages.items():
-        out = work / f"{program}-{workers}-{stage}"
-        found, slept_ms, sums = _medians_ms(command, stage, out, folder, imported)
+def transformers_programs(examples: Path, folder: Path, steps: int) -> Iterator[Program]:
+    """run_clm.py, which tokenizes before it trains or, with --streaming, meanwhile."""
+    environment = language_modeling.prepare(folder)
+    blob = language_modeling.blob(examples)
+    for streaming in (False, True):
+        name = f"transformers {language_modeling.SCRIPT}{' --streaming' if streaming else ''}"
+        stages = {stage: column for stage, column in STAGES.items() if streaming or stage != "tokenize"}
+        for workers in (0, 2):
+            command = language_modeling.command(examples.absolute(), steps, workers, streaming)
+            imported = HERE / "slow_transformers"
+            at_once = dict.fromkeys(("read", "tokenize"), language_modeling.BATCHES_AT_ONCE) if streaming else {}
+            yield Program(name, workers, command, folder, stages, imported, environment, blob, at_once)
+
+
+def _of_program(program: Program, work: Path) -> Iterator[Row]:
+    place = work / f"{program.name}-{program.workers}".replace(" ", "-")
+    usual, _, whole = _usual_ms(program, None, place.with_name(f"{place.name}-none"))
+    for stage, column in program.stages.items():
+        found, slept_ms, sums = _usual_ms(program, stage, place.with_name(f"{place.name}-{stage}"))
         more = {name: found[name] - usual[name] for name in COLUMNS}
         own = f"work_{column}_ns"
         others = {name.split("_")[1]: more[name] for name in COLUMNS[1:] if name != own}
-        row = Row(program, workers, stage, slept_ms, more[own], others, more["fetch_ns"], sums and whole)
-        print(f"{program}, {workers} workers, {stage}: {row.found_ms:.2f} of {slept_ms:.2f} ms", file=sys.stderr)
+        row = Row(
+            program.name,
+            program.workers,
+            stage,
+            slept_ms,
+            more[own],
+            others,
+            more["fetch_ns"],
+            sums and whole,
+            program.source,
+            round(os.getloadavg()[0], 1),
+        )
+        print(
+            f"{row.program}, {row.workers} workers, {stage}: {row.found_ms:.2f} of {slept_ms:.2f} ms", file=sys.stderr
+        )
         yield row
 
 
-def _medians_ms(
-    command: Sequence[str], stage: str | None, out: Path, folder: Path, imported: Path | None
-) -> tuple[dict[str, float], float, bool]:
-    """Medians of the measured steps, what was slept a batch, and whether the phases of each step sum to its time."""
+def _usual_ms(program: Program, stage: str | None, out: Path) -> tuple[dict[str, float], float, bool]:
+    """Usual times of a measured step, what was slept a batch, and whether the phases of each step sum to its time."""
     log = out / "slept"
     out.mkdir(parents=True)
+    at_once = program.at_once.get(stage or "", 1)
+    variables = environment(stage, INJECTED_MS * at_once, log, ROOT, program.imported) | dict(program.environment)
     limits = ["--warmup", str(WARMUP), "--steps", str(STEPS)]
-    harness_exec(out, limits, command, environment(stage, INJECTED_MS, log, ROOT, imported), folder)
+    harness_exec(out, limits, program.command, variables, program.folder)
     steps = [row for run in only_study(out).runs() if run.steps is not None for row in run.steps.to_pylist()]
     measured = [row for row in steps if not row["warmup"]]
-    medians = {name: statistics.median(row[name] or 0 for row in measured) / 1e6 for name in COLUMNS}
+    # Where several batches are made at a time, the mean of as many steps.
+    usual = statistics.fmean if program.at_once else statistics.median
+    times = {name: usual([row[name] or 0 for row in measured]) / 1e6 for name in COLUMNS}
     sums = all(sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"] for row in measured)
-    return medians, _slept_ms(log, 4 if stage == "read" and imported is None else 1) if stage else 0.0, sums
+    parts = 4 if stage == "read" and program.imported is None else 1
+    return times, _slept_ms(log, parts) / at_once if stage else 0.0, sums
 
 
 def _slept_ms(log: Path, parts: int) -> float:
@@ -140,22 +205,30 @@ def page(rows: Sequence[Row]) -> str:
         "# 8 ms injected into programs as they are: in which stage does `harness exec` find them?",
         "",
         "Each program runs as it is under `harness exec`, with nothing slow and with one stage of its data 8 ms slower "
-        "a batch (a sleep that measures itself). Medians of 80 steps, milliseconds a step, against the run with "
-        "nothing slow; what loader workers do counts as work, and reaches the loop as far as it waits for it. "
-        "`python -m tests.attached_truth --work DIR --out results/reference/attached-truth --nanogpt FOLDER` (its "
-        "train.py unmodified; numpy.memmap is made slow from outside).",
+        "a batch (a sleep that measures itself). Medians of 80 steps (with --streaming means), milliseconds a step, "
+        "against the run with nothing slow; what loader workers do counts as work, and reaches the loop as far as it "
+        "waits for it. "
+        "`python -m tests.attached_truth --work DIR --out results/reference/attached-truth --nanogpt FOLDER "
+        "--transformers FOLDER` (their train.py and run_clm.py unmodified: numpy.memmap, and what run_clm.py imports, "
+        "are made slow from outside; with --streaming it tokenizes while it trains).",
         "",
         summary(rows),
         "",
-        "| program | workers | slower | slept ms | found ms | other stages ms | the loop waits ms more | holds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| program | workers | slower | slept ms | found ms | other stages ms | loop waits ms more | load | holds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         others = ", ".join(f"{name} {value:+.2f}" for name, value in row.others_ms.items())
         lines.append(
             f"| {row.program} | {row.workers} | {row.stage} | {row.slept_ms:.2f} | {row.found_ms:.2f} | {others} | "
-            f"{row.fetch_ms:.2f} | {'yes' if row.holds else '**no**'} |"
+            f"{row.fetch_ms:.2f} | {'-' if row.load is None else row.load} | {'yes' if row.holds else '**no**'} |"
         )
+    lines += [
+        "",
+        "load: average load of the machine at the end of the run; -: not noted.",
+    ]
+    for source in dict.fromkeys(row.source for row in rows if row.source):
+        lines.append(f"{language_modeling.SCRIPT}: git blob {source}.")
     return "\n".join(lines) + "\n"
 
 

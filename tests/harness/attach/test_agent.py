@@ -6,16 +6,10 @@ All programs run in forks of two processes, one with the agent and one without: 
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -26,24 +20,22 @@ from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, TOKENIZED, WORK
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
 from tests.commands import harness
+from tests.harness.attach.running import PROGRAMS, SHAPES, Ran, losses, run_all
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = Path(__file__).parent / "programs"
-SETTINGS = {"warmup": 4, "steps": None}
 # Programs, and how many steps each has.
 LOOPS = {
-    "plain --steps 30": 30,
+    **SHAPES,
     "plain --steps 30 --workers 2": 30,
     "plain --steps 30 --iterable --workers 1": 30,
-    "plain --steps 30 --accumulation 3": 30,
-    "plain --steps 30 --evaluate-every 10": 30,
     "plain --steps 30 --workers 2 --persistent --epoch 7": 30,
     "plain --steps 30 --tokenize-words 20000": 30,
     "by_hand 30 4": 30,
     "threaded 40 8": 40,
-    **dict.fromkeys((f"shapes {name}" for name in (
-        "gan", "lbfgs", "within_backward", "scaler", "two_optimizers", "teacher", "two_loaders", "no_optimizer",
+    # The other kinds: python -m tests.attached_truth.kinds.
+    **dict.fromkeys((f"loaders {kind}" for kind in (
+        "own-generator", "worker-init", "batch-sampler", "no-batching", "getitems", "own-collate",
     )), 24),
 }  # fmt: skip
 CLOSED_BY = {
@@ -80,34 +72,6 @@ FAULTS = [
 ]
 
 
-class Ran(NamedTuple):
-    """What a program printed, how it ended, and its process."""
-
-    lines: list[str]
-    code: int
-    pid: int
-
-
-def run_all(
-    folder: Path, programs: list[str], raw: Path | None, settings: Mapping[str, object] = SETTINGS
-) -> dict[str, Ran]:
-    """Run the programs, with the agent where there is a folder for what it records."""
-    folder.mkdir()
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HARNESS_ATTACH")}
-    if raw is not None:
-        raw.mkdir()
-        (raw / "settings.json").write_text(json.dumps(settings))
-        environment |= {"PYTHONPATH": str(SHIM), "HARNESS_ATTACH": str(raw)}
-    command = [sys.executable, str(PROGRAMS / "several.py"), str(folder), *programs]
-    subprocess.run(command, env=environment, check=True, timeout=300)
-    found = {}
-    for number, program in enumerate(programs):
-        *lines, last = (folder / f"{number}.txt").read_text().splitlines()
-        _, code, pid = last.split()
-        found[program] = Ran(lines, int(code), int(pid))
-    return found
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     return run_all(tmp_path_factory.mktemp("plain") / "out", [*LOOPS, *COMPILED, FAULTY], None)
@@ -118,11 +82,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict
     folder = tmp_path_factory.mktemp("seen")
     ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *DEADLINES, "asleep", *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
-
-
-def losses(lines: list[str]) -> list[str]:
-    """What the programs print of each step: its number, and every digit of its loss."""
-    return [line for line in lines if re.fullmatch(r"\d+ [-+.\w]+", line)]
 
 
 @pytest.mark.parametrize(("program", "steps"), LOOPS.items())

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -232,6 +233,20 @@ def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: no such program")
     assert list((tmp_path / "exec").iterdir()) == []
+
+
+@slow
+def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """As torchrun's with a fixed port, whose A/A control is alive beside it."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        code = f"import socket; socket.create_server(('127.0.0.1', {held.getsockname()[1]}))"
+        options = ("--controls", "a-a", "--repeats", "1", "--out", str(tmp_path))
+        done = harness("exec", *options, "--", sys.executable, "-c", code)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "run script/0 failed" in line]
+    assert "ddress already in use" in line
+    assert "a port of it is in use, and the commands of a block are alive together: let it choose one" in line
+    assert line.endswith("(torchrun --standalone, accelerate launch --main_process_port 0), or give --interleave runs")
 
 
 @pytest.fixture

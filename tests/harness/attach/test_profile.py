@@ -25,7 +25,7 @@ from harness.study.traces import profiles
 from harness.study.traces.clock_marks import MARK
 from harness.timeline.sources import read_sources
 from tests.commands import harness
-from tests.harness.attach.test_agent import Ran, losses, run_all
+from tests.harness.attach.running import Ran, losses, run_all
 from tests.harness.attach.test_exec import attached, program, study_in
 
 WITHOUT_PTRACE = Path(__file__).parents[1] / "probes" / "profilers" / "without_ptrace.py"

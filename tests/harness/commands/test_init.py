@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.scenario.commands import CommandPlan, load_command_scenario, plan_commands, read_if_commands
 from harness.scenario.load import load_scenario
+from harness.study.store import StudyFolder
 from tests.commands import harness
+from trainer.errors import InputError
 from trainer.json_types import section
 
 
@@ -84,7 +88,7 @@ def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     from harness.commands import init
 
-    monkeypatch.setattr(sys, "stdin", Terminal("asked\n\n\n\nllama-tiny\ncpu\n\n8\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("text\nasked\n\n\n\n\nllama-tiny\ncpu\n\n8\n"))
     monkeypatch.setattr(sys, "stdout", shown := Terminal())
     arguments = init_arguments(str(tmp_path / "a.yaml"))
     assert init.init(arguments, []) == 0
@@ -94,10 +98,152 @@ def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert section(scenario.base, "data")["batch_size"] == 8
     assert section(scenario.base, "model") == {"preset": "llama-tiny"}
 
+    shown.truncate(0)
+    monkeypatch.setattr(sys, "stdin", Terminal("command\ntimed\npython train.py\npython old.py\n"))
+    assert init.init(init_arguments(str(tmp_path / "b.yaml")), []) == 0
+    assert "your tokenizer" not in shown.getvalue()
+    plan = planned(tmp_path / "b.yaml")
+    assert plan.scenario.name == "timed"
+    assert [arm.text for arm in plan.arms if arm.control is None] == ["python old.py", "python train.py"]
 
-def init_arguments(*words: str) -> object:
-    import argparse
+    monkeypatch.setattr(sys, "stdin", Terminal("scripts\n"))
+    with pytest.raises(InputError, match="'scripts': allowed: text, source, loop, command"):
+        init.init(init_arguments(str(tmp_path / "c.yaml")), [])
 
+
+MINE = """
+import torch
+
+
+def make(batch_size, sequence_length):
+    rows = torch.randint(0, 50, (64, sequence_length), generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=batch_size)
+
+
+class Bigrams(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(50, 50)
+
+    def forward(self, input_ids, labels):
+        return torch.nn.functional.cross_entropy(self.table(input_ids[:, :-1]).flatten(0, 1), labels[:, 1:].flatten())
+
+
+def model():
+    return Bigrams()
+
+
+def train(width=32):
+    net = torch.nn.Linear(width, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for row in torch.utils.data.DataLoader(torch.randn(20000, width), batch_size=4):
+        net(row).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def wide():
+    train(64)
+
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a dataset, a model and a training of the user's own in mine.py."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_source_and_a_model_of_ones_own(mine: Path) -> None:
+    words = ["--source", "mine:make", "--factory", "mine:model", "--device", "cpu", "--sequence-length", "32"]
+    done = harness("init", "own.yaml", *words, cwd=mine)
+    assert done.returncode == 0, done.stderr
+    scenario = load_scenario(mine / "own.yaml")
+    assert section(scenario.base, "model") == {"factory": "mine:model"}
+    assert scenario.base["data"] == {"source": "mine:make", "sequence_length": 32, "batch_size": 4}
+    assert scenario.arms == {"inline": {}, "one-worker": {"data": {"workers": 1}}}
+    done = harness("init", "preset.yaml", "--source", "mine:make", "--vocab-size", "50", cwd=mine)
+    assert done.returncode == 0, done.stderr
+    assert section(load_scenario(mine / "preset.yaml").base, "model") == {"preset": "gpt2-tiny", "vocab_size": 50}
+
+
+@pytest.mark.parametrize(
+    ("words", "texts", "controls"),
+    [
+        (["--command", "python mine.py --x 'a b'"], ["python mine.py --x 'a b'"], 3),
+        (["--command", "python new.py", "--against", "python mine.py"], ["python mine.py", "python new.py"], 5),
+        (["--loop", "mine:train"], ["mine:train()"], 3),
+        (["--loop", "mine:wide", "--against", "mine:train"], ["mine:train()", "mine:wide()"], 5),
+    ],
+)
+def test_what_is_run_as_it_is(mine: Path, words: list[str], texts: list[str], controls: int) -> None:
+    done = harness("init", "own.yaml", *words, "--name", "own", "--steps", "30", cwd=mine)
+    assert done.returncode == 0, done.stderr
+    plan = planned(mine / "own.yaml")
+    assert [arm.text for arm in plan.arms if arm.control is None] == texts
+    assert len([arm for arm in plan.arms if arm.control is not None]) == controls
+    assert (plan.scenario.name, plan.scenario.steps) == ("own", 30)
+    assert f"{len(plan.blocks) * len(plan.arms)} runs" in harness("run", "own.yaml", "--plan", cwd=mine).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--command", "a", "--loop", "mine:train"], "--loop and --command: a scenario is about one of them"),
+        (["--command", "a", "--parquet", "x"], "--parquet goes with text; this scenario is about command"),
+        (["--parquet", "x", "--against", "b"], "--against goes with --loop or --command; this scenario is about text"),
+        (
+            ["--source", "mine:make", "--factory", "mine:model", "--model", "gpt2-tiny"],
+            "--model does not go with --factory",
+        ),
+        (["--command", ""], "--command: it is what the scenario is about; give it"),
+        (["--command", "python 'mine.py"], "no closing quotation"),
+        (["--command", "python mine.py", "--steps", "some"], "steps"),
+        (["--loop", "mine"], "MODULE:FUNCTION"),
+        (["--loop", "nobody:train"], "no module nobody"),
+        (["--source", "nobody:make", "--vocab-size", "50"], "no module nobody"),
+        (["--factory", "mine"], "MODULE:FUNCTION"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_nothing_is_written(mine: Path, words: list[str], line: str) -> None:
+    done = harness("init", "own.yaml", *words, cwd=mine)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
+    assert line in done.stderr
+    assert [one.name for one in mine.iterdir()] == ["mine.py"]
+
+
+@pytest.mark.slow
+def test_what_it_writes_runs(mine: Path) -> None:
+    """Both kinds: a command that runs as it is, and a source and a model for the harness's own trainer."""
+    command = f"{sys.executable} mine.py"
+    words = ["--command", command, "--name", "as-it-is", "--steps", "20"]
+    assert harness("init", "as-it-is.yaml", *words, cwd=mine).returncode == 0
+    done = harness("run", "as-it-is.yaml", "--repeats", "1", cwd=mine)
+    assert done.returncode == 0, done.stderr
+    (study,) = (mine / "results" / "as-it-is").iterdir()
+    assert {run.record.arm for run in StudyFolder(study).runs() if run.record.status == "done"} == {
+        "mine", "mine+a-a", "mine+ideal-data", "mine+data-only"
+    }  # fmt: skip
+    words = ["--source", "mine:make", "--factory", "mine:model", "--device", "cpu", "--sequence-length", "16"]
+    assert harness("init", "own.yaml", *words, "--name", "own", cwd=mine).returncode == 0
+    done = harness("run", "own.yaml", "--repeats", "1", "--set", "steps=4", cwd=mine)
+    assert done.returncode == 0, done.stderr
+    (study,) = (mine / "results" / "own").iterdir()
+    assert {run.record.status for run in StudyFolder(study).runs()} == {"done"}
+
+
+def planned(path: Path) -> CommandPlan:
+    document = read_if_commands(str(path), (), None, None)
+    assert document is not None
+    return plan_commands(load_command_scenario(document))
+
+
+def init_arguments(*words: str) -> argparse.Namespace:
     from harness.commands.init import add_arguments
 
     parser = argparse.ArgumentParser()
