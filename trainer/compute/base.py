@@ -46,6 +46,12 @@ class Compute(Protocol):
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 
+    def end_together(self) -> str | None:
+        """After the last step: the digest of the parameters that all ranks hold; None where there is one rank.
+
+        Raises RanksDifferError where they hold others.
+        """
+
 
 def call_site(what: str, *inside: str) -> str:
     """Name the innermost caller outside this file and the files ``inside``, as in ``trainer/loop.py:49: what``."""

@@ -120,6 +120,10 @@ class CudaTimeline:
             telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
         self._pending.clear()
 
+    def end_together(self) -> str | None:
+        with self._blocking("digest of the parameters"):
+            return self._inner.end_together()
+
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
         """Record everything that the body queues as one piece of work called ``name``."""

@@ -154,6 +154,9 @@ class EmulatedCompute:
     def synchronize(self) -> None:
         self._queue.drain("synchronize")
 
+    def end_together(self) -> str | None:
+        return None
+
     def _submit(self, name: str) -> None:
         milliseconds = self._durations_ms[f"{name}_ms"]
         if recorded := self._recorded_ms.get(f"{name}_ms"):

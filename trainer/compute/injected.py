@@ -48,6 +48,9 @@ class NoCompute:
     def synchronize(self) -> None:
         pass
 
+    def end_together(self) -> str | None:
+        return None
+
 
 class InjectedCompute:
     """Runs another compute and adds the declared costs on the host's main thread."""
@@ -94,3 +97,6 @@ class InjectedCompute:
 
     def synchronize(self) -> None:
         self._inner.synchronize()
+
+    def end_together(self) -> str | None:
+        return self._inner.end_together()

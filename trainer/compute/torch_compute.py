@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.compute.base import Loss
+from trainer.compute.parallel import Parallel
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -22,7 +23,10 @@ class TorchCompute:
 
     emulated = False
 
-    def __init__(self, config: TrainerConfig, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
+    ) -> None:
+        """``parallel``: of several ranks, which train it together."""
         import torch
 
         self._torch = torch
@@ -41,6 +45,10 @@ class TorchCompute:
         self._config = config.optimizer
         self._autocast = config.compute.precision == "bf16"
         self._extra_forwards = config.compute.extra_forwards
+        self._parallel = parallel
+        if parallel is not None:  # before the optimizer: under fsdp the parameters are others then
+            self._model = parallel.wrap(self._model)
+            model = self._model
         decayed = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
         optimizer = config.optimizer
@@ -56,7 +64,8 @@ class TorchCompute:
         )
 
     def begin_step(self, step: int) -> None:
-        pass
+        if self._parallel is not None:
+            self._parallel.begin_step()
 
     def to_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
@@ -82,6 +91,8 @@ class TorchCompute:
             # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
             with self._torch.no_grad():
                 self._run_model(batch)
+        if self._parallel is not None:
+            self._parallel.begin_forward()
         # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead. Only
         # the loss of a model of the user's own is known: of one label, it is multiplied by nothing.
         if self._own is not None:
@@ -125,10 +136,13 @@ class TorchCompute:
 
     def backward(self, loss: Loss) -> None:
         (loss / self._config.accumulation).backward()
+        if self._parallel is not None:
+            self._parallel.end_backward()
 
     def clip_gradients(self) -> Any:
         limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
-        return self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shares: the norm of the whole
 
     def check_finite(self, norm: Any, step: int) -> None:
         if not math.isfinite(value := norm.item()):
@@ -138,13 +152,26 @@ class TorchCompute:
         self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if self._parallel is not None:
+            self._parallel.within_step = False
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
+        if self._parallel is not None:
+            means = self._parallel.mean_of(means)
         return [float(value) for value in means.tolist()]  # one transfer for all of them
 
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
+
+    def end_together(self) -> str | None:
+        """The digest of the parameters that all ranks hold, once the last step is done; None of one process.
+
+        Raises RanksDifferError where they hold others.
+        """
+        if self._parallel is None:
+            return None
+        return self._parallel.same_parameters()
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -16,9 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import BatchPipeline, make_pipeline
+from trainer.data.order import shard_of
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError
+from trainer.ranks import ALONE, Rank
 
 # A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
 # its next batch in Python. At Python's default switch interval of 5 ms a finished batch can arrive tens of
@@ -169,21 +171,25 @@ class Batches:
         self.close()
 
 
-def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init: WorkerInit | None = None) -> Batches:
-    """Open the data path and start ``config.workers`` workers, which begin to prefetch at once.
+def open_batches(
+    config: DataConfig, prepared: Prepared, seed: int, worker_init: WorkerInit | None = None, rank: Rank = ALONE
+) -> Batches:
+    """Open the data path of ``rank`` and start its ``config.workers`` workers, which begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
     called, and the first batch is built when it is asked for (a repeated batch is built here). Raises InputError where
     there are more workers than documents.
     """
     keep_single_threaded()
-    check_workers(config, prepared)
+    check_workers(config, prepared, rank.of)
+    if config.inject is not None and config.inject.rank not in (None, rank.number):
+        config = config.model_copy(update={"inject": None})
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
-        return Batches(_endless(make_pipeline(config, prepared, seed, 0, 1)), pin)
+        return Batches(_endless(make_pipeline(config, prepared, seed, *shard_of(0, 1, rank.number, rank.of))), pin)
     late = LateBatch(config.workers, config.timeout_s)
     loader = DataLoader(
-        _BatchDataset(config, prepared, seed),
+        _BatchDataset(config, prepared, seed, rank),
         batch_size=None,
         num_workers=config.workers,
         collate_fn=_as_it_is,
@@ -201,15 +207,16 @@ def open_batches(config: DataConfig, prepared: Prepared, seed: int, worker_init:
 class _BatchDataset(IterableDataset[Any]):
     """Yields a worker's own share of the documents as whole batches."""
 
-    def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
-        self._config, self._prepared, self._seed = config, prepared, seed
+    def __init__(self, config: DataConfig, prepared: Prepared, seed: int, rank: Rank) -> None:
+        self._config, self._prepared, self._seed, self._rank = config, prepared, seed, rank
 
     def __iter__(self) -> Iterator[Batch | InputError]:
         worker = get_worker_info()
         assert worker is not None
+        shard = shard_of(worker.id, worker.num_workers, self._rank.number, self._rank.of)
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
         try:
-            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, worker.id, worker.num_workers))
+            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, *shard))
         except InputError as error:
             yield error
 
