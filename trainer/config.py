@@ -288,8 +288,8 @@ class Torchrun(Config):
     def _one_machine(self) -> Torchrun:
         if self.nnodes > 1:
             raise ValueError(
-                f"nnodes {self.nnodes}: the ranks of one machine alone can be started and suspended from here; allowed: "
-                "nnodes 1 (a program of your own on several machines: harness exec -- torchrun --nnodes ...)"
+                f"nnodes {self.nnodes}: only the ranks of one machine can be started and suspended from here; "
+                "allowed: nnodes 1 (a program of your own on several: harness exec -- torchrun --nnodes ...)"
             )
         return self
 

@@ -1,7 +1,7 @@
-"""Joins the ranks of one training run to a group of torch's own engine (torch.distributed): gloo on CPUs, nccl on CUDA.
+"""Joins the ranks of a run to a group of torch's own engine (torch.distributed): gloo on CPUs, nccl on CUDA.
 
-The ranks of one machine find each other at 127.0.0.1: no name is resolved, as one that cannot be would hang them. Rank 0
-listens before the others exist, so nobody needs to agree on a free port first.
+The ranks of one machine find each other at 127.0.0.1: no name is resolved, as one that cannot be would hang them.
+Rank 0 listens before the others exist, so nobody needs to agree on a free port first.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ def _modules(processes: list[RunProcess]) -> list[str]:
         # The first optimizer imports it, 1.3 s in each run. Whether it asks a device anything, which no process may
         # before it forks, was looked at without one only.
         modules += [] if has_nvidia_driver() else ["torch._dynamo"]
+        if any(_sharded(config) for config in computing) and not has_nvidia_driver():
+            modules.append("torch.distributed.fsdp")  # 3 s, likewise
         families = {_family(section(config, "model")) for config in computing}
         modules += [f"transformers.models.{family}.modeling_{family}" for family in sorted(families)]
     return modules
@@ -119,6 +121,11 @@ def _computes(config: JsonObject) -> bool:
     """Whether the run builds a torch model: no control without compute, no device on paper."""
     compute = section(config, "compute")
     return compute["work"] == "model" and isinstance(compute["device"], str)
+
+
+def _sharded(config: JsonObject) -> bool:
+    launch = config.get("launch")
+    return isinstance(launch, dict) and launch["parallel"] == "fsdp"
 
 
 def _family(model: JsonObject) -> str:

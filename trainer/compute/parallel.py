@@ -53,8 +53,8 @@ class Parallel:
         # From here on draws are the rank's own (dropout of a model of the user's own); the weights were the same.
         if not self._rank.is_first:
             torch.manual_seed(torch.initial_seed() + 1_000_003 * self._rank.number)
-        model = self._model
-        return model
+        wrapped: torch.nn.Module = self._model
+        return wrapped
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Each block of the model is gathered when it is needed, and the rest with the whole (FSDP2's usual cut)."""
@@ -89,7 +89,7 @@ class Parallel:
             self._ready_ns = 0
 
     def _average(self, bucket: Any) -> Any:
-        """DDP's hook: average a bucket of gradients over the ranks, as DDP does by itself, and say when it was ready."""
+        """Average a bucket of gradients over the ranks, as DDP does by itself, and note when it was ready (its hook)."""
         import torch.distributed as dist
 
         self._ready_ns = monotonic_ns()
@@ -128,4 +128,3 @@ class Parallel:
     def leave(self) -> None:
         """Leave the group; call it only where nothing failed, as it waits for the other ranks."""
         leave()
-

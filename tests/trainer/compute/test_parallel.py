@@ -122,8 +122,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
     ranks = [
-        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1]), daemon=True)
-        for number in range(2)
+        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1]), daemon=True) for number in range(2)
     ]
     for process, (_, theirs) in zip(ranks, pipes, strict=True):
         process.start()
