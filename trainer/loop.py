@@ -11,10 +11,13 @@ from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 
 
-def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> Iterator[int]:
+def train(
+    config: TrainerConfig, compute: Compute, batches: Iterator[Batch], *, prints: bool = True
+) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from 0.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
+    ``prints``: log lines too, which one of several ranks does for all.
     Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``).
     """
     unread: list[tuple[int, list[Loss]]] = []  # losses stay on the device: reading one blocks the host
@@ -46,18 +49,18 @@ def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch]) -> 
             unread.append((step, losses))
             if (step + 1) % config.log_every == 0:
                 with telemetry.span("log"):
-                    _log(compute, unread)
+                    _log(compute, unread, prints)
             yield step
     finally:
         if unread:
-            _log(compute, unread)
+            _log(compute, unread, prints)
 
 
-def _log(compute: Compute, unread: list[tuple[int, list[Loss]]]) -> None:
+def _log(compute: Compute, unread: list[tuple[int, list[Loss]]], prints: bool) -> None:
     values = compute.read_losses([losses for _, losses in unread])
     for (step, _), value in zip(unread, values, strict=True):
         if value is not None:
             telemetry.loss(step, value)
-    if values[-1] is not None:
+    if prints and values[-1] is not None:
         print(f"step {unread[-1][0] + 1}: loss {values[-1]:.4f}", flush=True)
     unread.clear()

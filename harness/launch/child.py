@@ -274,7 +274,7 @@ class Run:
             self.recorder, folder, os.getpid(), threading.get_native_id(), self.rank.number, self.rank.of
         )
         telemetry.attach(self.recorder)
-        steps = train(self.config, compute, batches)
+        steps = train(self.config, compute, batches, prints=self.rank.is_first)
 
         def close() -> None:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses

@@ -1,8 +1,8 @@
 """Starts and drives the other ranks of a run: rank 0 is the process that the launcher drives, and passes its orders on.
 
 They are forked before this process computes anything, in its process group, so that they are suspended and end with it.
-Each speaks the launcher's protocol (``launch.protocol``) with rank 0. What a rank reports is read by a thread: where one
-fails while rank 0 waits for it in an exchange that never ends, the run must end, and say which rank it was.
+Each speaks the launcher's protocol (``launch.protocol``) with rank 0. What a rank reports is read by a thread: where
+one fails while rank 0 waits for it in an exchange that never ends, the run must end, and say which rank it was.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OtherRanks:
     """Ranks 1 and up, as rank 0 sees them."""
 
     def __init__(self, start: StartMessage, ranks: int, timeout_s: float, serve: Serve, own: int) -> None:
-        """Fork them. ``serve`` is what each calls, with the end of its channel; ``own``: descriptor that is not theirs."""
+        """Fork them. ``serve``: what each calls, with the end of its channel; ``own``: a descriptor not theirs."""
         parent = os.getpid()
         listening = meeting_place()
         port = listening.getsockname()[1]

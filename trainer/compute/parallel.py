@@ -1,7 +1,7 @@
 """Lets ranks train one model together: DistributedDataParallel (ddp) or FSDP2's fully_shard (fsdp), torch's own.
 
-Each rank computes the loss and gradients of its own rows. Gradients are averaged over ranks, each rank's counting alike,
-as micro-batches do under accumulation. The mean over all labels of the global batch is the same where every rank has
+Each rank computes the loss and gradients of its own rows. Gradients are averaged over ranks, each rank's counting
+alike, as micro-batches do under accumulation. The mean over all labels of the global batch is the same where every rank has
 as many of them (packed rows, or rows of full length).
 """
 
@@ -89,7 +89,7 @@ class Parallel:
             self._ready_ns = 0
 
     def _average(self, bucket: Any) -> Any:
-        """Average a bucket of gradients over the ranks, as DDP does by itself, and note when it was ready (its hook)."""
+        """DDP's hook: average a bucket of gradients over the ranks, as DDP does, and note when it was ready."""
         import torch.distributed as dist
 
         self._ready_ns = monotonic_ns()

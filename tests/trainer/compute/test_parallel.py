@@ -99,7 +99,8 @@ def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) 
         answers.send((recorder.losses, recorder.samples, digest, waits))
     import torch
 
-    assert (launched := config(corpus, 2, parallel="ddp").launch) is not None
+    launched = config(corpus, 2, parallel="ddp").launch
+    assert launched is not None
     parallel = Parallel(launched, replace(rank, port=ports["differ"]), torch.device("cpu"), 1)
     model = torch.nn.Linear(2, 2)
     parallel.wrap(model)
