@@ -11,9 +11,7 @@ from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 
 
-def train(
-    config: TrainerConfig, compute: Compute, batches: Iterator[Batch], *, prints: bool = True
-) -> Iterator[int]:
+def train(config: TrainerConfig, compute: Compute, batches: Iterator[Batch], *, prints: bool = True) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from 0.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.

@@ -10,7 +10,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
 
@@ -74,15 +74,10 @@ def join(rank: Rank, device: torch.device) -> None:
     # It takes a process that stood suspended for minutes for one that hangs.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     limit = timedelta(seconds=rank.timeout_s)
-    store = dist.TCPStore(
-        LOCAL,
-        rank.port,
-        rank.of,
-        is_master=rank.is_first,
-        timeout=limit,
-        wait_for_workers=False,
-        **({} if rank.listening is None else {"master_listen_fd": rank.listening}),
-    )
+    options: dict[str, Any] = {"is_master": rank.is_first, "timeout": limit, "wait_for_workers": False}
+    if rank.listening is not None:
+        options["master_listen_fd"] = rank.listening
+    store = dist.TCPStore(LOCAL, rank.port, rank.of, **options)  # type: ignore[attr-defined]
     cuda = device.type == "cuda"
     dist.init_process_group(
         "nccl" if cuda else "gloo",

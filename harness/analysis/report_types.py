@@ -20,8 +20,10 @@ from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
+from harness.analysis.scaling import Scaling
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
+from harness.analysis.stragglers import RanksReport
 from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
@@ -127,6 +129,7 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    ranks: RanksReport | None = None  # of this trainer
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ class Comparison:
     measured: Measured
     explained: Explained
     confounds: tuple[Confound, ...]
+    scaling: Scaling | None = None  # where they have different numbers of ranks
 
 
 @dataclass(frozen=True)

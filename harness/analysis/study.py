@@ -43,8 +43,10 @@ from harness.analysis.report_types import (
     NotCompared,
     StudyReport,
 )
+from harness.analysis.scaling import scaling
 from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
+from harness.analysis.stragglers import ranks_of
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
 from harness.study.contract import PHASES, PROFILED
@@ -148,6 +150,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
     return Comparison(
         *names,
         measured=measured,
+        scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
             *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
@@ -195,6 +198,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
+        ranks=ranks_of(arms.runs.get(name, ())),
     )
 
 

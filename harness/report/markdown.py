@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
-from harness.report import advice, causes, closing, machine, numbers, outliers, profile, stacks, why
+from harness.report import advice, causes, closing, machine, numbers, outliers, profile, ranks, stacks, why
 from harness.report.absent import probe_problem_lines
 from harness.report.first_screen import HEADER, FirstScreen, difference_lines
 from harness.report.names import ArmNames
@@ -70,6 +70,7 @@ def page(
         advice.section(report.advice, names),
         numbers.comparisons(report.compared, names),
         numbers.arms(plain, names),
+        ranks.section(plain, names),
         _picture("ledger.png", pictures),
         causes.section(plain, names),
         numbers.controls(controls, names),

@@ -1,7 +1,7 @@
 """Lets ranks train one model together: DistributedDataParallel (ddp) or FSDP2's fully_shard (fsdp), torch's own.
 
 Each rank computes the loss and gradients of its own rows. Gradients are averaged over ranks, each rank's counting
-alike, as micro-batches do under accumulation. The mean over all labels of the global batch is the same where every rank has
+alike, as micro-batches do under accumulation. That is the mean over all labels of the global batch where every rank has
 as many of them (packed rows, or rows of full length).
 """
 

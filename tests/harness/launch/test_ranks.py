@@ -12,7 +12,7 @@ from trainer.json_types import integer
 
 pytestmark = pytest.mark.slow
 
-SOURCE = '''
+SOURCE = """
 import os, signal, time
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ class Rows(torch.utils.data.Dataset):
 
 def rows(how="well"):
     return Rows(how)
-'''
+"""
 SCENARIO = """
 name: ranks
 question: Does a rank that fails end its run with a line?
