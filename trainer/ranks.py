@@ -106,5 +106,5 @@ def is_of_the_exchange(error: BaseException) -> bool:
 
     if dist.is_available() and isinstance(error, dist.DistError):
         return True
-    words = ("gloo/", "Connection closed by peer", "ProcessGroup", "c10d", "NCCL", "TCPStore")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    signs = ("gloo/", "Connection closed by peer", "ProcessGroup", "c10d", "NCCL", "TCPStore")
+    return isinstance(error, RuntimeError) and any(one in str(error) for one in signs)

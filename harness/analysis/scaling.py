@@ -9,7 +9,7 @@ time to a loss  of training alone (steps, without the pauses between repetitions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ WINDOW = 0.1  # of the tokens: a loss is the mean over so many
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """Mean losses over a tenth of the tokens: after how many tokens, after how many seconds of steps."""
 
     tokens: Float
@@ -58,21 +58,25 @@ def scaling(
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
     if speedup is None or ranks[0] == ranks[1] or attached:
         return None
-    curves = [{run.record.block: found for run in arm if (found := _steps(run)) is not None} for arm in runs]
+    curves = [{run.record.block: one for run in arm if (one := _steps(run)) is not None} for arm in runs]
     shared = sorted(set(curves[0]) & set(curves[1]))
     steps = [(curves[0][block], curves[1][block]) for block in shared]
     per_step = [float(np.mean([pair[side][0].mean() for pair in steps])) for side in (0, 1)] if steps else [1.0, 1.0]
     found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak=per_step[1] > 1.5 * per_step[0])
-    blocks = [pair for one in steps if (pair := _curves(*one)) is not None]
+    blocks = [both for pair in steps if (both := _curves(*pair)) is not None]
     if not blocks:
         return found
-    losses = tuple(float(np.mean([pair[side].loss[-1] for pair in blocks])) for side in (0, 1))
     reached = []
-    for pair in blocks:
-        target = max(one.loss[-1] for one in pair)
-        reached.append((target, *(float(one.seconds[np.argmax(one.loss <= target)]) for one in pair)))
-    target, first, second = (float(one) for one in np.mean(reached, axis=0))
-    return Scaling(*names, found.ranks, speedup, found.weak, (losses[0], losses[1]), target, (first, second))
+    for both in blocks:
+        ends = [float(one.loss[-1]) for one in both]
+        reached.append((*ends, max(ends), *(float(one.seconds[np.argmax(one.loss <= max(ends))]) for one in both)))
+    losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
+    return replace(
+        found,
+        losses=(float(losses[0]), float(losses[1])),
+        target=float(target[0]),
+        seconds=(float(seconds[0]), float(seconds[1])),
+    )
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
@@ -88,14 +92,14 @@ def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
     return tokens, wall / 1e9, loss
 
 
-def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) -> tuple[Curve, Curve] | None:
+def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) -> tuple[LossCurve, LossCurve] | None:
     """Both curves up to the tokens that both trained on."""
     most = min(one[0].sum(), other[0].sum())
     found = [_curve(*steps, most) for steps in (one, other)]
     return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
 
 
-def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> Curve | None:
+def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> LossCurve | None:
     reached = np.cumsum(tokens)
     until = int(np.searchsorted(reached, most, side="right"))
     width = max(1, round(WINDOW * most / tokens.mean()))
@@ -103,4 +107,4 @@ def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> Curve | N
         return None
     sums = np.concatenate([[0.0], np.cumsum(loss[:until])])
     means = (sums[width:] - sums[:-width]) / width
-    return Curve(reached[width - 1 : until], np.cumsum(seconds)[width - 1 : until], means)
+    return LossCurve(reached[width - 1 : until], np.cumsum(seconds)[width - 1 : until], means)

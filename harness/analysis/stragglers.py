@@ -75,7 +75,7 @@ class RanksReport:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankArrivals:
     """One rank's measured steps, in ns: (steps,) each. ``arrival`` is NaN where nobody knows."""
 
     step: Float
@@ -119,11 +119,12 @@ def _other(run: RunData, number: int) -> RunData:
     assert run.folder is not None
     names = [rank_file(table, number) for table in ("steps", "spans")]
     check(run.folder, run.record.digests, names)
-    tables = [StoredTable(run.folder / name, of) for name, of in zip(names, (STEP_COLUMNS, SPAN_COLUMNS), strict=True)]
-    return RunData(run.record, *tables, None)  # type: ignore[arg-type]
+    steps = StoredTable(run.folder / names[0], STEP_COLUMNS)
+    spans = StoredTable(run.folder / names[1], SPAN_COLUMNS)
+    return RunData(run.record, steps, spans, None)
 
 
-def _read(run: RunData, number: int, *, asynchronous: bool) -> _Rank | None:
+def _read(run: RunData, number: int, *, asynchronous: bool) -> _RankArrivals | None:
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
@@ -150,7 +151,7 @@ def _read(run: RunData, number: int, *, asynchronous: bool) -> _Rank | None:
         parts["backward"] = np.where(consecutive, np.concatenate([[0.0], phases["backward"][:-1]]), 0.0)
     measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0))
     tokens = column(table, "tokens")
-    return _only(_Rank(step, start, wall, tokens, arrival, parts, end), step[measured])
+    return _only(_RankArrivals(step, start, wall, tokens, arrival, parts, end), step[measured])
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
@@ -178,9 +179,9 @@ def _in_order(pairs: list[tuple[int, int]]) -> Float:
     return np.array(sorted(pairs), dtype=np.float64).reshape(-1, 2)
 
 
-def _only(rank: _Rank, steps: Float) -> _Rank:
+def _only(rank: _RankArrivals, steps: Float) -> _RankArrivals:
     chosen = np.flatnonzero(np.isin(rank.step, steps))
-    return _Rank(
+    return _RankArrivals(
         rank.step[chosen],
         rank.start[chosen],
         rank.wall[chosen],
@@ -191,16 +192,16 @@ def _only(rank: _Rank, steps: Float) -> _Rank:
     )
 
 
-def _own_tokens(ranks: Sequence[_Rank]) -> _Rank:
+def _own_tokens(ranks: Sequence[_RankArrivals]) -> _RankArrivals:
     """Rank 0, with its own tokens alone: its table has those of all."""
     first = ranks[0]
     own = first.tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(first.step)))
-    return _Rank(first.step, first.start, first.wall, own, first.arrival, first.parts, first.exchange_end)
+    return _RankArrivals(first.step, first.start, first.wall, own, first.arrival, first.parts, first.exchange_end)
 
 
-def _report(parallel: str, ranks: Sequence[_Rank]) -> RanksReport:
+def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
     arrivals = np.stack([one.arrival for one in ranks])
-    known = ~np.isnan(arrivals).any(axis=0)
+    known = np.asarray(np.isfinite(arrivals).all(axis=0))
     last = arrivals[:, known].max(axis=0)
     times = []
     for number, one in enumerate(ranks):
@@ -225,7 +226,7 @@ def _report(parallel: str, ranks: Sequence[_Rank]) -> RanksReport:
     )
 
 
-def _straggler(ranks: Sequence[_Rank], known: NDArray[np.bool_]) -> Straggler | None:
+def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
     """The rank and the part of its step that the others wait for most; None where none takes longer."""
     arrivals = np.stack([one.arrival[known] for one in ranks])
     last = arrivals.max(axis=0)
