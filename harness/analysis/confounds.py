@@ -48,8 +48,10 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "flops_per_token": ("model", "data.tokenizer", "data.sequence_length"),
     "device": ("compute.device",),
     "asynchronous": ("compute.device",),
-    "device_count": ("compute.device",),
-    "threads": ("compute.threads",),
+    "device_count": ("compute.device", "launch"),
+    "ranks": ("launch",),
+    "parallel": ("launch",),
+    "threads": ("compute.threads", "launch"),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus", "data.source"),
     "model_fingerprint": ("model.factory",),
@@ -68,7 +70,7 @@ OF_USER_CODE = {
 # Facts that are measured, and differ from run to run.
 MEASURED = {
     "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share", "evaluating_steps",
-    "evaluating_share",
+    "evaluating_share", "parameters_digest",
 }  # fmt: skip
 
 

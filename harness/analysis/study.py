@@ -267,7 +267,8 @@ def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> Mod
     if not peak:
         return replace(found, flops_per_s=flops_per_s)
     source = str(facts.peak_source or facts.profile)
-    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / float(peak), mfu_of=source, no_mfu=None)
+    whole = float(peak) * (facts.ranks or 1)  # tokens/s are those of all ranks
+    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / whole, mfu_of=source, no_mfu=None)
 
 
 def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:

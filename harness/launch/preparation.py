@@ -85,7 +85,7 @@ def prepare_data(
             with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data, places)
         found = by_arm[name] = prepared[key]
-        check_workers(data, found)
+        check_workers(data, found, config.ranks)
         if data.source is not None:
             tried.check(name, config, code)
         else:

@@ -84,3 +84,22 @@ def test_a_rank_that_fails_ends_its_run_with_a_line_and_the_others_go_on(tmp_pat
     assert all(row["loss"] is not None for row in rows)
     assert {"steps.rank-1.parquet", "spans.rank-1.parquet"} <= set(well.record.digests)
     assert integer(well.record.config, "seed") == 0
+
+
+def test_ranks_with_loader_workers_are_profiled_and_measured(tmp_path: Path) -> None:
+    """The other ranks take as many steps as rank 0 is profiled in, however many that are."""
+    (tmp_path / "two_ranks.py").write_text(SOURCE)
+    (tmp_path / "ranks.yaml").write_text(SCENARIO)
+    options = ("--arm", "well", "--set", "probes.torch_profiler=true", "--set", "data.workers=1")
+    done = harness("run", "ranks.yaml", "--out", str(tmp_path / "out"), *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "well, 2 ranks (ddp): " in " ".join(done.stdout.split())
+    (path,) = (tmp_path / "out" / "ranks").iterdir()
+    profiled, measured = sorted(StudyFolder(path).runs(), key=lambda run: run.record.control is None)
+    assert (profiled.record.control, measured.record.control) == ("profiled", None)
+    assert profiled.folder is not None
+    assert (profiled.folder / "torch_profile.json.gz").exists()
+    assert measured.spans is not None
+    assert {"main", "loader-0", "exchange"} <= set(measured.spans.column("role").to_pylist())
+    # No document comes twice in an epoch: each of the ranks has its own half.
+    assert (path / "summary.md").read_text().count("| well | ") >= 2
