@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Float = NDArray[np.float64]
+AGREEING = 0.8  # of the blocks must name the same rank and part
 AFTER = ("optimizer", "sync", "log", "other")  # phases between an exchange and the next step
 
 
@@ -246,7 +247,7 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Of blocks; the straggler is the one named most often, and its figures are means over the blocks that name it."""
+    """Of blocks. The straggler is one that nearly all of them name, with means over those: scatter names another each."""
     if not reports:
         return None
     named = [one.straggler for one in reports if one.straggler is not None]
@@ -254,7 +255,7 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
     worst = max(places, key=places.count, default=None)
     same = [one for one in named if (one.number, one.part) == worst]
     straggler = None
-    if worst is not None and 2 * len(same) > len(reports):
+    if worst is not None and len(same) >= AGREEING * len(reports):
         straggler = Straggler(*worst, _average([s.excess_ms for s in same]), _average([s.saved_ms for s in same]))
     exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
     return RanksReport(

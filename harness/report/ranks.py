@@ -57,10 +57,8 @@ def _finding(found: RanksReport) -> str:
     late = found.straggler
     if late is None or late.saved_ms < NOTHING * found.step_ms:
         longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
-        return (
-            f"no rank makes the others wait (for any part of its step under {percent(NOTHING)} of {ms(found.step_ms)}; "
-            f"rank {longest.number} waits most, {ms(longest.wait_ms or 0.0)})"
-        )
+        waits = f"{ms(longest.wait_ms or 0.0)} of {ms(found.step_ms)} a step"
+        return f"no rank is the one that the others wait for (rank {longest.number} waits most, {waits})"
     return (
         f"rank {late.number} makes the others wait, {ms(late.saved_ms)} of {ms(found.step_ms)} a step for {late.part}"
     )

@@ -99,6 +99,20 @@ def test_scatter_that_both_have_is_charged_to_nobody(tmp_path: Path) -> None:
     assert found.straggler is None or found.straggler.saved_ms < 2
 
 
+def test_blocks_that_name_different_ranks_name_none(tmp_path: Path) -> None:
+    slow = [(25.0, 5.0), (5.0, 25.0), (5.0, 26.0), (5.0, 27.0), (5.0, 28.0)]
+    blocks = [run(tmp_path / str(place), times) for place, times in enumerate(slow)]
+    most = ranks_of(blocks)
+    assert most is not None
+    assert most.straggler is not None
+    assert most.straggler.number == 1
+    assert most.straggler.saved_ms == pytest.approx((20 + 21 + 22 + 23) / 4, rel=1e-3)
+    fewer = ranks_of(blocks[:4])
+    assert fewer is not None
+    assert fewer.straggler is None
+    assert fewer.without_straggler_ms == fewer.step_ms
+
+
 def test_what_a_straggler_costs_beside_scatter_is_what_is_saved_without_it(tmp_path: Path) -> None:
     slow = report(run(tmp_path / "slow", (5.0, 25.0), scatter_ms=10.0))
     even = report(run(tmp_path / "even", (5.0, 5.0), scatter_ms=10.0))
