@@ -247,7 +247,7 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Of blocks. The straggler is one that nearly all of them name, with means over those: scatter names another each."""
+    """Of blocks; the straggler is one that nearly all of them name, with means over those (scatter names many)."""
     if not reports:
         return None
     named = [one.straggler for one in reports if one.straggler is not None]
