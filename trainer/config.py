@@ -189,6 +189,8 @@ class DataInject(Config):
     """busy spends that much CPU time of the thread; sleep waits without using a core."""
     jitter: float = Field(0, ge=0, lt=1)
     """Each cost is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
+    rank: int | None = Field(None, ge=0, le=1023)
+    """Only this rank spends them (an injected straggler); None: every rank does."""
 
 
 class DataConfig(Config):
@@ -203,6 +205,7 @@ class DataConfig(Config):
     sequence_length: int = Field(256, ge=2, le=1_048_576)
     """At least 2: a sequence of one token has nothing to predict."""
     batch_size: int = Field(8, ge=1, le=65_536)
+    """Rows of a micro-batch, of each rank where there are several."""
     shuffle: bool = True
     workers: int = Field(0, ge=0, le=256)
     prefetch: int = Field(2, ge=1, le=1024)
@@ -452,6 +455,34 @@ class CheckpointConfig(Config):
         return 10.0 if self.every_minutes is None else self.every_minutes
 
 
+class Torchrun(Config):
+    """The ranks of a run, under torchrun's names for them."""
+
+    nproc: int = Field(1, ge=1, le=1024)
+    """Processes (ranks) on this machine; on CUDA each has a card of its own."""
+    nnodes: int = Field(1, ge=1, le=1024)
+    """Machines; only 1 can be started from here."""
+
+    @model_validator(mode="after")
+    def _one_machine(self) -> Torchrun:
+        if self.nnodes > 1:
+            raise ValueError(
+                f"nnodes {self.nnodes}: only the ranks of one machine can be started and suspended from here; "
+                "allowed: nnodes 1 (a program of your own on several: harness exec -- torchrun --nnodes ...)"
+            )
+        return self
+
+
+class LaunchConfig(Config):
+    """Data-parallel training: every rank computes its own part of the global batch (ranks x data.batch_size)."""
+
+    torchrun: Torchrun = Torchrun()
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: each rank holds the whole model (DistributedDataParallel); fsdp: a share of it (FSDP2, fully_shard)."""
+    timeout_s: float = Field(120, gt=0, le=86_400)
+    """Waiting for the other ranks ends the run after this many seconds."""
+
+
 # Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
 BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
@@ -474,6 +505,13 @@ class TrainerConfig(Config):
     """Steps between log lines."""
     seed: int = Field(0, ge=0, lt=2**62)
     """Seed of weights and document order; block b of a study uses seed + b."""
+    launch: LaunchConfig | None = None
+    """Train in several processes; None: in one."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train together."""
+        return 1 if self.launch is None else self.launch.torchrun.nproc
 
     @property
     def user_functions(self) -> tuple[tuple[str, str], ...]:
@@ -485,6 +523,26 @@ class TrainerConfig(Config):
             ("evaluation.source", validation),
         )
         return tuple((key, name) for key, name in named if name is not None)
+
+    @model_validator(mode="after")
+    def _ranks_compute(self) -> TrainerConfig:
+        if self.ranks > 1 and self.compute.emulated is not None:
+            raise ValueError(
+                "launch: an emulated device exchanges nothing with another; allowed: compute.device auto, cpu, cuda "
+                "(harness whatif --set ranks=N predicts several)"
+            )
+        if self.ranks > 1 and self.checkpoint is not None:
+            raise ValueError("checkpoint: the state of several ranks is not saved yet; allowed: launch with nproc 1")
+        sharded = self.launch is not None and self.launch.parallel == "fsdp" and self.ranks > 1
+        if sharded and self.compute.precision == "fp16":
+            raise ValueError(
+                "compute.precision: fp16 scales the loss, and each rank would judge its own share of the gradients; "
+                "allowed with launch.parallel fsdp: fp32, tf32, bf16, pure-bf16"
+            )
+        inject = self.data.inject
+        if inject is not None and inject.rank is not None and inject.rank >= self.ranks:
+            raise ValueError(f"data.inject.rank: {inject.rank} of {self.ranks} ranks; allowed: 0 to {self.ranks - 1}")
+        return self
 
     @model_validator(mode="after")
     def _a_model_of_ones_own_is_computed(self) -> TrainerConfig:

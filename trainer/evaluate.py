@@ -26,8 +26,16 @@ class Evaluator:
     """Says when a pass is due, and runs it. ``beat`` is called after each batch: a pass may outlast many steps."""
 
     def __init__(
-        self, compute: Compute, batches: Sequence[Batch], every_steps: int | None, beat: Beat = lambda: None
+        self,
+        compute: Compute,
+        batches: Sequence[Batch],
+        every_steps: int | None,
+        beat: Beat = lambda: None,
+        *,
+        prints: bool = True,
     ) -> None:
+        """``prints``: a log line for each pass, which one of several ranks does for all."""
+        self._prints = prints
         self._compute, self._batches, self._every, self._beat = compute, batches, every_steps, beat
         self._last: int | None = None  # the last step that ended
         self._evaluated: int | None = None
@@ -54,15 +62,19 @@ class Evaluator:
         telemetry.validated(
             Validation(step, start, monotonic_ns(), scores.loss, scores.accuracy, scores.tokens, len(self._batches))
         )
+        if not self._prints:
+            return
         accuracy = "" if scores.accuracy is None else f", masked-token accuracy {scores.accuracy:.4f}"
         print(f"step {step + 1}: validation loss {scores.loss:.4f}{accuracy}", flush=True)
 
 
-def make_evaluator(config: TrainerConfig, prepared: Prepared, compute: Compute, beat: Beat = lambda: None) -> Evaluator:
+def make_evaluator(
+    config: TrainerConfig, prepared: Prepared, compute: Compute, beat: Beat = lambda: None, *, prints: bool = True
+) -> Evaluator:
     """The evaluator that ``config`` asks for, with its batches made. Start loader workers first: this may tokenize."""
     asked = config.evaluation
     assert asked is not None
-    return Evaluator(compute, validation_batches(config, prepared), asked.every_steps, beat)
+    return Evaluator(compute, validation_batches(config, prepared), asked.every_steps, beat, prints=prints)
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:

@@ -21,16 +21,17 @@ def train(
     first_step: int = 0,
     saver: Saver | None = None,
     evaluator: Evaluator | None = None,
+    prints: bool = True,
 ) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from ``first_step``.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
     ``saver`` saves checkpoints where they are due; the losses up to there are read first. ``evaluator`` evaluates
-    between steps, where that is due.
+    between steps, where that is due. ``prints``: log lines too, which one of several ranks does for all.
     Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``), with ``compute.sync: late`` on
     an asynchronous device one step later, or as the generator is closed.
     """
-    readings = ValueReader(config, compute)
+    readings = ValueReader(config, compute, prints)
     try:
         for step in count(first_step):
             telemetry.step(step)

@@ -25,7 +25,9 @@ from trainer.config import TrainerConfig
 class ValueReader:
     """Reports losses, stops on a norm that is not finite, and logs every ``log_every`` steps."""
 
-    def __init__(self, config: TrainerConfig, compute: Compute) -> None:
+    def __init__(self, config: TrainerConfig, compute: Compute, prints: bool = True) -> None:
+        """``prints``: log lines too."""
+        self._prints = prints
         self._compute = compute
         self._late = config.compute.sync == "late" and compute.asynchronous
         self._every_step = config.compute.sync == "every-step"
@@ -91,7 +93,7 @@ class ValueReader:
         step, value = self._unread[-1][0], values[-1]
         self._unread.clear()
         if value is not None and (say or self._logs(step)):
-            _print(step, value)
+            self._print(step, value)
 
     def _report(self, values: Sequence[float | None]) -> None:
         for (step, _), value in zip(self._unread, values, strict=True):
@@ -101,11 +103,11 @@ class ValueReader:
     def _say(self, step: int, value: float) -> None:
         if self._logs(step):
             with telemetry.span("log"):
-                _print(step, value)
+                self._print(step, value)
 
     def _logs(self, step: int) -> bool:
         return (step + 1) % self._log_every == 0
 
-
-def _print(step: int, value: float) -> None:
-    print(f"step {step + 1}: loss {value:.4f}", flush=True)
+    def _print(self, step: int, value: float) -> None:
+        if self._prints:
+            print(f"step {step + 1}: loss {value:.4f}", flush=True)

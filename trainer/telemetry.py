@@ -115,6 +115,8 @@ class Recorder(Protocol):
 
     def blocked(self, call: Blocked) -> None: ...
 
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
+
 
 _recorder: Recorder | None = None
 
@@ -202,3 +204,9 @@ def blocked(call: Blocked) -> None:
     """Report a call that blocked the host on the device."""
     if _recorder is not None:
         _recorder.blocked(call)
+
+
+def exchanged(name: str, start_ns: int, end_ns: int) -> None:
+    """Report an exchange with the other ranks: this one was ready for it at ``start_ns``, it was over at ``end_ns``."""
+    if _recorder is not None:
+        _recorder.exchanged(name, start_ns, end_ns)

@@ -50,8 +50,10 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "attention": ("model", "compute.device"),
     "device": ("compute.device",),
     "asynchronous": ("compute.device",),
-    "device_count": ("compute.device",),
-    "threads": ("compute.threads",),
+    "device_count": ("compute.device", "launch"),
+    "ranks": ("launch",),
+    "parallel": ("launch",),
+    "threads": ("compute.threads", "launch"),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus", "data.source"),
     "model_fingerprint": ("model.factory", "model.config", "model.pretrained", "model.vocab_size"),
@@ -77,7 +79,7 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 # Facts that are measured, and differ from run to run.
 MEASURED = {
     "measured_compilations", "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share",
-    "evaluating_steps", "evaluating_share", "skipped_steps",
+    "evaluating_steps", "evaluating_share", "skipped_steps", "parameters_digest",
 }  # fmt: skip
 
 

@@ -22,8 +22,10 @@ from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
+from harness.analysis.scaling import Scaling
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
+from harness.analysis.stragglers import RanksReport
 from harness.analysis.target_loss import Learned
 from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
@@ -132,6 +134,7 @@ class ArmReport:
     step_ends: str | None = None
     unseen: Unseen | None = None
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
+    ranks: RanksReport | None = None  # of this trainer
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,7 @@ class Comparison:
     measured: Measured
     explained: Explained
     confounds: tuple[Confound, ...]
+    scaling: Scaling | None = None  # where they have different numbers of ranks
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,11 @@ from harness.analysis.report_types import (
     NotCompared,
     StudyReport,
 )
+from harness.analysis.scaling import scaling
 from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
+from harness.analysis.stragglers import ranks_of
 from harness.analysis.target_loss import Learned, learned
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
@@ -191,6 +193,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
     return Comparison(
         *names,
         measured=measured,
+        scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
             *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
@@ -239,6 +242,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
         skipped_steps=_skipped_steps(arms.runs.get(name, ())),
+        ranks=ranks_of(arms.runs.get(name, ())),
     )
 
 
@@ -314,7 +318,8 @@ def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> Mod
     if not peak:
         return replace(found, flops_per_s=flops_per_s)
     source = str(facts.peak_source or facts.profile)
-    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / float(peak), mfu_of=source, no_mfu=None)
+    whole = float(peak) * (facts.ranks or 1)  # tokens/s are those of all ranks
+    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / whole, mfu_of=source, no_mfu=None)
 
 
 def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:

@@ -115,6 +115,8 @@ def _modules(processes: list[RunProcess]) -> list[str]:
         # before it forks, was looked at without one only.
         modules += [] if has_nvidia_driver() else ["torch._dynamo"]
         modules += sorted({module for config in computing for module in _model_modules(section(config, "model"))})
+        if any(_sharded(config) for config in computing) and not has_nvidia_driver():
+            modules.append("torch.distributed.fsdp")  # 3 s, likewise
     return modules
 
 
@@ -122,6 +124,11 @@ def _computes(config: JsonObject) -> bool:
     """Whether the run builds a torch model: no control without compute, no device on paper."""
     compute = section(config, "compute")
     return compute["work"] == "model" and isinstance(compute["device"], str)
+
+
+def _sharded(config: JsonObject) -> bool:
+    launch = config.get("launch")
+    return isinstance(launch, dict) and launch["parallel"] == "fsdp"
 
 
 def _model_modules(model: JsonObject) -> list[str]:

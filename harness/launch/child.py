@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -23,7 +23,8 @@ from harness.launch.channel import Channel
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
 from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
-from harness.launch.protocol import DataMessage
+from harness.launch.protocol import DataMessage, RunOrder, StartMessage
+from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.bare import BareRecorder
@@ -42,6 +43,7 @@ from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.model_files import model_files, objective_of
+from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
@@ -65,18 +67,29 @@ def main(descriptor: int, parent: int) -> int:
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=_now())
     folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
+    others: OtherRanks | None = None
     try:
         alive = Heartbeat(channel, start.get("beat_s"))
-        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"))
+        others = _other_ranks(start, record, descriptor)
+        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"), others=others)
+
+        def end_without_this_thread(line: str) -> None:
+            failed = RunEnding("failed", line)
+            folder.write_run(failed.of(record))
+            channel.send({"event": failed.status, "error": failed.error})
+            os._exit(failed.exit_code)
+
+        run.when_lost = end_without_this_thread
         run.serve(channel)
         ending = RunEnding("done")
     except Exception as error:
         traceback.print_exc()
-        known = isinstance(error, InputError | LostBatchError)
-        what = str(error) if known else with_fix(error)
+        what = _line_of(error, others)
         if run is not None and is_out_of_memory(error):
             what += advice(run.config, run.vocab_size, memory_of_this_run(type(error).__name__ == "OutOfMemoryError"))
         ending = RunEnding("failed", what)
+    if others is not None:
+        others.end()
     if run is not None:
         try:
             run.write(ending)
@@ -88,6 +101,43 @@ def main(descriptor: int, parent: int) -> int:
         folder.write_run(ending.of(record))
     channel.send({"event": ending.status, "error": ending.error})
     return ending.exit_code
+
+
+def serve_rank(start: StartMessage, channel: Channel, rank: Rank) -> int:
+    """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``; the exit status."""
+    record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
+    # What samples the machine or profiles looks at rank 0: once is enough.
+    probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False)
+    run: Run | None = None
+    try:
+        run = Run(record, StudyFolder(Path(start["study"])), probes, Heartbeat(channel, None), start.get("data"), rank)
+        run.serve(channel)
+        run.write_tables()
+        channel.send({"event": "done"})
+        return 0
+    except Exception as error:
+        traceback.print_exc()
+        of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
+        # To its end, before another rank notices that it is gone and comes to another conclusion.
+        channel.send({"event": "failed", "error": f"{of_another}{_line_of(error, None)}"})
+        return 1
+
+
+def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int) -> OtherRanks | None:
+    """The other ranks of this run, forked; None where there are none."""
+    config = TrainerConfig.model_validate(record.config)
+    if config.launch is None or config.ranks == 1:
+        return None
+    return OtherRanks(start, config.ranks, config.launch.timeout_s, serve_rank, descriptor)
+
+
+def _line_of(error: Exception, others: OtherRanks | None) -> str:
+    """What the record says of ``error``; of several ranks, which of them it comes from."""
+    known = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
+    line = str(error) if known else with_fix(error)
+    if others is None or isinstance(error, RankFailedError | RanksDifferError):
+        return line
+    return others.explain(error) or f"rank 0: {line}"
 
 
 @dataclass(frozen=True)
@@ -110,9 +160,19 @@ class Run:
     """A trainer under its probes."""
 
     def __init__(
-        self, record: RunRecord, folder: StudyFolder, probes: RunProbes, alive: Heartbeat, data: DataMessage | None
+        self,
+        record: RunRecord,
+        folder: StudyFolder,
+        probes: RunProbes,
+        alive: Heartbeat,
+        data: DataMessage | None,
+        rank: Rank = ALONE,
+        others: OtherRanks | None = None,
     ) -> None:
-        """``data``: what was prepared for it; None for a launcher that does not say."""
+        """``data``: what was prepared for it; None for a launcher that does not say. ``others``: that rank 0 drives."""
+        self.others = others
+        self.rank = rank if others is None else others.rank
+        self.when_lost: Callable[[str], None] | None = None
         self.asked = record
         self.data = data
         self.facts = RunFacts()  # none until the run is built
@@ -140,19 +200,39 @@ class Run:
                 self._take(steps, self.config.warmup_steps, warmup=True)
                 self._synchronize()
                 self.probe_set.wait()  # NVML may take seconds to wake
+                self._all_have("ready")
                 channel.send({"event": "ready"})
-                while (message := channel.receive_order())["do"] != "finish":
+                while (message := self._next_order(channel))["do"] != "finish":
+                    if message["do"] == "step":  # one of those that rank 0 is profiled in
+                        self._take(steps, 1, warmup=True)
+                        continue
                     if message["do"] == "profile":
                         self._profile(steps)
                     else:
                         self._repeat(steps, message["turn"], message["settle"], message["steps"])
                     self.probe_set.wait()
+                    self._all_have(message["do"])
                     channel.send({"event": message["do"]})
                 if self.evaluator is not None:
                     self.evaluator.finish()
+                close()
+                assert self.compute is not None
+                self.facts = replace(self.facts, parameters_digest=self.compute.end_together())
+                self._all_have("done")
         finally:
             close()
             self.probe_set.close()
+
+    def _next_order(self, channel: Channel) -> RunOrder:
+        order = channel.receive_order()
+        if self.others is not None:
+            self.others.send(order)
+        return order
+
+    def _all_have(self, event: str) -> None:
+        """Wait until the other ranks have come to the same place: between orders all of them stand still."""
+        if self.others is not None:
+            self.others.wait(event)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -199,20 +279,25 @@ class Run:
         parent = None if data.start_method == "forkserver" else os.getpid()
         folder = self.folder.run(self.asked.arm, self.asked.block)
         attach = partial(attach_in_worker, parent, self.probes, folder)
-        batches = self.batches = open_batches(data, prepared, self.config.seed, attach)
-        compute = self.compute = build_compute(self.config, prepared.vocab_size)
+        batches = self.batches = open_batches(data, prepared, self.config.seed, attach, rank=self.rank)
+        if self.others is not None:
+            assert self.when_lost is not None
+            self.others.watch(self.when_lost)  # threads, so only now that the workers are forked
+        compute = self.compute = build_compute(self.config, prepared.vocab_size, self.rank)
         self.facts = facts_of_run(self.config, compute, prepared, model)
         if self.config.evaluation is not None and self.asked.control in EVALUATED:
-            self.evaluator = make_evaluator(self.config, prepared, compute, self.alive.beat)
+            self.evaluator = make_evaluator(self.config, prepared, compute, self.alive.beat, prints=self.rank.is_first)
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
         else:
             self.recorder = BareRecorder()
-        self.tables = RunTables(self.recorder, folder, os.getpid(), threading.get_native_id(), rank=0)
+        self.tables = RunTables(
+            self.recorder, folder, os.getpid(), threading.get_native_id(), self.rank.number, self.rank.of
+        )
         telemetry.attach(self.recorder)
         saver = _saver(self.config, compute, batches, folder)
-        steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator)
+        steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator, prints=self.rank.is_first)
 
         def close() -> None:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
@@ -246,7 +331,13 @@ class Run:
         """The windows of the probes that disturb, one after the other; none of their steps is measured."""
         assert self.recorder is not None
         self.recorder.warmup = True
-        self.probe_set.run_windows(lambda: self._next(steps), self.recorder)
+
+        def step() -> int:
+            if self.others is not None:
+                self.others.send({"do": "step"})
+            return self._next(steps)
+
+        self.probe_set.run_windows(step, self.recorder)
         self._synchronize()
         sys.stdout.flush()
 
@@ -277,10 +368,9 @@ class Run:
 
     def write(self, ending: RunEnding) -> None:
         """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
-        telemetry.attach(None)
         record = self.record_of(ending)
+        self.write_tables()
         if self.tables is not None:
-            self.tables.write()
             self.folder.write_samples(record.arm, record.block, self.probe_set.samples())
             self.folder.write_probes(record.arm, record.block, self.probe_set.report())
         self.folder.write_whole_run(record)
@@ -288,6 +378,12 @@ class Run:
     def _skipped_steps(self, ending: RunEnding) -> int | None:
         """How many optimizer steps loss scaling skipped; not asked of a device after a failure, which may hang."""
         return self.compute.skipped_steps() if self.compute is not None and ending.status == "done" else None
+
+    def write_tables(self) -> None:
+        """Write what this rank's ledger recorded; of the other ranks nothing else is written."""
+        telemetry.attach(None)
+        if self.tables is not None:
+            self.tables.write()
 
     def record_of(self, ending: RunEnding) -> RunRecord:
         """The run's record, with what the run knows of itself."""
@@ -411,7 +507,9 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         device=compute.device,
         asynchronous=compute.asynchronous,
         emulated=compute.emulated,
-        device_count=1,
+        device_count=config.ranks if compute.asynchronous else 1,
+        ranks=config.ranks if config.ranks > 1 else None,
+        parallel=config.launch.parallel if config.launch is not None and config.ranks > 1 else None,
         threads=torch.get_num_threads(),
         workers=config.data.workers,
         cores=len(os.sched_getaffinity(0)),

@@ -54,12 +54,19 @@ class RunNeed:
     batch: ByteRange
     in_flight: int
     """Batches that are built ahead, and with none of these the one that is used."""
+    ranks: int = 1
+    """Processes that each take all of this; on CUDA each has a card of its own."""
     own_model: bool = False
     """Its model is a factory's, or one without a formula: what it takes comes on top, and is not known before."""
 
     @property
     def in_memory(self) -> Holding:
-        """What it holds in the host's memory."""
+        """What it holds in the host's memory, all ranks together."""
+        one = self._of_one_rank
+        return Holding(one.lasting_bytes * self.ranks, one.peak.times(self.ranks))
+
+    @property
+    def _of_one_rank(self) -> Holding:
         own = PROCESS + WORKER.times(self.workers) + self.batches
         if self.training is None:
             return Holding(own.low_bytes, own)
@@ -118,7 +125,7 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
         computes_on = "auto"
     ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
     own_model = config.model.factory is not None or (computes and shape is None)
-    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), own_model)
+    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), config.ranks, own_model)
 
 
 def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:

@@ -33,10 +33,10 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
         )
     return Needs(
         len(configs),
-        sum(config.data.workers for config in configs),
-        sum(shared_bytes(config.data) for config in configs),
+        sum(config.ranks * config.data.workers for config in configs),
+        sum(config.ranks * shared_bytes(config.data) for config in configs),
         max(_open_files(config.data) for config in configs),
-        sum(_tasks(config) for config in configs),
+        sum(config.ranks * _tasks(config) for config in configs),
     )
 
 

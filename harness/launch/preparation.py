@@ -98,7 +98,7 @@ def prepare_data(
             found = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
         except InputError as error:
             raise InputError(f"arm {name}: {error}") from error
-        check_workers(data, found)
+        check_workers(data, found, config.ranks)
         if data.source is not None:
             tried.check(name, config, code)
         else:

@@ -21,7 +21,7 @@ from harness.launch.protocol import RECORD_FIELDS, DataMessage, RunEvent, RunOrd
 from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
-from harness.study.contract import RUN_FILES
+from harness.study.contract import RANK_FILES, RUN_FILES
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject, integer, section
@@ -68,6 +68,8 @@ class RunProcess:
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
+        for left in folder.glob(RANK_FILES):
+            left.unlink(missing_ok=True)
         for left in folder.glob(".*.tmp"):  # half written tables of one that was killed
             left.unlink(missing_ok=True)
         for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled

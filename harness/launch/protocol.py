@@ -115,9 +115,12 @@ class RepetitionOrder(TypedDict):
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: run the windows of the probes that disturb, or write the tables and end."""
+    """Launcher to run: run the windows of the probes that disturb, or write the tables and end.
 
-    do: Literal["profile", "finish"]
+    Rank 0 to the other ranks of the run alone: take one unmeasured step, as many as it is profiled in.
+    """
+
+    do: Literal["profile", "finish", "step"]
 
 
 RunOrder: TypeAlias = RepetitionOrder | BareOrder

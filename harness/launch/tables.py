@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.rows import PhaseSpan, Rows
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.contract import EVALUATION_COLUMNS, PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns
+from harness.study.contract import EVALUATION_COLUMNS, EXCHANGE, PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns, rank_file
 from harness.study.tables import TableFile, write_table
 from trainer.telemetry import StageSpan, Validation
 
@@ -34,16 +34,21 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 
 
 class RunTables:
-    """The steps and spans tables of one run in ``folder``; ``pid`` and ``tid`` are those of its main thread."""
+    """The steps and spans tables of one rank of a run in ``folder``; ``pid``, ``tid`` are those of its main thread.
 
-    def __init__(self, recorder: StepRecorder | BareRecorder, folder: Path, pid: int, tid: int, rank: int) -> None:
+    Rank 0's tables are the run's: its own times, and in the steps what all ``ranks`` together counted.
+    """
+
+    def __init__(
+        self, recorder: StepRecorder | BareRecorder, folder: Path, pid: int, tid: int, rank: int, ranks: int = 1
+    ) -> None:
         self._recorder = recorder
-        self._pid, self._tid, self._rank = pid, tid, rank
+        self._pid, self._tid, self._rank, self._ranks = pid, tid, rank, ranks
         self._folder = folder
         self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
         self._rates: list[tuple[Int, Float]] = []  # the same of learning rates
-        self._spans = TableFile(folder / "spans.parquet", SPAN_COLUMNS)
+        self._spans = TableFile(folder / rank_file("spans", rank), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
         """Move a large recording out of the recorder. Call it only between repetitions, as it takes a moment."""
@@ -70,7 +75,7 @@ class RunTables:
                     self.collect(least_events=0)
             finally:
                 self._write_steps()
-            if self._recorder.validations:
+            if self._recorder.validations and not self._rank:  # every rank evaluates the same
                 rows = zip(*self._recorder.validations, strict=True)
                 columns = dict(zip(Validation._fields, map(list, rows), strict=True))
                 write_table(self._folder / "evaluations.parquet", EVALUATION_COLUMNS, columns)
@@ -83,13 +88,15 @@ class RunTables:
         self._spans.discard()
 
     def _write_steps(self) -> None:
-        steps = TableFile(self._folder / "steps.parquet", STEP_COLUMNS)
+        steps = TableFile(self._folder / rank_file("steps", self._rank), STEP_COLUMNS)
         try:
             losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
             rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])
+            others = [] if self._rank else counted_by_others(self._folder, self._ranks)
             for part in self._steps:
                 numbers = np.asarray(part["step"], dtype=np.int64)
-                steps.append({**part, "loss": losses(numbers), "learning_rate": rates(numbers)})
+                whole = {**part, **with_others(part, numbers, others)}
+                steps.append({**whole, "loss": losses(numbers), "learning_rate": rates(numbers)})
             steps.close()
         finally:
             steps.discard()
@@ -121,10 +128,48 @@ class RunTables:
                 ("device", kernel.start_ns, kernel.end_ns),
             ):
                 found.append((pid, tid, role, rank, kernel.name, batch, start, end, None))
+        for name, start, end in recorder.take_exchanges():
+            found.append((pid, tid, EXCHANGE, rank, name, batch_at(start), start, end, None))
         for call in blocking:
             found.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
         columns = zip(*found, strict=True) if found else ((),) * len(SPAN_NAMES)
         return {name: list(values) for name, values in zip(SPAN_NAMES, columns, strict=True)}
+
+
+def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
+    """What the other ranks counted, by step: theirs are written before rank 0's. Nulls are -1."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for rank in range(1, ranks):
+        path = folder / rank_file("steps", rank)
+        if path.exists():
+            table = pq.read_table(path, columns=["step", *COUNTS])
+            found.append(
+                {name: table.column(name).fill_null(-1).to_numpy().astype(np.int64) for name in table.column_names}
+            )
+    return found
+
+
+def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
+    """The counts of ``part`` with those of the same steps of other ranks added; null where one is not known."""
+    import pyarrow as pa
+
+    found: Columns = {}
+    for name in COUNTS if others else ():
+        whole = (
+            pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
+        )
+        for other in others:
+            place = np.searchsorted(other["step"], numbers)
+            there = place < len(other["step"])
+            there[there] &= other["step"][place[there]] == numbers[there]
+            more = (
+                np.where(there, other[name][np.minimum(place, len(other["step"]) - 1)], -1) if len(there) else numbers
+            )
+            whole = np.where((whole < 0) | (more < 0), -1, whole + more)
+        found[name] = pa.array(whole, mask=whole < 0)
+    return found
 
 
 def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:

@@ -105,6 +105,11 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
     config = _with_schedule(config, goal)
     if config.compute.emulated is not None or config.compute.work == "none":
         raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
+    if config.ranks > 1:
+        raise InputError(
+            f"train: arm {arm.name} has {config.ranks} ranks (launch); allowed: one process, until the state of "
+            "several is saved"
+        )
     check_devices({arm.name: config})
     check_writable(out)
     folder = StudyFolder(out)

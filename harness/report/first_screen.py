@@ -20,6 +20,7 @@ from harness.report.changes import change
 from harness.report.confounds import confound_lines
 from harness.report.lone_arms import Headline, group_lines, left_out_lines, lone_lines, skipped_lines
 from harness.report.names import ArmNames
+from harness.report.ranks import rank_lines, scaling_lines
 from harness.report.sentences import (
     NOTHING,
     WORTH,
@@ -66,6 +67,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
     if not report.comparisons:
         alone = [arm for arm in report.arms if not arm.control]
         lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]
+    lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=" ".join(report.study.question.split()),

@@ -19,6 +19,7 @@ from harness.report import (
     numbers,
     outliers,
     profile,
+    ranks,
     stacks,
     why,
 )
@@ -85,6 +86,7 @@ def page(
         numbers.arms(plain, names),
         learned.section(report.learned, names),
         claims.section(report.uses, report.claims, names),
+        ranks.section(plain, names),
         _picture("ledger.png", pictures),
         learning.section(report.learning, pictures, names),
         causes.section(plain, names),

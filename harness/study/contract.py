@@ -54,10 +54,14 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("pid", "int64"),
     ("tid", "int64"),
     # main: phases, and what happens while no step is open (evaluate); main or loader-K: stages; device: what the
-    # device did; launch: when the host queued that, in the same order; sync: blocking calls of the main thread
+    # device did; launch: when the host queued that, in the same order; sync: blocking calls of the main thread;
+    # exchange: from when this rank was ready to exchange with the others until that was over
     ("role", "string"),
     ("rank", "int32"),
-    ("name", "string"),  # a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
+    (
+        "name",
+        "string",
+    ),  # what is exchanged, a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
     ("batch", "int64"),  # batches in the order the main thread received them, from 0; -1 where none
     ("start_ns", "int64"),
     ("end_ns", "int64"),
@@ -96,6 +100,15 @@ EVALUATION_COLUMNS: tuple[tuple[str, str], ...] = (
 )
 Columns = dict[str, list[Any]]
 
+EXCHANGE = "exchange"  # the role of spans in which ranks exchange something, gradients say
+
+
+def rank_file(table: str, rank: int) -> str:
+    """The file of a table (steps, spans) of one rank of a run; rank 0's is the run's own."""
+    return f"{table}.rank-{rank}.parquet" if rank else f"{table}.parquet"
+
+
+RANK_FILES = "*.rank-*.parquet"  # of the other ranks
 # What a run may leave, besides its log; of loader worker K: torch_profile.loader-K.json.gz.
 RUN_FILES = (
     "run.json", "steps.parquet", "spans.parquet", "samples.parquet", "evaluations.parquet", "probes.json",

@@ -55,7 +55,9 @@ class RunFacts:
     # measured time the main thread was blocked where nothing looked (and mostly where), was ready without a core, or
     # tokenized in no fetch.
     attached: str | None = None
-    ranks: SmallCount | None = None  # of its distributed program
+    ranks: SmallCount | None = None  # of its distributed program, or of this trainer
+    parallel: str | None = None  # ddp or fsdp, of this trainer's ranks
+    parameters_digest: str | None = None  # SHA-256 of what every rank held at the end of the run, found to be the same
     step_ends: str | None = None
     unseen_share: float | None = None
     unseen_place: str | None = None

@@ -80,6 +80,12 @@ class Compute(Protocol):
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint must hold of it, by name: objects with ``state_dict`` and ``load_state_dict``."""
 
+    def end_together(self) -> str | None:
+        """After the last step: the digest of the parameters that all ranks hold; None where there is one rank.
+
+        Raises RanksDifferError where they hold others.
+        """
+
 
 def call_site(what: str, *inside: str) -> str:
     """Name the innermost caller outside this file and the files ``inside``, as in ``trainer/loop.py:49: what``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,13 @@ from trainer.compute.base import Compute
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
 from trainer.compute.injected import InjectedCompute, NoCompute
+from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 from trainer.model import build_model, resolve_shape, shape_of
 from trainer.model_files import model_files, objective_of
+from trainer.ranks import ALONE, Rank, device_of
 from trainer.user_code import call
 
 if TYPE_CHECKING:
@@ -23,8 +26,11 @@ if TYPE_CHECKING:
     from trainer.model import Shape
 
 
-def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
-    """Build and seed the compute that ``config`` declares. Raises InputError where this machine cannot give it."""
+def build_compute(config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank = ALONE) -> Compute:
+    """Build and seed the compute that ``config`` declares. Raises InputError where this machine cannot give it.
+
+    Of several ranks each waits here for the last one.
+    """
     compute: Compute
     if config.compute.work == "none":
         compute = NoCompute()
@@ -32,7 +38,7 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int) -> Compute:
         if config.compute.emulated is not None:
             compute = build_emulated(config, emulated_shape(config, tokenizer_vocab_size))
         else:
-            compute = _torch_compute(config, lambda device: _model(config, tokenizer_vocab_size, device))
+            compute = _torch_compute(config, lambda device: _model(config, tokenizer_vocab_size, device), rank)
         if isinstance(compute, TorchCompute) and compute.asynchronous:
             compute = CudaTimeline(compute, pinned=config.data.pin_memory)
     if config.compute.inject is not None:
@@ -84,18 +90,23 @@ def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Mod
     return made
 
 
-def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.nn.Module]) -> TorchCompute:
+def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.nn.Module], rank: Rank) -> TorchCompute:
     import torch
 
     assert isinstance(config.compute.device, str)
-    device = _device(config.compute.device)
+    device = device_of(rank, _device(config.compute.device))
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
+    elif rank.of > 1 and device.type == "cpu":  # else each rank would have a thread on every core
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.of))
     torch.manual_seed(config.seed)
     # Drawn where they are used: 8 billion parameters would take 32 GB of the host's memory, and one of its cores.
     with device:
         model = build(device)
-    return TorchCompute(config, model, device)
+    if rank.of == 1:
+        return TorchCompute(config, model, device)
+    assert config.launch is not None
+    return TorchCompute(config, model, device, Parallel(config.launch, rank, device, config.optimizer.accumulation))
 
 
 def _device(name: str) -> torch.device:

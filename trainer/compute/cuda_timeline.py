@@ -142,6 +142,10 @@ class CudaTimeline:
     def parts(self) -> dict[str, Stateful]:
         return self._inner.parts()
 
+    def end_together(self) -> str | None:
+        with self._blocking("digest of the parameters"):
+            return self._inner.end_together()
+
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
         """Record everything that the body queues as one piece of work called ``name``."""

@@ -177,6 +177,9 @@ class EmulatedCompute:
     def parts(self) -> dict[str, Stateful]:
         return {}  # it computes nothing; what its jitter drew makes no difference to a loss
 
+    def end_together(self) -> str | None:
+        return None
+
     def _submit(self, name: str) -> None:
         milliseconds = self._durations_ms[f"{name}_ms"]
         if recorded := self._recorded_ms.get(f"{name}_ms"):

@@ -69,6 +69,9 @@ class NoCompute:
     def parts(self) -> dict[str, Stateful]:
         return {}
 
+    def end_together(self) -> str | None:
+        return None
+
 
 class InjectedCompute:
     """Runs another compute and adds the declared costs on the host's main thread."""
@@ -135,3 +138,6 @@ class InjectedCompute:
 
     def parts(self) -> dict[str, Stateful]:
         return self._inner.parts()
+
+    def end_together(self) -> str | None:
+        return self._inner.end_together()

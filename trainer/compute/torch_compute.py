@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer.compute import attention
 from trainer.compute.base import Loss, Stateful
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
+from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, validate
 from trainer.config import TrainerConfig
@@ -36,7 +37,10 @@ class TorchCompute:
 
     emulated = False
 
-    def __init__(self, config: TrainerConfig, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
+    ) -> None:
+        """``parallel``: of several ranks, which train it together."""
         import torch
 
         self._torch = torch
@@ -59,9 +63,13 @@ class TorchCompute:
         self.attention: str | None = getattr(getattr(model, "config", None), "_attn_implementation", None)
         if config.model.activation_checkpointing:
             keep_layer_inputs_alone(self._model)
-        self._run = compiled(self._model, device) if config.model.compile else self._model
         self._config = config.optimizer
         self._extra_forwards = config.compute.extra_forwards
+        self._parallel = parallel
+        if parallel is not None:  # before the optimizer: under fsdp the parameters are others then
+            self._model = parallel.wrap(self._model)
+            model = self._model
+        self._run = compiled(self._model, device) if config.model.compile else self._model
         decayed = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
         optimizer = config.optimizer
@@ -74,7 +82,8 @@ class TorchCompute:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, rate_factor(config))
 
     def begin_step(self, step: int) -> None:
-        pass
+        if self._parallel is not None:
+            self._parallel.begin_step()
 
     def to_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
@@ -101,6 +110,8 @@ class TorchCompute:
             # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
             with self._torch.no_grad():
                 self._run_model(batch)
+        if self._parallel is not None:
+            self._parallel.begin_forward()
         # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead. Only
         # the loss of a model of the user's own is known: of one label, it is multiplied by nothing.
         if self._own is not None:
@@ -146,12 +157,16 @@ class TorchCompute:
     def backward(self, loss: Loss) -> None:
         loss = loss / self._config.accumulation
         (loss if self._scaling is None else self._scaling.scaled(loss)).backward()
+        if self._parallel is not None:
+            self._parallel.end_backward()
 
     def clip_gradients(self) -> Any:
         if self._scaling is not None:
             self._scaling.unscale(self._optimizer)
         limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
         norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        if hasattr(norm, "full_tensor"):  # of shares: the norm of the whole
+            norm = norm.full_tensor()
         if self._scaling is not None:
             self._scaling.count(norm)
         return norm
@@ -166,13 +181,18 @@ class TorchCompute:
             self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if self._parallel is not None:
+            self._parallel.within_step = False
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
+        if self._parallel is not None:
+            means = self._parallel.mean_of(means)
         return [float(value) for value in means.tolist()]  # one transfer for all of them
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> _Copy:
-        values = [self._torch.stack(losses).mean().float()]
+        mean = self._torch.stack(losses).mean().float()
+        values = [mean if self._parallel is None else self._parallel.mean_of(mean)]
         if norm is not None:
             values.append(norm.detach().float())
         # Not blocking: torch takes pinned memory of its own for the result, and the stream copies in its turn.
@@ -207,6 +227,15 @@ class TorchCompute:
 
     def skipped_steps(self) -> int | None:
         return None if self._scaling is None else self._scaling.skipped_steps
+
+    def end_together(self) -> str | None:
+        """The digest of the parameters that all ranks hold, once the last step is done; None of one process.
+
+        Raises RanksDifferError where they hold others.
+        """
+        if self._parallel is None:
+            return None
+        return self._parallel.same_parameters()
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

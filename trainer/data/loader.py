@@ -17,10 +17,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import BatchPipeline, make_pipeline
-from trainer.data.position import DataPosition
+from trainer.data.order import shard_of
+from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError
+from trainer.ranks import ALONE, Rank
 
 # A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
 # its next batch in Python. At Python's default switch interval of 5 ms a finished batch can arrive tens of
@@ -198,8 +200,9 @@ def open_batches(
     seed: int,
     worker_init: WorkerInit | None = None,
     start: DataPosition | None = None,
+    rank: Rank = ALONE,
 ) -> Batches:
-    """Open the data path and start ``config.workers`` workers, which begin to prefetch at once.
+    """Open the data path of ``rank`` and start its ``config.workers`` workers, which begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
     called, and the first batch is built when it is asked for (a repeated batch is built here). Raises InputError where
@@ -207,14 +210,19 @@ def open_batches(
     """
     start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
-    check_workers(config, prepared)
+    check_workers(config, prepared, rank.of)
+    if config.inject is not None and config.inject.rank not in (None, rank.number):
+        config = config.model_copy(update={"inject": None})
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
-        return Batches(_endless(make_pipeline(config, prepared, seed, 0, 1, start.of(0))), pin, position=start)
+        shard = shard_of(0, 1, rank.number, rank.of)
+        return Batches(
+            _endless(make_pipeline(config, prepared, seed, *shard, _at(start, 0, shard[0]))), pin, position=start
+        )
     made_again = 0 if config.source is None else -(-start.received // config.workers)
     late = LateBatch(config.workers, config.timeout_s, made_again)
     loader = DataLoader(
-        _BatchDataset(config, prepared, seed, copy(start)),  # as it is now: this process goes on with its own
+        _BatchDataset(config, prepared, seed, copy(start), rank),  # as it is now: this process goes on with its own
         batch_size=None,
         num_workers=config.workers,
         collate_fn=_as_it_is,
@@ -232,20 +240,26 @@ def open_batches(
 class _BatchDataset(IterableDataset[Any]):
     """Yields a worker's own share of the documents as whole batches."""
 
-    def __init__(self, config: DataConfig, prepared: Prepared, seed: int, start: DataPosition) -> None:
-        self._config, self._prepared, self._seed, self._start = config, prepared, seed, start
+    def __init__(self, config: DataConfig, prepared: Prepared, seed: int, start: DataPosition, rank: Rank) -> None:
+        self._config, self._prepared, self._seed, self._start, self._rank = config, prepared, seed, start, rank
 
     def __iter__(self) -> Iterator[Batch | InputError]:
         worker = get_worker_info()
         assert worker is not None
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
         role = self._start.role(worker.id)
+        shard = shard_of(role, worker.num_workers, self._rank.number, self._rank.of)
         try:
             yield from _endless(
-                make_pipeline(self._config, self._prepared, self._seed, role, worker.num_workers, self._start.of(role))
+                make_pipeline(self._config, self._prepared, self._seed, *shard, _at(self._start, role, shard[0]))
             )
         except InputError as error:
             yield error
+
+
+def _at(start: DataPosition, role: int, shard: int) -> Position:
+    """Where the worker of ``role`` goes on, whose part of the documents is ``shard``."""
+    return start.of(role)._replace(worker=shard)
 
 
 class _WorkerStart:

@@ -1,6 +1,11 @@
 """Chooses the next documents: a seeded permutation per epoch, strided over the workers, endless or for one epoch.
 
-Where some documents are held out for evaluation, the permutation is one of the others.
+Several ranks share one order: worker w of rank r is shard r x workers + w of ranks x workers (:func:`shard_of`). A
+batch number k of all ranks together, each built by worker k modulo workers, then has the very documents of batch k of
+one process with as many workers and ranks x batch_size rows (padded rows; packed ones hold other cuts of them). So the
+number of ranks changes no document's place in the order, and no document is lost or comes twice in an epoch. Where the
+documents cannot be divided equally, a shard with one less begins its next epoch earlier.
+Where some documents are held out for evaluation, the order is one of the others.
 
 The order is the same for every data path, so that two paths see the same documents in the same order.
 """
@@ -12,6 +17,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The shard of worker ``worker`` of ``workers`` in rank ``rank`` of ``ranks``, and how many shards there are."""
+    return rank * workers + worker, ranks * workers
 
 
 class ShardedSampler:

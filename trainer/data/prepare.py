@@ -81,12 +81,20 @@ def format_of(config: DataConfig) -> Format | None:
     return formats.get(config.path)
 
 
-def check_workers(config: DataConfig, prepared: Prepared) -> None:
-    """Raise InputError where there are more loader workers than documents (a source's own are not known)."""
+def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> None:
+    """Raise InputError where there are more shards than documents (a source's own are not known).
+
+    Each loader worker of each rank has a shard of its own; so has a rank without workers.
+    """
     if config.source is not None:
         return
     corpus, split = prepared.corpus, prepared.split
     documents = corpus.documents - corpus.empty if split is None else split.training - split.training_empty
+    if ranks > 1 and ranks * max(config.workers, 1) > documents:
+        raise InputError(
+            f"launch.torchrun.nproc: {ranks} ranks of {max(config.workers, 1)} shards but only {documents} document"
+            f"{'s' if documents != 1 else ''} in the corpus {corpus.name}"
+        )
     if config.workers > documents:
         held_out = "" if split is None else f" beside the {split.held_out} held out"
         raise InputError(

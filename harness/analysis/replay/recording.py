@@ -144,6 +144,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     name = f"{run.record.arm}, block {run.record.block}"
     if run.record.status != "done" or table is None or not len(table) or not run.has_spans:
         raise InputError(f"{name}: no finished run with tables to replay")
+    if (run.record.facts.ranks or 1) > 1 and run.record.facts.attached is None:
+        raise InputError(f"{name}: its ranks wait for one another, which a replay of one of them knows nothing of")
     if table.column("start_ns").null_count or table.column("wall_ns").null_count:
         raise InputError(f"{name}: its steps have no times to replay")
     starts, ends = bounds(table)

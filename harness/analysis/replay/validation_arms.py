@@ -40,8 +40,10 @@ def _removes_data(edits: Edits) -> bool:
 def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
     """The configurations that are this one under ``edits``; none where its keys cannot express them."""
     flat = flatten(config)
-    if edits.cores is not None or (edits.ranks or 1) > 1:
+    if edits.cores is not None:
         return []
+    if edits.ranks is not None:
+        flat["launch.torchrun.nproc"] = edits.ranks
     for stage, change in edits.stages.items():
         times = change.factor
         if change.ms is not None or stage not in EXTRA_WORK or times < 1 or times != int(times):
@@ -64,4 +66,9 @@ def _comparable(config: JsonObject) -> Nested:
     flat = {**BEFORE, **{key: value for key, value in flatten(config).items() if key not in IGNORED}}
     if not flat.get("data.workers"):
         flat.pop("data.prefetch", None)  # no effect
+    # One rank is one however it is started; of several only their number, and how they share the model, count.
+    launch = {key: flat.pop(key) for key in list(flat) if key == "launch" or key.startswith("launch.")}
+    ranks = launch.get("launch.torchrun.nproc", 1)
+    if ranks != 1:
+        flat |= {"ranks": ranks, "parallel": launch.get("launch.parallel", "ddp")}
     return flat

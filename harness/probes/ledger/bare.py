@@ -61,5 +61,7 @@ class BareRecorder:
 
     def blocked(self, call: Blocked) -> None: ...
 
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
+
     def take(self) -> BatchTrace | None:
         return None

@@ -58,6 +58,9 @@ class StageRecorder:
     def blocked(self, call: Blocked) -> None:
         raise AssertionError("a loader worker has no device")
 
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        raise AssertionError("a loader worker exchanges nothing")
+
     def take(self) -> BatchTrace:
         spans, self._spans = tuple(self._spans), []
         self._batches += 1

@@ -36,6 +36,7 @@ class StepRecorder:
         self.validations: list[Validation] = []
         self.kernels: list[Kernel] = []
         self.blocking: list[Blocked] = []
+        self.exchanges: list[tuple[str, int, int]] = []  # with other ranks: name, when this one was ready, when over
         self._run_queue = run_queue
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
@@ -60,6 +61,11 @@ class StepRecorder:
         kernels, blocking = self.kernels, self.blocking
         self.kernels, self.blocking = [], []
         return kernels, blocking
+
+    def take_exchanges(self) -> list[tuple[str, int, int]]:
+        """Return the exchanges with other ranks since the last call, and forget them."""
+        exchanges, self.exchanges = self.exchanges, []
+        return exchanges
 
     def add(self, events: Iterable[tuple[Any, ...]]) -> None:
         """Add events that were recorded elsewhere, in their order."""
@@ -111,6 +117,9 @@ class StepRecorder:
 
     def blocked(self, call: Blocked) -> None:
         self.blocking.append(call)
+
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        self.exchanges.append((name, start_ns, end_ns))
 
     def take(self) -> BatchTrace:
         """The trace of a batch made inline. Its spans are those recorded since the last call; rows have them."""

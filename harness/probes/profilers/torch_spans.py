@@ -67,3 +67,6 @@ class TorchSpans:
 
     def blocked(self, call: Blocked) -> None:
         self._inner.blocked(call)
+
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        self._inner.exchanged(name, start_ns, end_ns)

@@ -113,3 +113,18 @@ def test_a_device_on_paper_has_its_validation_arm_by_speed() -> None:
     records = [arm("a", compute__device=slow), arm("fast", compute__device={**slow, "speed": 2.0})]
     assert validation_arms(records, "a", parse_edits(["device=2x"])) == ["fast"]
     assert validation_arms(records, "fast", parse_edits(["device=0.5x"])) == ["a"]
+
+
+def test_ranks_have_their_validation_arm_in_as_many_processes() -> None:
+    two = {"torchrun": {"nproc": 2}, "parallel": "ddp", "timeout_s": 60}
+    records = [
+        arm("a", launch=None),
+        arm("two", launch=two),
+        arm("two, longer", launch={**two, "timeout_s": 5}),
+        arm("three", launch={**two, "torchrun": {"nproc": 3}}),
+        arm("sharded", launch={**two, "parallel": "fsdp"}),
+        arm("other batch", launch=two, data__batch_size=3),
+    ]
+    assert validation_arms(records, "a", parse_edits(["ranks=2"])) == ["two", "two, longer"]
+    assert validation_arms(records, "two", parse_edits(["ranks=1"])) == ["a"]
+    assert validation_arms(records, "a", parse_edits(["ranks=4"])) == []

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.order import ShardedSampler
+from trainer.data.order import ShardedSampler, shard_of
 
 
 def epochs(order: ShardedSampler, share: int, count: int, chunk: int) -> list[list[int]]:
@@ -49,3 +49,21 @@ def test_an_order_for_one_epoch_ends() -> None:
     order = ShardedSampler(5, 0, False, endless=False)
     assert np.concatenate([order.take(3), order.take(3)]).tolist() == [0, 1, 2, 3, 4]
     assert len(order.take(3)) == 0
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(0, 5))
+def test_the_batches_of_all_ranks_are_those_of_one_process(ranks: int, workers: int, rows: int, seed: int) -> None:
+    """Batch k of all ranks together has the documents of batch k of one process with ranks x rows a batch."""
+    documents = ranks * workers * rows * 3
+    alone = [ShardedSampler(documents, seed, True, *shard_of(worker, workers, 0, 1)) for worker in range(workers)]
+    together = [
+        [ShardedSampler(documents, seed, True, *shard_of(worker, workers, rank, ranks)) for worker in range(workers)]
+        for rank in range(ranks)
+    ]
+    seen = []
+    for batch in range(3 * workers):
+        worker = batch % workers
+        found = [index for rank in together for index in rank[worker].take(rows).tolist()]
+        assert sorted(found) == sorted(alone[worker].take(ranks * rows).tolist())
+        seen += found
+    assert sorted(seen) == list(range(documents))

@@ -1,0 +1,176 @@
+"""Starts and drives the other ranks of a run: rank 0 is the process that the launcher drives, and passes its orders on.
+
+They are forked before this process computes anything, in its process group, so that they are suspended and end with it.
+Each speaks the launcher's protocol (``launch.protocol``) with rank 0. What a rank reports is read by a thread: where
+one fails while rank 0 waits for it in an exchange that never ends, the run must end, and say which rank it was.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from harness.launch.channel import Channel
+from harness.launch.diagnosis import describe_process, explain_end
+from harness.launch.protocol import RunEvent, RunOrder, StartMessage
+from harness.launch.waiting import LOOK_S, looks
+from harness.machine.lifetime import die_with_parent
+from trainer.ranks import Rank, is_of_the_exchange, meeting_place
+
+# For an error to arrive that another one comes from: a rank that ends closes its connections before it is waited for.
+CAUSE_S = 5.0
+# For rank 0 to come out of an exchange by itself once another rank has failed.
+STUCK_S = 20.0
+EXCHANGE = "exchange"  # begins the error of a rank that failed because another one was late or gone
+
+Serve = Callable[[StartMessage, Channel, Rank], int]
+
+
+class RankFailedError(Exception):
+    """A rank failed, or did not answer: the line names it and says why."""
+
+
+@dataclass(frozen=True)
+class _Other:
+    number: int
+    pid: int
+    channel: Channel
+    connection: socket.socket
+
+
+class OtherRanks:
+    """Ranks 1 and up, as rank 0 sees them."""
+
+    def __init__(self, start: StartMessage, ranks: int, timeout_s: float, serve: Serve, own: int) -> None:
+        """Fork them. ``serve``: what each calls, with the end of its channel; ``own``: a descriptor not theirs."""
+        parent = os.getpid()
+        listening = meeting_place()
+        port = listening.getsockname()[1]
+        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s)
+        self._timeout_s = timeout_s
+        self._others: list[_Other] = []
+        for number in range(1, ranks):
+            ours, theirs = socket.socketpair()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    die_with_parent(parent)
+                    assert self.rank.listening is not None
+                    for descriptor in (own, self.rank.listening, ours.fileno()):
+                        os.close(descriptor)
+                    for other in self._others:
+                        other.connection.close()
+                    rank = replace(self.rank, number=number, listening=None)
+                    code = serve(start, Channel(theirs), rank)
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            theirs.close()
+            self._others.append(_Other(number, pid, Channel(ours), ours))
+        self._events: queue.Queue[tuple[int, RunEvent]] = queue.Queue()
+        self._failed: dict[int, str] = {}
+        self._news = threading.Event()  # one of them has failed
+        self._ending = threading.Event()
+        self._lost: Callable[[str], None] | None = None
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """Begin to read what they report. ``lost`` is called where one failed and this process does not come out of
+        its exchange; it must end the process."""
+        self._lost = lost
+        for other in self._others:
+            threading.Thread(target=self._read, args=(other,), daemon=True).start()
+
+    def send(self, order: RunOrder) -> None:
+        """Pass the launcher's order on."""
+        for other in self._others:
+            with suppress(OSError):  # it has ended: whoever waits for it next says so
+                other.channel.send(order)
+
+    def wait(self, event: str) -> None:
+        """Wait until all have reported ``event``; RankFailedError where one does something else, or nothing."""
+        missing = {other.number for other in self._others}
+        for _ in range(looks(self._timeout_s)):
+            while missing and not self._failed:
+                try:
+                    number, found = self._events.get(timeout=min(LOOK_S, self._timeout_s))
+                except queue.Empty:
+                    break
+                if found["event"] == event:
+                    missing.discard(number)
+            if self._failed:
+                raise RankFailedError(self.cause() or self._worst())
+            if not missing:
+                return
+        number = min(missing)
+        raise RankFailedError(
+            f"rank {number} did not report {event!r} within {self._timeout_s:g} s (launch.timeout_s): "
+            f"{self._described(number)}"
+        )
+
+    def explain(self, error: BaseException) -> str | None:
+        """Which rank an error of rank 0 comes from, and why that one failed; None where it is rank 0's own."""
+        if not is_of_the_exchange(error):
+            return None
+        self._news.wait(CAUSE_S)
+        if self._failed:
+            return self.cause() or self._worst()
+        states = "; ".join(f"rank {other.number}: {self._described(other.number)}" for other in self._others)
+        return f"the ranks waited for one another in vain ({str(error).splitlines()[0]}); {states}"
+
+    def cause(self) -> str | None:
+        """The line of the first rank that failed by itself; None where none did."""
+        own = [(number, text) for number, text in self._failed.items() if not text.startswith(EXCHANGE)]
+        return f"rank {own[0][0]}: {own[0][1]}" if own else None
+
+    def end(self) -> None:
+        """Nothing more is waited for: that they end is no failure from now on."""
+        self._ending.set()
+
+    def _worst(self) -> str:
+        number, text = next(iter(self._failed.items()))
+        return f"rank {number}: {text}"
+
+    def _described(self, number: int) -> str:
+        pid = next(other.pid for other in self._others if other.number == number)
+        return describe_process(pid, f"rank {number}")
+
+    def _read(self, other: _Other) -> None:
+        """In a thread of its own: put what ``other`` reports into the queue, until it has ended."""
+        while True:
+            try:
+                message = other.channel.receive_event()
+            except (EOFError, OSError):
+                break
+            if message["event"] == "failed":
+                self._failed[other.number] = message.get("error") or "it failed"
+                break
+            self._events.put((other.number, message))
+        if not self._ending.is_set():
+            if other.number not in self._failed:
+                self._failed[other.number] = _end_of(other.pid)
+            self._news.set()
+            self._events.put((other.number, {"event": "failed"}))
+            if not self._ending.wait(STUCK_S) and self._lost is not None:
+                self._lost(self.cause() or self._worst())
+
+
+def _end_of(pid: int) -> str:
+    """How a rank ended that did not say anything."""
+    with suppress(ChildProcessError):
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"
+        return f"its process {how}; {explain_end(code)}" if code < 0 else f"its process {how}"
+    return "its process is gone"

@@ -1,0 +1,97 @@
+"""Says of an arm that trains in several ranks which of them the others wait for, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.analysis.report_types import ArmReport, Comparison
+from harness.analysis.stragglers import RanksReport
+from harness.report.lone_arms import Headline
+from harness.report.names import ArmNames
+from harness.report.tables import table
+from harness.report.words import count, interval, listing, ms, number, percent, ratio
+
+NOTHING = 0.01  # of the step: less is no straggler worth a word
+HEADER = ("arm", "rank", "step", "waits for data", "waits for other ranks", "tokens/s")
+NOTE = (
+    "A rank waits for the others from when its own work before the exchange is done (ddp: its last gradients are "
+    "ready; fsdp: its first forward pass begins, which gathers the weights) until the last rank has come so far. All "
+    "ranks are on one machine, whose clock (CLOCK_MONOTONIC) they share. tokens/s: those that the rank computed itself."
+)
+
+
+def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
+    """A line for each arm of several ranks."""
+    for arm in arms:
+        if arm.ranks is not None and arm.control is None:
+            subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
+            yield Headline(subject, _finding(arm.ranks), _support(arm.ranks))
+
+
+def scaling_lines(comparisons: Iterable[Comparison], names: ArmNames) -> Iterator[Headline]:
+    """A line for each comparison of arms with different numbers of ranks."""
+    for one in comparisons:
+        if (found := one.scaling) is None:
+            continue
+        first, second = names.short(found.baseline), names.short(found.candidate)
+        kind = "weak: the global batch grows" if found.weak else "strong: the same global batch"
+        speed = f"{ratio(found.speedup.median)} the tokens/s"
+        if found.speedup.ci_low is not None:
+            speed += f" ({interval(found.speedup)})"
+        text = (
+            f"{speed} with {count(found.ranks[1], 'rank')} for {found.ranks[0]}, efficiency {percent(found.efficiency)}"
+        )
+        learned = ""
+        if found.losses is not None and found.seconds is not None and found.target is not None:
+            learned = (
+                f"Training loss after the same tokens: {found.losses[1]:.3f}, of {first} {found.losses[0]:.3f}. "
+                f"Loss {found.target:.3f} after {number(found.seconds[1])} s of steps, of {first} after "
+                f"{number(found.seconds[0])} s."
+            )
+        yield Headline(f"Scaling of {second} ({kind})", text, learned)
+
+
+def _finding(found: RanksReport) -> str:
+    if all(one.wait_ms is None for one in found.ranks):
+        return "who waits for whom is not known, as a device computes by itself"
+    late = found.straggler
+    if late is None or late.saved_ms < NOTHING * found.step_ms:
+        longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
+        waits = f"{ms(longest.wait_ms or 0.0)} of {ms(found.step_ms)} a step"
+        return f"no rank is the one that the others wait for (rank {longest.number} waits most, {waits})"
+    return (
+        f"rank {late.number} makes the others wait, {ms(late.saved_ms)} of {ms(found.step_ms)} a step for {late.part}"
+    )
+
+
+def _support(found: RanksReport) -> str:
+    late = found.straggler
+    parts = []
+    if late is not None and late.saved_ms >= NOTHING * found.step_ms:
+        parts.append(
+            f"It takes {ms(late.excess_ms)} longer for it than the next; without that a step would take "
+            f"{ms(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast."
+        )
+    waits = [f"rank {one.number} {ms(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
+    if waits:
+        exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {ms(found.exchange_ms)}"
+        parts.append(f"Waits for the others: {listing(waits)} a step{exchange}.")
+    return " ".join(parts)
+
+
+def section(arms: Iterable[ArmReport], names: ArmNames) -> str:
+    """A row for each rank of each arm that has several."""
+    rows: Sequence[tuple[str, ...]] = [
+        (
+            names.short(arm.name),
+            str(one.number),
+            ms(one.step_ms),
+            ms(one.fetch_ms),
+            "not known" if one.wait_ms is None else ms(one.wait_ms),
+            "not known" if one.tokens_per_s is None else number(one.tokens_per_s),
+        )
+        for arm in arms
+        if arm.ranks is not None
+        for one in arm.ranks.ranks
+    ]
+    return "\n\n".join(("## Ranks", table(HEADER, rows), NOTE)) if rows else ""

@@ -1,0 +1,136 @@
+"""Two ranks whose times are known: who makes the other wait, for what, and what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis.ranks import rank_steps
+from harness.analysis.replay.recording import record as replayable
+from harness.analysis.stragglers import RanksReport, ranks_of
+from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, rank_file
+from harness.study.digests import digests_of
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from harness.study.store import StudyFolder
+from harness.study.tables import write_table
+from trainer.errors import InputError
+
+MS = 1_000_000
+STEPS = 40
+TOKENS = 100
+
+
+def run(folder: Path, tokenize_ms: tuple[float, float], scatter_ms: float = 0.0, parallel: str = "ddp") -> RunData:
+    """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms."""
+    path = StudyFolder(folder).run("arm", 0)
+    generator = np.random.default_rng(0)
+    steps: list[dict[str, list[Any]]] = [{name: [] for name, _ in STEP_COLUMNS} for _ in range(2)]
+    spans: list[dict[str, list[Any]]] = [{name: [] for name, _ in SPAN_COLUMNS} for _ in range(2)]
+    now = 10**12
+    for step in range(STEPS):
+        fetch = [(cost + generator.exponential(scatter_ms or 1e-9)) * MS for cost in tokenize_ms]
+        wait_for = max(fetch) if parallel == "fsdp" else 0.0  # where the ranks wait: in forward, or in backward
+        forward = [max(wait_for - one, 0.0) + 9 * MS for one in fetch]
+        ready = [now + one + 9 * MS + 10 * MS for one in fetch]
+        over = max(ready) + MS
+        for rank in range(2):
+            moments = [now, now + fetch[rank], now + fetch[rank] + forward[rank], over, over + 2 * MS]
+            row = dict.fromkeys((f"{phase}_ns" for phase in PHASES), 0)
+            names = ("fetch", "forward", "backward", "optimizer")
+            for name, start, end in zip(names, moments, moments[1:], strict=False):
+                row[f"{name}_ns"] = round(end) - round(start)
+                _span(spans[rank], "main", rank, name, step, start, end)
+            _span(spans[rank], "main", rank, "tokenize", step, moments[0], moments[1])
+            if parallel == "ddp":
+                _span(spans[rank], "exchange", rank, "gradients", step, ready[rank], over)
+            row |= {"step": step, "turn": 0, "warmup": 0, "start_ns": now, "loss": 3}
+            row |= {"wall_ns": round(moments[-1]) - now, "tokens": TOKENS * (2 - rank)}
+            for name in steps[rank]:
+                steps[rank][name].append(row.get(name))
+            steps[rank]["warmup"][-1] = step < 2
+        now = round(over + 2 * MS)
+    for rank in range(2):
+        write_table(path / rank_file("steps", rank), STEP_COLUMNS, steps[rank])
+        write_table(path / rank_file("spans", rank), SPAN_COLUMNS, spans[rank])
+    facts = RunFacts(ranks=2, parallel=parallel, asynchronous=False, workers=0)
+    config = {"data": {"workers": 0, "prefetch": 2, "batch_size": 1}, "optimizer": {"accumulation": 1}}
+    record = RunRecord("arm", 0, "done", config=config, facts=facts, digests=digests_of(path))
+    StudyFolder(folder).write_run(record)
+    (found,) = StudyFolder(folder).runs()
+    return found
+
+
+def _span(spans: dict[str, list[Any]], role: str, rank: int, name: str, batch: int, start: float, end: float) -> None:
+    row = {"pid": 1 + rank, "tid": 1 + rank, "role": role, "rank": rank, "name": name, "batch": batch}
+    row |= {"start_ns": round(start), "end_ns": round(end)}
+    for column in spans:
+        spans[column].append(row.get(column))
+
+
+def report(one: RunData) -> RanksReport:
+    found = ranks_of([one])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_the_rank_and_the_stage_are_named_with_what_they_cost(tmp_path: Path, parallel: str) -> None:
+    found = report(run(tmp_path, (5.0, 25.0), parallel=parallel))
+    assert found.straggler is not None
+    assert (found.straggler.number, found.straggler.part) == (1, "tokenize")
+    assert found.straggler.saved_ms == pytest.approx(20, rel=1e-3)
+    assert found.step_ms == pytest.approx(25 + 9 + 10 + 1 + 2, rel=1e-3)
+    assert found.without_straggler_ms == pytest.approx(5 + 9 + 10 + 1 + 2, rel=1e-3)
+    assert [one.wait_ms for one in found.ranks] == pytest.approx([20, 0], abs=1e-3)
+    assert found.exchange_ms == (pytest.approx(1, rel=1e-3) if parallel == "ddp" else None)
+    each = TOKENS / found.step_ms * 1e3
+    assert [one.tokens_per_s for one in found.ranks] == pytest.approx([each, each])
+
+
+def test_scatter_that_both_have_is_charged_to_nobody(tmp_path: Path) -> None:
+    """Both wait for one another by turns, 10 ms of scatter each: neither would save that by being like the other."""
+    found = report(run(tmp_path, (5.0, 5.0), scatter_ms=10.0))
+    assert all(one.wait_ms is not None and one.wait_ms > 2 for one in found.ranks)
+    assert found.straggler is None or found.straggler.saved_ms < 2
+
+
+def test_blocks_that_name_different_ranks_name_none(tmp_path: Path) -> None:
+    slow = [(25.0, 5.0), (5.0, 25.0), (5.0, 26.0), (5.0, 27.0), (5.0, 28.0)]
+    blocks = [run(tmp_path / str(place), times) for place, times in enumerate(slow)]
+    most = ranks_of(blocks)
+    assert most is not None
+    assert most.straggler is not None
+    assert most.straggler.number == 1
+    assert most.straggler.saved_ms == pytest.approx((20 + 21 + 22 + 23) / 4, rel=1e-3)
+    fewer = ranks_of(blocks[:4])
+    assert fewer is not None
+    assert fewer.straggler is None
+    assert fewer.without_straggler_ms == fewer.step_ms
+
+
+def test_what_a_straggler_costs_beside_scatter_is_what_is_saved_without_it(tmp_path: Path) -> None:
+    slow = report(run(tmp_path / "slow", (5.0, 25.0), scatter_ms=10.0))
+    even = report(run(tmp_path / "even", (5.0, 5.0), scatter_ms=10.0))
+    assert slow.straggler is not None
+    assert (slow.straggler.number, slow.straggler.part) == (1, "tokenize")
+    assert slow.without_straggler_ms == pytest.approx(even.step_ms, rel=0.03)
+
+
+def test_a_damaged_table_of_another_rank_is_not_read(tmp_path: Path) -> None:
+    one = run(tmp_path, (5.0, 25.0))
+    assert one.folder is not None
+    path = one.folder / rank_file("steps", 1)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert ranks_of([one]) is None
+
+
+def test_one_of_several_ranks_is_not_replayed(tmp_path: Path) -> None:
+    one = run(tmp_path, (5.0, 25.0))
+    assert rank_steps(one) is None  # which is for programs that are attached to
+    with pytest.raises(InputError, match="arm, block 0: its ranks wait for one another"):
+        replayable(one)

@@ -1,0 +1,151 @@
+"""Two real processes train one model over gloo: the same losses as one process with the same global batch."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.data.conftest import WORDS, write_parquet
+from trainer import telemetry
+from trainer.compute.build import build_compute
+from trainer.compute.parallel import Parallel
+from trainer.config import TrainerConfig
+from trainer.data.loader import open_batches
+from trainer.data.prepare import prepare
+from trainer.loop import train
+from trainer.ranks import ALONE, Rank, RanksDifferError, leave, meeting_place
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+# Every row is full, so that the mean of the ranks' means is the mean over all labels.
+TEXTS = [" ".join(WORDS[(one * 5 + at * (one + 3)) % len(WORDS)] for at in range(60)) for one in range(64)]
+ARMS = {
+    "ddp": {"parallel": "ddp"},
+    "ddp, accumulation 2": {"parallel": "ddp"},
+    "fsdp": {"parallel": "fsdp"},
+    "fsdp, accumulation 2": {"parallel": "fsdp"},
+}
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.exchanges: list[tuple[str, int, int]] = []
+        self.samples = 0
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def exchanged(self, *what: Any) -> None:
+        self.exchanges.append(what)
+
+    def received(self, trace: Any, tokens: int, trained_tokens: int, samples: int) -> None:
+        self.samples += samples
+
+    def __getattr__(self, name: str) -> Any:  # all else is of no interest here
+        return lambda *_: None
+
+
+def config(corpus: str, rows: int, accumulation: int = 1, **launch: object) -> TrainerConfig:
+    data = {
+        "corpus": {"parquet": corpus},
+        "tokenizer": {"train": {"vocab_size": 300}},
+        "sequence_length": 16,
+        "batch_size": rows,
+    }
+    return TrainerConfig.model_validate(
+        {
+            "model": {"layers": 2, "width": 32},
+            "data": data,
+            "optimizer": {"lr_warmup_steps": 0, "accumulation": accumulation},
+            "compute": {"device": "cpu", "threads": 1},
+            "log_every": 3,  # the last step is read when the loop is closed
+            "launch": {"torchrun": {"nproc": 2}, **launch} if launch else None,
+        }
+    )
+
+
+def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None]:
+    prepared = prepare(asked.data)
+    recorder = Recorder()
+    telemetry.attach(recorder)  # type: ignore[arg-type]
+    try:
+        with open_batches(asked.data, prepared, asked.seed, rank=rank) as batches:
+            compute = build_compute(asked, prepared.tokenizer.vocab_size, rank)
+            steps = train(asked, compute, batches)
+            for _ in range(STEPS):
+                next(steps)
+            steps.close()  # type: ignore[attr-defined]
+            digest = compute.end_together()
+            leave()
+    finally:
+        telemetry.attach(None)
+    return recorder, digest
+
+
+def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) -> None:
+    """Rank ``number``: each arm in turn, then parameters that differ."""
+    rank = Rank(number, 2, timeout_s=60)
+    for arm, launch in ARMS.items():
+        asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
+        recorder, digest = trained(asked, replace(rank, port=ports[arm]))
+        waits = [end - start for _, start, end in recorder.exchanges]
+        answers.send((recorder.losses, recorder.samples, digest, waits))
+    import torch
+
+    launched = config(corpus, 2, parallel="ddp").launch
+    assert launched is not None
+    parallel = Parallel(launched, replace(rank, port=ports["differ"]), torch.device("cpu"), 1)
+    model = torch.nn.Linear(2, 2)
+    parallel.wrap(model)
+    torch.nn.init.constant_(model.weight, float(number))
+    try:
+        parallel.same_parameters()
+    except RanksDifferError as error:
+        answers.send(str(error))
+    parallel.leave()
+
+
+def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
+    corpus = str(write_parquet(tmp_path / "texts.parquet", TEXTS))
+    alone = {rows: trained(config(corpus, rows), ALONE)[0] for rows in (4, 8)}
+    assert alone[4].losses[0] > alone[4].losses[STEPS - 1]  # it trains
+    places = [meeting_place() for _ in [*ARMS, "differ"]]
+    ports = {arm: place.getsockname()[1] for arm, place in zip([*ARMS, "differ"], places, strict=True)}
+    for place in places:  # free: here nothing is forked that could inherit them
+        place.close()
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
+    ranks = [
+        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1]), daemon=True) for number in range(2)
+    ]
+    for process, (_, theirs) in zip(ranks, pipes, strict=True):
+        process.start()
+        theirs.close()
+
+    def answer(number: int) -> Any:
+        assert pipes[number][0].poll(120), f"rank {number} says nothing"
+        return pipes[number][0].recv()
+
+    for arm in ARMS:
+        rows = 8 if "accumulation" in arm else 4
+        (losses, samples, digest, waits), other = answer(0), answer(1)
+        assert losses == pytest.approx(alone[rows].losses, rel=2e-6), arm
+        assert other[0] == losses
+        assert samples == other[1] == alone[rows].samples // 2
+        assert digest == other[2] is not None
+        assert len(waits) == (STEPS if "ddp" in arm else 0)  # once a step, under accumulation too
+        assert all(wait > 0 for wait in waits)
+    for number in range(2):
+        line = answer(number)
+        assert line.startswith("rank 1 holds other parameters than rank 0 at the end of the run (SHA-256 ")
+        assert "\n" not in line
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0

@@ -1,0 +1,110 @@
+"""Joins the ranks of a run to a group of torch's own engine (torch.distributed): gloo on CPUs, nccl on CUDA.
+
+The ranks of one machine find each other at 127.0.0.1: no name is resolved, as one that cannot be would hang them.
+Rank 0 listens before the others exist, so nobody needs to agree on a free port first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+LOCAL = "127.0.0.1"
+_LOOPBACK = "lo"  # the interface of LOCAL on Linux
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process among those that train together. ``listening``: rank 0's descriptor of the port where they meet."""
+
+    number: int = 0
+    of: int = 1
+    port: int = 0
+    listening: int | None = None
+    timeout_s: float = 120.0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that speaks for all."""
+        return self.number == 0
+
+
+ALONE = Rank()
+
+
+class RanksDifferError(Exception):
+    """Ranks that should hold the same parameters do not."""
+
+
+def meeting_place() -> socket.socket:
+    """A socket that listens on a free port, for rank 0; the others are told its port."""
+    listening = socket.create_server((LOCAL, 0), backlog=1024)
+    listening.set_inheritable(True)
+    return listening
+
+
+def device_of(rank: Rank, device: torch.device) -> torch.device:
+    """The device of this rank: on CUDA a card of its own. Raises InputError where there are not enough."""
+    import torch
+
+    if rank.of == 1 or device.type != "cuda":
+        return device
+    cards = torch.cuda.device_count()
+    if rank.of > cards:
+        raise InputError(f"launch.torchrun.nproc: {rank.of} ranks, but this torch sees {cards} CUDA devices")
+    torch.cuda.set_device(rank.number)
+    return torch.device("cuda", rank.number)
+
+
+def join(rank: Rank, device: torch.device) -> None:
+    """Wait until all ranks are there. Raises torch's DistError where one does not come in ``timeout_s``."""
+    import torch.distributed as dist
+
+    # gloo and nccl would look for the address of this machine's name.
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, _LOOPBACK)
+    # It takes a process that stood suspended for minutes for one that hangs.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    limit = timedelta(seconds=rank.timeout_s)
+    options: dict[str, Any] = {"is_master": rank.is_first, "timeout": limit, "wait_for_workers": False}
+    if rank.listening is not None:
+        options["master_listen_fd"] = rank.listening
+    store = dist.TCPStore(LOCAL, rank.port, rank.of, **options)  # type: ignore[attr-defined]
+    cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=store,
+        rank=rank.number,
+        world_size=rank.of,
+        timeout=limit,
+        device_id=device if cuda else None,
+    )
+
+
+def leave() -> None:
+    """Leave the group, once all ranks are done with it; nothing where there is none."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_of_the_exchange(error: BaseException) -> bool:
+    """Whether ``error`` is what an exchange with other ranks raises where one of them is late or gone.
+
+    Of gloo it is a RuntimeError like any other: only its text tells.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and isinstance(error, dist.DistError):
+        return True
+    signs = ("gloo/", "Connection closed by peer", "ProcessGroup", "c10d", "NCCL", "TCPStore")
+    return isinstance(error, RuntimeError) and any(one in str(error) for one in signs)
