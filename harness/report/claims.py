@@ -75,4 +75,6 @@ def _figure(figure: Estimate, *, as_ratio: bool) -> str:
     show = ratio if as_ratio else percent
     if figure.ci_low is None or figure.ci_high is None:
         return f"{show(figure.median)} [no interval]"
-    return f"{show(figure.median)} [{show(figure.ci_low)} to {show(figure.ci_high)}]"
+    # Few blocks that scatter have an interval below no share at all.
+    low = figure.ci_low if as_ratio else max(0.0, figure.ci_low)
+    return f"{show(figure.median)} [{show(low)} to {show(figure.ci_high)}]"
