@@ -16,7 +16,7 @@ import pytest
 
 from harness.launch.tracking.feed import MOST_WAITING, TrackerFeed
 from harness.launch.tracking.tracked_study import NOTE, tracked
-from harness.launch.tracking.trackers import KINDS
+from harness.launch.tracking.trackers import KINDS, TrackerKind
 from harness.scenario.model import TRACKERS, Scenario
 from harness.study.store import StudyFolder
 from tests.commands import harness
@@ -83,7 +83,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path) -> None:
+def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / "tracked.yaml").write_text(SCENARIO)
     done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)
     assert done.returncode == 0, done.stderr
@@ -148,6 +148,15 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path) -> None:
     (note,) = study.read_study().notes
     assert note.startswith(f"{NOTE}own_trackers:hangs: ")
     assert note.endswith("messages recorded: no answer in time")
+    assert rebuilt == [1]
+
+    # One that is not installed is not started.
+    monkeypatch.setitem(KINDS, "mlflow", TrackerKind("nowhere", ("json", "no_such_module_here")))
+    study.write_study(replace(record, scenario_text={**record.scenario_text, "track": ["mlflow"]}))
+    with tracked(path, lambda: rebuilt.append(2)):
+        (note,) = study.read_study().notes  # before the report is built, which shows it
+    install = "pip install 'llm-training-harness[mlflow]'"
+    assert note == f"{NOTE}mlflow: no_such_module_here not installed ({install})"
     assert rebuilt == [1]
 
 
