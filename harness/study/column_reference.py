@@ -54,8 +54,8 @@ _SPANS = {
     "tid": "thread",
     "role": "main: a phase of the main thread, a stage it ran, or a pass over held-out data (evaluate, in no step); "
     "loader-K: a stage of loader worker K; device: work of an asynchronous device; launch: when the host queued that "
-    "work, in the same order; sync: a blocking call; exchange: from when this rank was ready to exchange with the others "
-    "until that was over",
+    "work, in the same order; sync: a blocking call; exchange: from when this rank was ready to exchange with the "
+    "others until that was over",
     "rank": "rank of the process in a distributed program; 0 otherwise",
     "name": "phase, stage, kind of device work, what is exchanged (gradients), or call site of a blocking call",
     "batch": "number of the batch, in the order the main thread received them, from 0; -1 where there is none",

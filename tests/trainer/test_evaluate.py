@@ -63,7 +63,7 @@ def run(config: TrainerConfig, steps: int = STEPS) -> StepRecorder:
         evaluator = None if config.evaluation is None else make_evaluator(config, prepared, compute)
         telemetry.attach(recorder)
         try:
-            loop = train(config, compute, batches, evaluator)
+            loop = train(config, compute, batches, evaluator=evaluator)
             for _ in range(steps):
                 next(loop)
             if evaluator is not None:

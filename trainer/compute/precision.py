@@ -81,7 +81,7 @@ class LossScaling:
 
         self._torch: Any = torch
         self._scaler: Any = torch.amp.GradScaler(device.type)
-        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self._skipped: Any = torch.zeros((), dtype=torch.int64, device=device)
 
     def scaled(self, loss: Any) -> Any:
         """The loss to call ``backward`` of."""
@@ -105,11 +105,11 @@ class LossScaling:
         """Blocks until the device has counted."""
         return int(self._skipped)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Scale and counts, for a checkpoint."""
         return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where :meth:`state_dict` was."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped.copy_(state["skipped"])

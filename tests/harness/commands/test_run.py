@@ -8,6 +8,8 @@ import pytest
 
 from harness.commands import run
 from harness.launch.study import Outcome
+from harness.study.records import StudyRecord
+from harness.study.store import StudyFolder
 from tests.commands import harness
 from trainer.errors import InputError
 
@@ -22,6 +24,7 @@ def test_an_interrupted_study_without_a_table_ends_as_interrupted(
         raise InputError("no table of its runs is left")
 
     monkeypatch.setattr(run, "print_first_screen", nothing_left)
+    StudyFolder(tmp_path).write_study(StudyRecord("made-up", "Is anything left?", status))
     if status == "done":
         with pytest.raises(InputError):
             run._finish(Outcome(tmp_path, "done"), as_json=False)
