@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import pyarrow.compute as pc
-
 from harness.analysis.ledger import RunLedger
 from harness.analysis.probes.host_load import host_load
 from harness.analysis.statistics import Estimate, from_block_values, from_blocks
@@ -119,6 +117,8 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
     whole = sum(roles.values()) if roles and not short_lived else None
     if spans is None or steps is None:
         return {}, whole
+    import pyarrow.compute as pc
+
     measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
     if not len(measured):
         return {}, whole

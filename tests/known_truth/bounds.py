@@ -56,6 +56,7 @@ def scenario() -> dict[str, Any]:
         "base": {
             "data": {"sequence_length": 64, "batch_size": 2, "replay": True},
             "compute.device.emulated": "gh200",
+            "compute.sync": "norm",
             "log_every": 1000,
             "steps": STEPS,
             "warmup_steps": WARMUP,
