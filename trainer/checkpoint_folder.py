@@ -218,7 +218,8 @@ def newest(folder: Path) -> Checkpoint | None:
                 remove_whole(damaged)
             return found
         except InputError as error:
-            print(f"warning: {error}; the one before is used", file=sys.stderr)
+            instead = "; the one before is used" if paths[place + 1 :] else ""
+            print(f"warning: {error}{instead}", file=sys.stderr)
     if paths:
         raise InputError(f"{folder}: none of {len(paths)} checkpoints can be used; remove them to begin again")
     return None
@@ -232,7 +233,7 @@ def retain(folder: Path, keep: int) -> None:
 
 def remove_whole(path: Path) -> None:
     """Remove a checkpoint; one that is being removed is never taken for a damaged one."""
-    gone = temporary_path(path)
+    gone = temporary_path(path.with_name(f"{path.name}.gone"))  # another name than that of one being written
     try:
         path.replace(gone)
     except FileNotFoundError:

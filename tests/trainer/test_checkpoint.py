@@ -243,11 +243,21 @@ def test_one_under_the_name_of_another_step_is_no_checkpoint(
     assert "it is the checkpoint of step 1 under another name" in capsys.readouterr().err
 
 
-def test_where_all_are_damaged_nothing_begins_again_in_silence(tmp_path: Path) -> None:
+def test_where_all_are_damaged_nothing_begins_again_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert checkpoint_folder.newest(tmp_path / "none") is None
     (tmp_path / "step-00000003").mkdir()
     with pytest.raises(InputError, match="none of 1 checkpoints can be used"):
         checkpoint_folder.newest(tmp_path)
+    assert "is used" not in capsys.readouterr().err
+
+
+def test_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    for note in ("first", "second"):
+        checkpoint_folder.write(tmp_path, 3, {"r": {}}, {"note": note}, WholeState(), lambda: None)
+    assert checkpoint_folder.read(checkpoint_folder.path_of(tmp_path, 3)).about["note"] == "second"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_only_the_newest_are_kept_and_no_leftovers(tmp_path: Path) -> None:
