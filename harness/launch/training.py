@@ -42,7 +42,7 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.modes import compilations
 from trainer.config import CheckpointConfig, TrainerConfig
-from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words
+from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
 
@@ -271,8 +271,11 @@ class Training:
         if found is not None:
             check_identity(found, self.config, prints)
             states = found.states(WholeState())
-            position = DataPosition.from_state(states["data"], data.workers, keeps_state=True)
-            self._steps, self._tokens = found.steps, integer(found.about, "tokens")
+            try:
+                where, self._tokens = states["data"], integer(found.about, "tokens")
+            except (KeyError, TypeError) as error:
+                raise InputError(f"{found.path}: not one of harness train ({one_line(error)})") from error
+            position, self._steps = DataPosition.from_state(where, data.workers, keeps_state=True), found.steps
         attach = partial(attach_in_worker, _parent_of(data.start_method), RunProbes(), run)
         batches = open_batches(data, prepared, self.config.seed, partial(_begin_worker, attach), position)
         try:

@@ -17,6 +17,7 @@ import pytest
 from harness.launch.training_files import LossRow, LossTable, read_losses
 from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
+from trainer import checkpoint_folder
 from trainer.errors import InputError
 
 SCENARIO = """\
@@ -262,6 +263,11 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
         lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("preparing data")]
         assert not message or len(lines) == 1
         assert not message or message in lines[0]
+    path = checkpoint_folder.path_of(Path(out) / "checkpoints", 4)
+    about = {**checkpoint_folder.read(path).about, "tokens": "many"}
+    checkpoint_folder.write(path.parent, 4, {"data": {}}, about, checkpoint_folder.WholeState(), lambda: None)
+    assert train("--resume", "--set", "data.batch_size=2") == 2
+    assert "not one of harness train (tokens: expected a whole number, got 'many')" in capsys.readouterr().err
     study = StudyFolder(Path(out))
     study.write_study(replace(study.read_study(), interleave_reason="they fit"))
     assert train("--resume") == 2
