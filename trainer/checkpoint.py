@@ -1,8 +1,7 @@
 """Saves checkpoints while a model is trained, and puts back what one of them holds.
 
 A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. The compute gives its own
-(model, optimizer, scheduler; a gradient scaler would be one more), the data position and the random states are two
-more. How parts become files is a store's matter (:mod:`trainer.checkpoint_folder`).
+(model, optimizer, scheduler, and the loss scaler of fp16), the data position and the random states are two more. How parts become files is a store's matter (:mod:`trainer.checkpoint_folder`).
 
 With ``asynchronous`` the state is copied within the step, and a thread writes the copy. What the step waits for, that
 copy or all of the writing, is the phase ``checkpoint`` of the ledger.
@@ -10,6 +9,7 @@ copy or all of the writing, is the phase ``checkpoint`` of the ledger.
 
 from __future__ import annotations
 
+import io
 import random
 import threading
 import time
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # What may differ between a training and its resumption: no step computes anything else for it.
 FREE = {
-    "steps", "warmup_steps", "log_every", "checkpoint", "evaluate", "track",
+    "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
     "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method",
 }  # fmt: skip
 
@@ -69,12 +69,34 @@ class DataPart:
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
+        self._tried = False
 
     def state_dict(self) -> Any:
-        return self._position.state_dict()
+        """Raises InputError where it could be saved, but a user's dataset put into it what is not read again."""
+        state = self._position.state_dict()
+        if not self._tried:
+            _try_to_read(state)
+            self._tried = True
+        return state
 
     def load_state_dict(self, state_dict: Any) -> None:
         pass
+
+
+def _try_to_read(state: Any) -> None:
+    import torch
+
+    written = io.BytesIO()
+    try:
+        torch.save(state, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception as error:  # pickle and torch raise anything of a user's own class
+        what = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error))
+        raise InputError(
+            "data.source: what its dataset's state_dict gives could not be read from a checkpoint again; allowed: "
+            f"numbers, strings, lists, dicts and tensors ({one_line(what):.120})"
+        ) from error
 
 
 def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, Stateful]:
@@ -113,10 +135,14 @@ class Saver:
         self._failed: BaseException | None = None
         self._saved_s = time.monotonic()
         self.last: int | None = None  # steps of the last one that was begun
+        # Whether training ends after so many steps, so that the caller saves a last one when all else is done.
+        self.ends: Callable[[int], bool] = lambda steps: False
         remove_leftovers(folder)
 
     def is_due(self, steps: int) -> bool:
         """Whether a checkpoint is due after ``steps`` steps."""
+        if self.ends(steps):
+            return False
         if self._config.every_steps is not None:
             return steps % self._config.every_steps == 0
         return time.monotonic() - self._saved_s >= 60 * self._config.interval_minutes
@@ -200,6 +226,8 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
                 found[key] = value
 
     walk(config.model_dump(mode="json"), "")
+    if config.evaluation is not None:  # its keys alone do not tell one that is all defaults from none
+        found["evaluation"] = "given"
     return found
 
 

@@ -64,7 +64,8 @@ class WholeState:
             if self._config is not None and hasattr(self._config, "to_json_string"):
                 content = {**json.loads(self._config.to_json_string()), "architectures": [self._kind]}
                 (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n")
-        torch.save(rest, folder / STATE)
+        with open(folder / STATE, "wb") as file:  # given a path, torch hides what the system said of the disk
+            torch.save(rest, file)
         return {"shared": shared}
 
     def read(self, folder: Path, known: JsonObject) -> State:
@@ -135,7 +136,12 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
         with naming(path, temporary):
             remove(temporary)
             temporary.mkdir()
-            known = store.write(temporary, states)
+            try:
+                known = store.write(temporary, states)
+            except Exception as error:
+                if (failed := _of_the_disk(error)) is None:
+                    raise
+                raise failed from error
             files = {one.name: _sha256(one) for one in sorted(temporary.iterdir())}
             content = {"schema": SCHEMA, "steps": steps, **about, "store": known, "files": files}
             (temporary / ABOUT).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n")
@@ -148,6 +154,22 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
     finally:
         remove(temporary)
     return path
+
+
+def _of_the_disk(error: BaseException) -> OSError | None:
+    """What the system said, of which torch and safetensors make errors of their own; None where it was something else.
+
+    torch raises another error while it ends the file; safetensors writes ``(os error 28)``.
+    """
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    if found is not None:
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    one: BaseException | None = error
+    while one is not None:
+        if isinstance(one, OSError):
+            return OSError(one.errno, one.strerror)
+        one = one.__context__
+    return None
 
 
 def read(path: Path) -> Checkpoint:
@@ -167,6 +189,9 @@ def read(path: Path) -> Checkpoint:
             raise InputError(f"{path}: damaged: {name} cannot be read ({error.strerror})") from error
         if found != known:
             raise InputError(f"{path}: damaged: {name} is not as it was written")
+    steps = content.get("steps")
+    if not isinstance(steps, int) or path.name != path_of(path.parent, steps).name:
+        raise InputError(f"{path}: it is the checkpoint of step {steps!r} under another name")
     return Checkpoint(path, content)
 
 
@@ -193,7 +218,8 @@ def newest(folder: Path) -> Checkpoint | None:
                 remove_whole(damaged)
             return found
         except InputError as error:
-            print(f"warning: {error}; the one before is used", file=sys.stderr)
+            instead = "; the one before is used" if paths[place + 1 :] else ""
+            print(f"warning: {error}{instead}", file=sys.stderr)
     if paths:
         raise InputError(f"{folder}: none of {len(paths)} checkpoints can be used; remove them to begin again")
     return None
@@ -207,7 +233,7 @@ def retain(folder: Path, keep: int) -> None:
 
 def remove_whole(path: Path) -> None:
     """Remove a checkpoint; one that is being removed is never taken for a damaged one."""
-    gone = temporary_path(path)
+    gone = temporary_path(path.with_name(f"{path.name}.gone"))  # another name than that of one being written
     try:
         path.replace(gone)
     except FileNotFoundError:

@@ -106,10 +106,19 @@ class Learning:
     compared: tuple[CurvesCompared, ...]
 
 
-def learning(runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord]) -> Learning | None:
-    """``runs``: of each arm, in order of their blocks. None where no run was evaluated."""
+def learning(
+    runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
+) -> Learning | None:
+    """``runs``: of each arm, in order of their blocks. None where no run was evaluated.
+
+    ``one_training``: the blocks of an arm are parts of one training, so they have one curve.
+    """
     evaluated = {name: [run for run in group if _passes(run)] for name, group in runs.items()}
-    arms = tuple(ArmCurves(name, tuple(map(_curves, group))) for name, group in evaluated.items() if group)
+    arms = tuple(
+        ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))
+        for name, group in evaluated.items()
+        if group
+    )
     pairs = [(one, evaluated.get(one.baseline), evaluated.get(one.candidate)) for one in comparisons]
     compared = tuple(_compared(one, ours, theirs) for one, ours, theirs in pairs if ours and theirs)
     return Learning(arms, compared) if arms else None
@@ -123,11 +132,26 @@ def _passes(run: RunData) -> Curve:
     return tuple((step, loss) for step, loss in rows if loss is not None and math.isfinite(loss))
 
 
+def _joined(parts: Sequence[RunCurves]) -> RunCurves:
+    """The parts of one training as one run; of a step that was done again, after a failure, the last time counts."""
+    accuracies = [part.accuracy for part in parts if part.validation]
+    return RunCurves(
+        parts[0].block,
+        tuple(sorted(dict(point for part in parts for point in part.training).items())),
+        tuple(sorted(dict(point for part in parts for point in part.validation).items())),
+        accuracies[-1],
+        sum(part.evaluate_s for part in parts),
+        sum(part.steps_s for part in parts),
+        parts[-1].workers,
+    )
+
+
 def _curves(run: RunData) -> RunCurves:
-    assert run.evaluations is not None
     times = run.step_columns(["wall_ns"])
-    accuracy = run.evaluations.column("accuracy").to_pylist()[-1]
-    lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
+    accuracy, lasted = None, np.zeros(1)
+    if run.evaluations is not None and len(run.evaluations):
+        accuracy = run.evaluations.column("accuracy").to_pylist()[-1]
+        lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
     steps, losses = StepLosses(run).by_step()
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(np.int64))
     return RunCurves(

@@ -21,6 +21,7 @@ StudyProblemKind = Literal[
     "no measured step",
     "few blocks",
     "few steps",
+    "few parts",
     "diverged",
     "compiled",
 ]
@@ -108,7 +109,8 @@ def study_problems(
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
         one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it
-        found.append(StudyProblem("few steps" if one_run else "few blocks", blocks))
+        kind: StudyProblemKind = "few parts" if study.is_training else "few steps" if one_run else "few blocks"
+        found.append(StudyProblem(kind, blocks))
     return tuple(found)
 
 

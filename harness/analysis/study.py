@@ -100,7 +100,9 @@ def analyse(
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items()),
         claims=_claims(study, arms, uses),
-        learning=learning({arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons),
+        learning=learning(
+            {arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons, study.is_training
+        ),
         group=group_gain(arms.ranks) if not study.comparisons else None,
     )
 

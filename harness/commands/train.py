@@ -50,14 +50,16 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     names = [arm.name for arm in plan.arms if arm.control is None]
     out = Path(arguments.out) if arguments.out else Path(OUT) / scenario.name / names[0]
     trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario)
-    _draw(trained.folder, names[0])
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
+    if trained.validation_loss is not None:
+        loss += f", validation loss {trained.validation_loss:.4f}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
     say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
     if trained.status == "interrupted":
         print("interrupted; go on with the same command and --resume", file=sys.stderr)
     elif trained.error is not None:
         print(f"harness: {trained.error}; go on from the last checkpoint with --resume", file=sys.stderr)
+    _draw(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
     return EXITS[trained.status]
 
 

@@ -121,6 +121,8 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
     """Run what a study still lacks: interrupted, failed or never started runs. ``force``: see :func:`run_study`."""
     folder = StudyFolder(path)
     record = folder.read_study()
+    if record.is_training:
+        raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
     if any(COMMAND in arm.declared for arm in record.arms):
         raise InputError(f"{path}: a study of commands is not resumed; run it again")
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone

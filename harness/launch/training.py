@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.child import RunEnding, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.ending import TERMINATING
+from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
 from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
 from harness.launch.study import now, only_one
@@ -36,16 +37,18 @@ from harness.probes.ledger.loader import attach_in_worker
 from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.run_probes import RunProbes
-from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer import telemetry
+from trainer.compute.modes import compilations
 from trainer.config import CheckpointConfig, TrainerConfig
-from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words
+from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
+    from harness.study.run_facts import RunFacts
     from trainer.checkpoint import Saver
     from trainer.checkpoint_folder import Checkpoint
     from trainer.compute.base import Compute
@@ -67,6 +70,7 @@ class Trained:
     tokens: int
     loss: float | None
     error: str | None = None
+    validation_loss: float | None = None  # of the last pass of this part
 
 
 class Stopping:
@@ -112,7 +116,11 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
         )
     check_devices({arm.name: config})
     check_writable(out)
+    if plan.scenario.track:
+        print("track: harness train hands nothing to trackers; losses.csv and harness report have it", file=sys.stderr)
     folder = StudyFolder(out)
+    if folder.study_json.exists() and not folder.read_study().is_training:
+        raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
     begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
     if begun and not resume:
         raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
@@ -143,14 +151,18 @@ def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
     if goal.tokens is not None:
         batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation
         steps = -(-goal.tokens // batch)
+    if steps is not None and optimizer.lr_warmup_steps >= steps:
+        raise InputError(
+            f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {steps} "
+            "steps, which are all of this training; allowed: fewer, or more steps"
+        )
     if steps is None:
         raise InputError(
             "optimizer.schedule_steps: how many steps --epochs gives is not known, and a schedule "
             f"({optimizer.schedule}) ends with them; give it, or --steps or --tokens"
         )
     scheduled = optimizer.model_copy(update={"schedule_steps": steps})
-    # Validated again: a schedule must outlast its warmup.
-    return TrainerConfig.model_validate(config.model_dump() | {"optimizer": scheduled.model_dump()})
+    return config.model_copy(update={"optimizer": scheduled})
 
 
 class Training:
@@ -166,7 +178,9 @@ class Training:
         self._stopping = Stopping()
         self._steps = self._tokens = 0
         self._loss: float | None = None
+        self._validation: float | None = None
         self._compute: Compute | None = None
+        self._skipped = self._compiled = 0  # before this part, and before its measured steps
 
     def run(self, resume: bool, scenario: str) -> Trained:
         """Train, and write what was measured, whatever happened."""
@@ -181,41 +195,63 @@ class Training:
         if resume and found is None and self.folder.study_json.exists():
             print(f"{self.folder.path}: it ended before its first checkpoint, so it begins again", file=sys.stderr)
         study = self._study(scenario, resume)
+        first = 0 if found is None else found.steps
         block = len(study.order) - 1
+        recorded = self._recorded_steps(block)
+        lost = f"the part that trained steps {recorded} to {first - 1} was killed: they are in no ledger"
+        if recorded < first:
+            study = replace(study, notes=[*study.notes, f"{lost} and in no figure"])
         record = self._record(study, block)
         self.folder.remove_leftovers()
         run = self.folder.run(self.arm.name, block)
         run.mkdir(parents=True, exist_ok=True)
-        first = 0 if found is None else found.steps
         status: Status = "failed"
-        ending = RunEnding("failed", "it was interrupted before its first step")
+        error: str | None = None
+        ending = RunEnding("failed", "it was interrupted")
         tables: RunTables | None = None
         try:
             with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
                 batches, compute, saver, evaluator, recorder, table = self._opened(prepared, model, found, run)
                 record = replace(record, facts=facts_of_run(self.config, compute, prepared, model))
+                if recorded < first:
+                    print(f"{self.folder.path}: {lost}; losses.csv has their losses", file=sys.stderr)
                 tables = RunTables(recorder, run, os.getpid(), threading.get_native_id(), rank=0)
                 if not self.folder.study_json.exists():  # else as the part before left it, until this one ends
                     self.folder.write_study(study)
                 try:
                     status = self._train(batches, compute, saver, evaluator, recorder, tables)
+                    record = replace(record, facts=self._counted(record.facts, compute))
                     measured = self._steps > first + self.config.warmup_steps
                     ending = RunEnding("done") if measured else RunEnding("failed", "it ended within its warm-up steps")
-                except Exception as error:
+                except Exception as raised:
                     if (ended := batches.ended_workers()) is not None:
-                        raise ended from error
+                        raise ended from raised
                     raise
                 finally:
-                    table.close()
-                    _close(batches)
-        except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as error:
-            ending = RunEnding("failed", in_words(error))
-            return Trained(self.folder.path, "failed", self._steps, self._tokens, self._loss, ending.error)
+                    try:
+                        table.close()
+                    finally:  # the disk may be full
+                        _close(batches)
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as raised:
+            error = in_words(raised)
+        except Exception as raised:
+            if not is_out_of_memory(raised):
+                raise
+            on_card = type(raised).__name__ == "OutOfMemoryError"
+            error = in_words(raised) + advice(self.config, prepared.vocab_size, memory_of_this_run(on_card))
         finally:
             telemetry.attach(None)
             if tables is not None and self._steps > first:  # else everything stays as it was
-                self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
-        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss)
+                if error is not None:
+                    ending = RunEnding("failed", error)
+                try:
+                    self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+                except OSError as raised:
+                    status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
+        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation)
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
@@ -235,8 +271,11 @@ class Training:
         if found is not None:
             check_identity(found, self.config, prints)
             states = found.states(WholeState())
-            position = DataPosition.from_state(states["data"], data.workers, keeps_state=True)
-            self._steps, self._tokens = found.steps, integer(found.about, "tokens")
+            try:
+                where, self._tokens = states["data"], integer(found.about, "tokens")
+            except (KeyError, TypeError) as error:
+                raise InputError(f"{found.path}: not one of harness train ({one_line(error)})") from error
+            position, self._steps = DataPosition.from_state(where, data.workers, keeps_state=True), found.steps
         attach = partial(attach_in_worker, _parent_of(data.start_method), RunProbes(), run)
         batches = open_batches(data, prepared, self.config.seed, partial(_begin_worker, attach), position)
         try:
@@ -245,6 +284,7 @@ class Training:
             parts = parts_of(own, batches.position)
             if found is not None and states is not None:
                 load(parts, states, found)
+                self._skipped = compute.skipped_steps() or 0
             evaluated = self.config.evaluation is not None
             evaluator = make_evaluator(self.config, prepared, compute) if evaluated else None
             table = LossTable(self.folder.path / LOSSES, self._steps)
@@ -259,6 +299,8 @@ class Training:
             assert settings is not None
             saver = Saver(settings, self._checkpoints, parts, about, WholeState(own.get("model")), table.synchronize)
             saver.last = self._steps if found is not None else None
+            if evaluator is not None:  # one of the last step would say that the last evaluation is done
+                saver.ends = lambda steps: self.goal.share(steps, recorder.tokens, batches.position.epochs) >= 1
         except BaseException as error:
             ended = batches.ended_workers()
             _close(batches)
@@ -291,8 +333,10 @@ class Training:
                 self._tokens, self._loss = recorder.tokens, recorder.last_loss
                 share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
                 progress.step(self._steps, self._tokens, share, self._loss)
-                if self._steps == first + self.config.warmup_steps and queue is not None:
-                    queue.find_threads()  # they start at the first parallel region
+                if self._steps == first + max(1, self.config.warmup_steps):
+                    self._compiled = compilations()
+                    if queue is not None:
+                        queue.find_threads()  # they start at the first parallel region
                 if recorder.pending_events >= PENDING_EVENTS:
                     self._pause(recorder, compute)
                     tables.collect()
@@ -304,10 +348,32 @@ class Training:
         self._loss = recorder.last_loss
         if share >= 1 and evaluator is not None:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
+        if recorder.validations:
+            self._validation = recorder.validations[-1].loss
         if self._steps != saver.last:
             saver.save(self._steps)
         saver.wait()
         return "done" if share >= 1 else "interrupted"
+
+    def _counted(self, facts: RunFacts, compute: Compute) -> RunFacts:
+        """``facts`` with what this part alone compiled within its measured steps, and skipped."""
+        skipped, compiled = compute.skipped_steps(), compilations() - self._compiled
+        return replace(
+            facts,
+            skipped_steps=None if skipped is None else skipped - self._skipped,
+            measured_compilations=compiled or None,
+        )
+
+    def _recorded_steps(self, blocks: int) -> int:
+        """After how many steps the ledger of the last part before this one ends; 0 where there is none."""
+        from pyarrow.parquet import read_table
+
+        for block in reversed(range(blocks)):
+            path = self.folder.run(self.arm.name, block) / "steps.parquet"
+            if self.folder.read_record(self.arm.name, block) is not None and path.exists():
+                steps = read_table(path, columns=["step"]).column("step")
+                return int(steps[-1].as_py()) + 1 if len(steps) else 0
+        return 0
 
     @staticmethod
     def _pause(recorder: TrainingRecorder, compute: Compute) -> None:
@@ -321,8 +387,9 @@ class Training:
         if resume and self.folder.study_json.exists():
             before = self.folder.read_study()
             if [one.name for one in before.arms] != [self.arm.name]:
+                trained = ", ".join(one.name for one in before.arms)
                 raise InputError(
-                    f"--out {self.folder.path}: the arm {before.arms[0].name} is trained there, not {self.arm.name}"
+                    f"--out {self.folder.path}: the arm {trained} is trained there, not {self.arm.name}"
                 )
             blocks = sum(self.folder.read_record(self.arm.name, block) is not None for block in range(before.blocks))
             note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
@@ -337,7 +404,7 @@ class Training:
                 command=self._command,
                 scenario_file=self._source,
                 interleave="runs",
-                interleave_reason="one training as it is",
+                interleave_reason=ONE_TRAINING,
                 arms=[arm],
                 environment=environment,
                 id=new_study_id(),

@@ -115,6 +115,8 @@ def _problem(one: StudyProblem) -> str:
                 f"Its steps are cut into only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval; "
                 "let it run for more steps"
             )
+        case "few parts":
+            return "One training, not repeated: its figures have no interval; harness run repeats an arm, with controls"
         case "diverged":
             return (
                 f"{one.arm}: its loss diverged in {count(one.count, 'run')} of {one.planned} (NaN, infinite or far "

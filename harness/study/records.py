@@ -23,6 +23,7 @@ from trainer.json_types import Json, JsonObject
 # (trainer.config) and an environment (machine.environment) are written, compared key by key and shown as they are.
 # Declared by arms that are programs as they are (harness.scenario.commands), with their values or the whole command.
 COMMAND = "command"
+ONE_TRAINING = "one training as it is"  # the interleave_reason of what harness train writes, and of nothing else
 RunStatus = Literal["done", "failed", "interrupted"]
 RecordedConfig = Annotated[JsonObject, AfterValidator(possible)]
 BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
@@ -136,6 +137,11 @@ class StudyRecord:
     notes: list[str] = field(default_factory=list)
     id: str = ""  # of this study and of copies of it, whatever their folders are called; older ones have none
     schema: int = SCHEMA
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is one training (harness train), whose blocks are its parts, from one resumption to the next."""
+        return self.interleave_reason == ONE_TRAINING
 
 
 def new_study_id() -> str:

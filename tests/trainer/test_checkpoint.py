@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from functools import partialmethod
@@ -32,7 +34,7 @@ from trainer.checkpoint_folder import WholeState
 from trainer.compute.build import build_compute
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.data.loader import open_batches
-from trainer.data.position import DataPosition
+from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
 from trainer.loop import train
@@ -227,11 +229,35 @@ def test_a_damaged_one_is_left_out_in_a_line(
     assert checkpoint_folder.written(tmp_path) == [checkpoint_folder.path_of(tmp_path, 1)]
 
 
-def test_where_all_are_damaged_nothing_begins_again_in_silence(tmp_path: Path) -> None:
+def test_one_under_the_name_of_another_step_is_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would stay the newest whatever is trained, and each resumption would begin at its step again."""
+    saver = Saver(CheckpointConfig(every_steps=1, asynchronous=False), tmp_path, {"r": RandomStates()}, dict, WholeState())
+    saver.save(1)
+    saver.save(2)
+    checkpoint_folder.path_of(tmp_path, 1).rename(checkpoint_folder.path_of(tmp_path, 99))
+    found = checkpoint_folder.newest(tmp_path)
+    assert found is not None
+    assert found.steps == 2
+    assert "it is the checkpoint of step 1 under another name" in capsys.readouterr().err
+
+
+def test_where_all_are_damaged_nothing_begins_again_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert checkpoint_folder.newest(tmp_path / "none") is None
     (tmp_path / "step-00000003").mkdir()
     with pytest.raises(InputError, match="none of 1 checkpoints can be used"):
         checkpoint_folder.newest(tmp_path)
+    assert "is used" not in capsys.readouterr().err
+
+
+def test_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    for note in ("first", "second"):
+        checkpoint_folder.write(tmp_path, 3, {"r": {}}, {"note": note}, WholeState(), lambda: None)
+    assert checkpoint_folder.read(checkpoint_folder.path_of(tmp_path, 3)).about["note"] == "second"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_only_the_newest_are_kept_and_no_leftovers(tmp_path: Path) -> None:
@@ -257,6 +283,21 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, asynchronous: bool) -> N
         save()
 
 
+@pytest.mark.parametrize("part", ["model", "other"])
+def test_a_disk_that_is_full_is_said_as_the_system_says_it(tmp_path: Path, part: str) -> None:
+    """torch and safetensors raise errors of their own: "unexpected pos 77888 vs 77840"."""
+    states = {part: {"weight": torch.zeros(50_000)}}
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does by itself
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large.*step-00000007"):
+            checkpoint_folder.write(tmp_path, 7, states, {}, WholeState(), lambda: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_random_states_go_on_where_they_were(tmp_path: Path) -> None:
     def draws() -> tuple[object, ...]:
         return random.random(), float(np.random.normal()), float(np.random.normal()), float(torch.rand(1))
@@ -277,6 +318,18 @@ def test_shared_memory_stays_shared_in_a_copy() -> None:
     assert in_host_memory({"a": weight}, copies=False)["a"].data_ptr() == weight.data_ptr()
 
 
+def test_a_dataset_state_that_nobody_could_read_again_is_refused_at_the_first_checkpoint() -> None:
+    """A checkpoint is loaded with weights_only: numpy's arrays and classes of one's own would be known too late."""
+    for state, read in (({"rng": [1, 2.5, "a", torch.ones(2)]}, True), (np.arange(3), False), (Path("a"), False)):
+        position = DataPosition(1, positions={0: Position(state=state)})
+        part = parts_of({}, position)["data"]
+        if read:
+            assert part.state_dict() == position.state_dict()
+        else:
+            with pytest.raises(InputError, match="data.source: what its dataset's state_dict gives"):
+                part.state_dict()
+
+
 def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
     config = make()
     about = {"config": identity(config), "fingerprints": {"corpus": "1"}}
@@ -284,6 +337,15 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
     found = checkpoint_folder.newest(tmp_path)
     assert found is not None
     check_identity(found, make(keep=1, steps=99, data={"prefetch": 7}), {"corpus": "1"})
+    evaluated = make(evaluation={})
+    with pytest.raises(InputError, match="evaluation: 'given', but .* was made with None"):
+        check_identity(found, evaluated, {"corpus": "1"})
+    about = {"config": identity(evaluated), "fingerprints": {}}
+    checkpoint_folder.write(tmp_path, 2, {}, about, WholeState(), lambda: None)
+    later = checkpoint_folder.read(checkpoint_folder.path_of(tmp_path, 2))
+    check_identity(later, make(evaluation={"every_steps": 7, "batches": 3}), {})
+    with pytest.raises(InputError, match=r"evaluation\.fraction: 0\.5"):
+        check_identity(later, make(evaluation={"fraction": 0.5}), {})
     with pytest.raises(InputError, match=r"data\.batch_size: 4, but .*step-00000001 was made with 3"):
         check_identity(found, make(data={"batch_size": 4}), {"corpus": "1"})
     with pytest.raises(InputError, match="corpus: '2'"):

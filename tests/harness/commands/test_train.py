@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.launch.training_files import LossRow, LossTable, read_losses
 from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
+from trainer import checkpoint_folder
 from trainer.errors import InputError
 
 SCENARIO = """\
@@ -133,3 +137,139 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert len(lines) == 1
         assert message in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks git for the commit starts a process."""
+    monkeypatch.setattr("harness.launch.training.record_environment", dict)
+
+
+def of_one_arm(tmp_path: Path) -> tuple[str, Callable[..., int]]:
+    """The folder of a training of few steps, and what trains its arm in this process."""
+    from harness.cli import main
+
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(SCENARIO.format(corpus=corpus).replace("pack_ms: 5", "pack_ms: 0"))
+    out = str(tmp_path / "out")
+
+    def train(*words: str, steps: int = 20) -> int:
+        return main(["train", str(scenario), "--arm", "plain", "--out", out, "--steps", str(steps), *words])
+
+    return out, train
+
+
+def ending_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let SIGTERM come while that step is going on."""
+    after = TrainingProgress.step
+
+    def stopping(self: TrainingProgress, steps: int, *rest: Any) -> None:
+        if steps == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        after(self, steps, *rest)
+
+    monkeypatch.setattr(TrainingProgress, "step", stopping)
+
+
+EVALUATED = ("--set", "evaluation={every_steps: 4, fraction: 0.2, batches: 1}")
+
+
+@pytest.mark.usefixtures("no_git")
+def test_the_parts_of_a_training_are_one_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One curve over all parts and its last validation loss; nothing is advised that a training does not have."""
+    from harness.analysis.study import analyse
+    from harness.cli import main
+    from harness.study.store import StudyFolder
+
+    out, train = of_one_arm(tmp_path)
+    ending_at(8, monkeypatch)
+    assert train(*EVALUATED) == 130
+    assert train("--resume", *EVALUATED) == 0
+    text = capsys.readouterr()
+    assert ", validation loss " in text.out.splitlines()[-2]
+    assert "killed" not in text.err
+    folder = StudyFolder(Path(out))
+    report = analyse(folder.read_study(), list(folder.runs()))
+    assert report.learning is not None
+    (arm,) = report.learning.arms
+    assert arm.final_steps == (20,)
+    assert [step for step, _ in arm.runs[0].validation] == [3, 7, 11, 15, 19]
+    assert [step for step, _ in arm.runs[0].training] == list(range(20))
+    assert f"validation loss {arm.final_loss:.4f}" in text.out
+    assert main(["report", out]) == 0
+    text = capsys.readouterr()
+    assert "One training, not repeated" in text.out
+    assert "--repeats" not in text.out + folder.summary_md.read_text()
+    assert main(["run", "--resume", out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"harness train SCENARIO --out {out} --resume" in line
+
+
+@pytest.mark.usefixtures("no_git")
+def test_steps_without_a_ledger_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed part leaves its checkpoints and its losses, and no record."""
+    from harness.study.store import StudyFolder
+
+    out, train = of_one_arm(tmp_path)
+    ending_at(8, monkeypatch)
+    assert train() == 130
+    for path in (Path(out) / "runs/plain/0").iterdir():
+        path.unlink()
+    assert train("--resume") == 0
+    assert "the part that trained steps 0 to 7 was killed: they are in no ledger; losses.csv has" in (
+        capsys.readouterr().err
+    )
+    assert any("steps 0 to 7" in note for note in StudyFolder(Path(out)).read_study().notes)
+
+
+@pytest.mark.usefixtures("no_git")
+def test_a_training_whose_last_pass_is_missing_is_not_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is due at the last step too: one that is there before the last pass would end the training."""
+    from trainer.evaluate import Evaluator
+
+    def killed(_self: Evaluator) -> None:
+        raise KeyboardInterrupt
+
+    _, train = of_one_arm(tmp_path)
+    at_end = "--set", "evaluation={fraction: 0.2, batches: 1}"
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "finish", killed)
+        assert train(*at_end) == 130
+    capsys.readouterr()
+    assert train("--resume", *at_end) == 0
+    assert ", validation loss " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_git")
+def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.study.store import StudyFolder
+
+    out, train = of_one_arm(tmp_path)
+    cosine = "--set", "optimizer={schedule: cosine, lr_warmup_steps: 10}"
+    for words, steps, message in (
+        (cosine, 9, "optimizer.lr_warmup_steps: 10 of a cosine schedule of 9 steps"),
+        (("--set", "data.batch_size=2"), 4, ""),
+        (("--resume", "--set", "data.batch_size=3"), 4, "data.batch_size: 3, but"),
+        (("--resume", "--set", "data.batch_size=2", "--set", "evaluation={}"), 4, "evaluation: 'given', but"),
+    ):
+        assert train(*words, steps=steps) == (2 if message else 0)
+        lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("preparing data")]
+        assert not message or len(lines) == 1
+        assert not message or message in lines[0]
+    path = checkpoint_folder.path_of(Path(out) / "checkpoints", 4)
+    about = {**checkpoint_folder.read(path).about, "tokens": "many"}
+    checkpoint_folder.write(path.parent, 4, {"data": {}}, about, checkpoint_folder.WholeState(), lambda: None)
+    assert train("--resume", "--set", "data.batch_size=2") == 2
+    assert "not one of harness train (tokens: expected a whole number, got 'many')" in capsys.readouterr().err
+    study = StudyFolder(Path(out))
+    study.write_study(replace(study.read_study(), interleave_reason="they fit"))
+    assert train("--resume") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no training" in line
