@@ -22,7 +22,7 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The losses of one run. ``training`` is thinned; ``validation`` has every pass."""
+    """The losses of one run. ``training`` is thinned; ``validation`` has every pass, of a diverged run too."""
 
     block: int
     training: Curve
@@ -42,12 +42,13 @@ class ArmCurves:
 
     @property
     def final_loss(self) -> float:
-        """Of the last pass, the median over blocks."""
-        return median(run.validation[-1][1] for run in self.runs)
+        """Of the last pass, the median over blocks; NaN where that of any is not finite."""
+        last = [run.validation[-1][1] for run in self.runs]
+        return median(last) if all(map(math.isfinite, last)) else math.nan
 
     @property
     def perplexity(self) -> float | None:
-        """The exponential of the final loss; None where no float holds it."""
+        """The exponential of the final loss; None where no float holds it, or the loss is not finite."""
         return math.exp(self.final_loss) if self.final_loss < 700 else None  # math.exp ends at 709
 
     @property
@@ -83,12 +84,12 @@ class LossDifference:
     step: int
     baseline: float
     candidate: float
-    largest: float  # relative, over all common steps of all blocks
+    largest: float  # relative, over all common steps of all blocks at which both are finite
 
 
 @dataclass(frozen=True)
 class CurvesCompared:
-    """Two arms at the steps that both have; ``difference``: None where every loss is the same float."""
+    """Two arms at the steps that both have; ``difference``: None where every loss is the same float, or NaN in both."""
 
     baseline: str
     candidate: str
@@ -96,6 +97,8 @@ class CurvesCompared:
     training: int  # losses compared
     validation: int
     difference: LossDifference | None
+    not_finite: int = 0  # of the losses compared: NaN or infinite in either arm
+    alone: tuple[int, int] = (0, 0)  # losses of steps that the other arm has not, of baseline and candidate
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,11 @@ def learning(runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[Compar
 
 
 def _passes(run: RunData) -> Curve:
-    """The finite validation losses of a run."""
+    """The validation losses of a run, those of a diverged one too."""
     if run.evaluations is None:
         return ()
     rows = zip(*(run.evaluations.column(name).to_pylist() for name in ("step", "loss")), strict=True)
-    return tuple((step, loss) for step, loss in rows if loss is not None and math.isfinite(loss))
+    return tuple((step, loss) for step, loss in rows if loss is not None)
 
 
 def _curves(run: RunData) -> RunCurves:
@@ -142,7 +145,7 @@ def _curves(run: RunData) -> RunCurves:
 
 
 def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[RunData]) -> CurvesCompared:
-    blocks = training = validation = 0
+    blocks = training = validation = not_finite = ours_alone = theirs_alone = 0
     found: list[LossDifference] = []
     others = {run.record.block: run for run in theirs}
     for run in ours:
@@ -153,10 +156,14 @@ def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[
             steps, here, there = _at_common_steps(base, candidate)
             training += len(steps) * (of == "training")
             validation += len(steps) * (of == "validation")
-            if len(apart := np.flatnonzero(here != there)):
+            ours_alone += len(base[0]) - len(steps)
+            theirs_alone += len(candidate[0]) - len(steps)
+            finite = np.isfinite(here) & np.isfinite(there)
+            not_finite += int((~finite).sum())
+            if len(apart := np.flatnonzero((here != there) & ~(np.isnan(here) & np.isnan(there)))):
                 at = int(apart[0])
-                size = np.maximum(np.abs(here), np.finfo(np.float64).tiny)
-                largest = float((np.abs(there - here) / size).max())
+                size = np.maximum(np.abs(here[finite]), np.finfo(np.float64).tiny)
+                largest = float((np.abs(there - here)[finite] / size).max(initial=0.0))
                 found.append(
                     LossDifference(of, run.record.block, int(steps[at]), float(here[at]), float(there[at]), largest)
                 )
@@ -164,14 +171,15 @@ def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[
     if first is not None:
         largest = max(one.largest for one in found)
         first = LossDifference(first.of, first.block, first.step, first.baseline, first.candidate, largest)
-    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first)
+    alone = ours_alone, theirs_alone
+    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first, not_finite, alone)
 
 
 _Losses = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def _pairs(ours: RunData, theirs: RunData) -> Iterator[tuple[Literal["training", "validation"], _Losses, _Losses]]:
-    yield "training", StepLosses(ours).by_step(), StepLosses(theirs).by_step()
+    yield "training", StepLosses(ours).recorded(), StepLosses(theirs).recorded()
     yield "validation", _arrays(_passes(ours)), _arrays(_passes(theirs))
 
 
