@@ -42,11 +42,13 @@ class Footprint:
     """Of weights, gradients and moments: 4, or 2 with pure-bf16."""
     activations: ByteRange
     """Of one micro-batch, its logits included."""
+    shards: int = 1
+    """Ranks that each hold a share of weights, gradients and moments (fsdp)."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights. The gradients take as much, the two moments of AdamW twice that."""
-        return self.parameters * self.bytes_per_value
+        """Bytes of the weights that a rank keeps. The gradients take as much, the two moments of AdamW twice that."""
+        return self.parameters * self.bytes_per_value // self.shards
 
     @property
     def lasting_bytes(self) -> int:
@@ -55,10 +57,13 @@ class Footprint:
 
     @property
     def peak(self) -> ByteRange:
-        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them."""
+        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them.
+
+        The high end takes no shares for granted: what is gathered for a layer is whole.
+        """
         return ByteRange(
             self.lasting_bytes + max(self.weight_bytes, self.activations.low_bytes),
-            self.lasting_bytes + self.weight_bytes + self.activations.high_bytes,
+            4 * self.parameters * self.bytes_per_value + self.activations.high_bytes,
         )
 
 
@@ -96,6 +101,7 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
         count,
         element,
         ByteRange(tokens * low, round(FRAGMENTED * (tokens * high + mask + copies + embedding))),
+        config.ranks if config.launch is not None and config.launch.parallel == "fsdp" else 1,
     )
 
 
