@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
 from harness.analysis.step_losses import StepLosses
+from harness.scenario.overrides import lookup
 from harness.study.records import ComparisonRecord
 from harness.study.run_data import RunData
 
@@ -31,6 +32,7 @@ class RunCurves:
     evaluate_s: float  # of all passes
     steps_s: float  # of all steps, warm-up too
     workers: int  # of its loader
+    labels: tuple[object, ...] = ()  # what tells the labels of its last pass from others; None in it: not known
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,15 @@ class Learning:
     arms: tuple[ArmCurves, ...]
     compared: tuple[CurvesCompared, ...]
 
+    @property
+    def other_labels(self) -> bool:
+        """Whether arms were evaluated on other labels: then a lower loss of one is not a better one."""
+        by_block: dict[int, list[tuple[object, ...]]] = {}
+        for run in (run for arm in self.arms for run in arm.runs):
+            by_block.setdefault(run.block, []).append(run.labels)
+        parts = [zip(*group, strict=True) for group in by_block.values()]
+        return any(len({one for one in values if one is not None}) > 1 for part in parts for values in part)
+
 
 def learning(runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord]) -> Learning | None:
     """``runs``: of each arm, in order of their blocks. None where no run was evaluated."""
@@ -141,6 +152,14 @@ def _curves(run: RunData) -> RunCurves:
         float(lasted.sum()) / 1e9,
         0.0 if times is None else float(np.nansum(column(times, "wall_ns"))) / 1e9,
         run.record.facts.workers or 0,
+        (
+            run.evaluations.column("tokens").to_pylist()[-1],
+            run.record.facts.vocab_size,
+            run.record.facts.tokenizer_fingerprint,
+            run.record.facts.corpus_fingerprint,
+            lookup(run.record.config, "model.objective"),
+            lookup(run.record.config, "evaluation.source"),
+        ),
     )
 
 

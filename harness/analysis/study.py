@@ -251,6 +251,9 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
+        optimizer_steps=sum(
+            one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
+        ),
         skipped_steps=_skipped_steps(arms.runs.get(name, ())),
         ranks=ranks_of(arms.runs.get(name, ())),
     )

@@ -41,7 +41,8 @@ def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNam
         for one in uses
     ]
     note = (
-        "Medians over the runs [95 % interval]. The step's shares are of its time on the main thread; on an "
+        "Medians over the runs [95 % interval]. The step's shares are of its time on the main thread (a checkpoint's "
+        "is in none of them); on an "
         "asynchronous device compute is launching, and sync with compute.sync late waits for the step before while the "
         "device works; the last column is the time that it had no work. Cores are CPU time per second of the measured "
         "steps by the same parts; processes that tokenize for the main thread count as tokenization, but for those "

@@ -24,6 +24,11 @@ def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) ->
     header = [name for name in _HEADER if name != _HEADER[3] or any(arm.accuracy is not None for arm in found.arms)]
     parts = ["## What was learned", table(header, [_row(arm, len(header), names) for arm in found.arms])]
     parts += ["\n".join(f"- {safe(names.within(agreement(one)))}." for one in found.compared)] if found.compared else []
+    if found.other_labels:
+        parts.append(
+            "The arms are evaluated on other labels (their tokenizer, held-out documents, tokens or objective differ): "
+            "a lower loss or perplexity of one is not a better one."
+        )
     parts.append(f"{cost(found.arms)}.")
     parts += [f"![{ALT}](plots/{PICTURE})"] if PICTURE in pictures else []
     return "\n\n".join(parts)

@@ -109,6 +109,15 @@ def test_an_efficiency_is_beside_what_it_counts() -> None:
     assert "The ranks compute in 4 threads on 2 cores." in shared
 
 
+def test_fewer_ranks_than_the_baseline_are_no_efficiency_above_one() -> None:
+    """Two ranks train 1.6 times as fast as one: the same said of either as the baseline."""
+    one, two = run("one", None, 10, 200, 100.0), run("two", 2, 20, 200, 125.0)
+    grown = said(one, two, from_blocks([0.47, 0.46, 0.48]))
+    shrunk = said(two, one, from_blocks([-0.47, -0.46, -0.48]))
+    assert "Scaling of two (weak: the global batch grows): 1.600x the tokens/s" in grown
+    assert grown == shrunk
+
+
 def test_arms_of_as_many_ranks_do_not_scale() -> None:
     assert scaling(("one", "two"), ([run("one", None, 20, 10, 1)], [run("two", None, 20, 10, 1)]), SPEEDUP) is None
     assert scaling(("one", "two"), ([run("one", None, 20, 10, 1)], [run("two", 2, 20, 10, 1)]), None) is None

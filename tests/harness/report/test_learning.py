@@ -29,6 +29,8 @@ def run(
     block: int = 0,
     accuracy: float | None = None,
     workers: int = 0,
+    tokens: int = 1000,
+    vocab_size: int = 300,
 ) -> RunData:
     passes = {1: 5.6, 3: 4.6} if passes is None else passes
     steps = {"step": list(range(len(losses))), "wall_ns": [SECOND] * len(losses), "loss": losses}
@@ -38,8 +40,9 @@ def run(
         "end_ns": [SECOND // 2] * len(passes),
         "loss": list(passes.values()),
         "accuracy": [accuracy] * len(passes),
+        "tokens": [tokens] * len(passes),
     }
-    record = RunRecord(arm, block, "done", facts=RunFacts(workers=workers))
+    record = RunRecord(arm, block, "done", facts=RunFacts(workers=workers, vocab_size=vocab_size))
     tables = make_table(STEP_COLUMNS, steps), make_table(EVALUATION_COLUMNS, evaluations)
     return RunData(record, tables[0], None, None, evaluations=tables[1])
 
@@ -136,6 +139,16 @@ def test_an_arm_that_turns_nan_has_no_identical_losses() -> None:
 def test_losses_that_the_shorter_arm_has_not_are_counted() -> None:
     said = agreement(found(run("text", [*LOSSES, 9.0, 9.0]), run("tokens")).compared[0])
     assert said.endswith("at common steps, in 1 block; 2 more of text at steps that the other has no loss of")
+
+
+def test_losses_over_other_labels_are_not_ranked() -> None:
+    """A smaller vocabulary has an easier token to predict: its lower loss per token says nothing of the model."""
+    names = ArmNames(["text", "tokens"])
+    warning = "a lower loss or perplexity of one is not a better one"
+    assert warning in section(found(run("text"), run("tokens", vocab_size=100)), [], names)
+    assert warning in section(found(run("text"), run("tokens", tokens=900)), [], names)
+    alike = found(run("text"), run("tokens"), run("text", block=1, tokens=900), run("tokens", block=1, tokens=900))
+    assert warning not in section(alike, [], names)
 
 
 def test_the_section_has_accuracy_only_of_a_masked_objective() -> None:
