@@ -13,6 +13,7 @@ from harness.report.tables import table
 from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
 NOTHING = 0.01  # of the step: less is no straggler worth a word
+MUCH = 0.05  # of the step: who waits for so much waits for somebody, named or not
 UNKNOWN: Mapping[Unknown, str] = {
     "device": "as a device computes by itself",
     "micro-batches": "as each micro-batch of a step begins with a wait of its own (fsdp)",
@@ -96,7 +97,8 @@ def _finding(found: RanksReport) -> str:
         longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
         waits = f"{ms(longest.wait_ms or 0.0)} of {ms(found.step_ms)} a step"
         where = " before their first forward pass" if found.parallel == "fsdp" else ""
-        return f"no rank is the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
+        surely = "surely " if (longest.wait_ms or 0.0) >= MUCH * found.step_ms else ""  # by turns, or by scatter
+        return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
     return (
         f"rank {late.number} makes the others wait, {ms(late.saved_ms)} of {ms(found.step_ms)} a step for {late.part}"
     )
@@ -108,7 +110,8 @@ def _support(found: RanksReport) -> str:
     if late is not None and late.saved_ms >= NOTHING * found.step_ms:
         parts.append(
             f"It takes {ms(late.excess_ms)} longer for it than the next; without that a step would take "
-            f"{ms(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast."
+            f"{ms(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "
+            "rank then lacks a core that is free while it waits."
         )
     waits = [f"rank {one.number} {ms(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
     if waits:

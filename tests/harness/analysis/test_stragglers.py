@@ -142,6 +142,13 @@ def sentence(found: RanksReport) -> str:
     return line.text
 
 
+def test_waits_that_nobody_is_named_for_are_not_denied(tmp_path: Path) -> None:
+    """Ranks that wait for one another by turns, a fifth of the step: somebody is waited for, and no one of them."""
+    scattered = sentence(report(run(tmp_path / "scattered", (5.0, 5.0), scatter_ms=10.0, seed=1)))
+    assert "no rank is surely the one that the others wait for (rank " in scattered
+    assert "no rank is the one" in sentence(report(run(tmp_path / "even", (5.0, 5.0))))
+
+
 def test_micro_batches_under_fsdp_hide_who_waits(tmp_path: Path) -> None:
     found = report(run(tmp_path, (5.0, 25.0), parallel="fsdp", accumulation=4))
     assert found.straggler is None
