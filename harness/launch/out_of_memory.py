@@ -45,8 +45,8 @@ def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | No
     vocabulary = largest_vocabulary(config) if vocab_size is None else vocab_size
     with suppress(InputError):
         shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
-        beside = NOTHING if on_card else PROCESS + SHARED + WORKER.times(config.data.workers)
-        return "" if shape is None else f"; {what_fits(config, shape, memory_bytes, beside)}"
+        elsewhere = NOTHING if on_card else PROCESS + SHARED + WORKER.times(config.data.workers)
+        return "" if shape is None else f"; {what_fits(config, shape, memory_bytes, elsewhere)}"
     return ""
 
 

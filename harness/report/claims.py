@@ -71,8 +71,8 @@ def sentence(one: JudgedClaim, names: ArmNames) -> str:
         if few or one.untested is not None:
             reason = "; too few blocks for an interval" if few else ""
     text = f"{kind.text[0].upper()}{kind.text[1:]}"
-    beside = f"{_most(one)}{_beside(one)}{reason}"
-    return f"“{text}”: {verdict}: {found}{what}{cpu} ({names.short(one.arm)}{against}){beside}."
+    limits = f"{_most(one)}{_limits(one)}{reason}"
+    return f"“{text}”: {verdict}: {found}{what}{cpu} ({names.short(one.arm)}{against}){limits}."
 
 
 def _most(one: JudgedClaim) -> str:
@@ -91,7 +91,7 @@ def _processes(number: int) -> str:
     return f"{number} process{'' if number == 1 else 'es'}"
 
 
-def _beside(one: JudgedClaim) -> str:
+def _limits(one: JudgedClaim) -> str:
     """What takes from the verdict: another difference of the arms, no difference of strategy, no A/A control."""
     text = f"; both have data.tokenize {one.untested}, so nothing of the claim was tried" if one.untested else ""
     if one.differs:

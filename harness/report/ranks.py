@@ -77,16 +77,16 @@ def _kind(found: Scaling) -> str:
 
 def _scaled_by(found: Scaling, first: str) -> list[str]:
     """What takes from the efficiency: it counts ranks, which here share one machine."""
-    said = []
+    lines = []
     if (open_to := found.efficiency_range) is not None and open_to[0] > 1:
-        said.append("That is more than the ranks can give: the arms differ in something else.")
+        lines.append("That is more than the ranks can give: the arms differ in something else.")
     if found.threads is not None:
         before, now = found.threads
         if now * found.ranks[0] != before * found.ranks[1]:
-            said.append(f"The efficiency counts ranks: they compute in {count(now, 'thread')}, {first} in {before}.")
+            lines.append(f"The efficiency counts ranks: they compute in {count(now, 'thread')}, {first} in {before}.")
         elif found.cores and now > found.cores:
-            said.append(f"The ranks compute in {count(now, 'thread')} on {count(found.cores, 'core')}.")
-    return said
+            lines.append(f"The ranks compute in {count(now, 'thread')} on {count(found.cores, 'core')}.")
+    return lines
 
 
 def _finding(found: RanksReport) -> str:

@@ -12,14 +12,14 @@ GIB = 2**30
 NOTHING = ByteRange(0, 0)
 
 
-def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, beside: ByteRange = NOTHING) -> str:
+def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
     """What would fit ``memory_bytes``, in words: the largest batch_size, and the same with other settings.
 
     It goes by the high end of the estimate, so that what it names does fit; where even the low end of one sample is
     more, it says that nothing does. Where the configuration itself fits by the high end, the arithmetic lacks what took
-    the memory, and nothing is named by it. ``beside``: what the process holds beside training.
+    the memory, and nothing is named by it. ``elsewhere``: what the process holds beside training.
     """
-    need = footprint(config, shape).peak + beside
+    need = footprint(config, shape).peak + elsewhere
     now = config.data.batch_size
     takes = (
         f"by the arithmetic batch_size {now} takes {need.low_bytes / GIB:.1f} to {need.high_bytes / GIB:.1f} GiB, and "
@@ -29,8 +29,8 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, beside: By
         return f"{takes}: something that it does not count took the rest, so what would fit is not known"
     parts = [takes]
     for how, one in _ways(config):
-        most = _largest(one, shape, memory_bytes - beside.low_bytes, low=True)
-        surely = _largest(one, shape, memory_bytes - beside.high_bytes, low=False)
+        most = _largest(one, shape, memory_bytes - elsewhere.low_bytes, low=True)
+        surely = _largest(one, shape, memory_bytes - elsewhere.high_bytes, low=False)
         if not most:
             parts.append(f"no batch_size fits {how}")
         elif not surely:
