@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.ledger import column, derived_steps
 from harness.analysis.spans import FETCH
+from harness.analysis.statistics import widening
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file
 from harness.study.digests import check
@@ -67,7 +68,7 @@ class Straggler:
     part: str
     excess_ms: float
     saved_ms: float
-    error_ms: float = 0.0  # the standard error of the excess
+    error_ms: float = 0.0  # the standard error of the excess, as neighbouring steps may be alike
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,8 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
                 earlier = arrivals.copy()
                 earlier[number] -= _beyond(spent[number], spent[following])
                 saved = float((last - earlier.max(axis=0)).mean())
-                error = float((spent[number] - spent[following]).std()) / math.sqrt(max(1, steps - 1))
+                apart = spent[number] - spent[following]
+                error = float(apart.std()) / math.sqrt(max(1, steps - 1)) * widening(apart)
                 found.append(Straggler(number, part, excess / 1e6, saved / 1e6, error / 1e6))
     return max(found, key=lambda one: one.saved_ms, default=None)
 

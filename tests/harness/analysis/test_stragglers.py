@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +36,12 @@ def run(
     parallel: str = "ddp",
     seed: int = 0,
     burst_ms: float = 0.0,
+    bursts: Container[int] = range(3, STEPS, 4),
     accumulation: int = 1,
 ) -> RunData:
     """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms.
 
-    ``burst_ms``: what rank 1 tokenizes longer in each fourth step.
+    ``burst_ms``: what rank 1 tokenizes longer in the steps ``bursts``.
     """
     path = StudyFolder(folder).run("arm", 0)
     generator = np.random.default_rng(seed)
@@ -48,7 +50,7 @@ def run(
     now = 10**12
     for step in range(STEPS):
         fetch = [(cost + generator.exponential(scatter_ms or 1e-9)) * MS for cost in tokenize_ms]
-        fetch[1] += burst_ms * MS if step % 4 == 3 else 0.0
+        fetch[1] += burst_ms * MS if step in bursts else 0.0
         wait_for = max(fetch) if parallel == "fsdp" else 0.0  # where the ranks wait: in forward, or in backward
         forward = [max(wait_for - one, 0.0) + 9 * MS for one in fetch]
         ready = [now + one + 9 * MS + 10 * MS for one in fetch]
@@ -134,6 +136,14 @@ def test_a_rank_that_is_slow_in_few_steps_costs_what_those_cost(tmp_path: Path) 
     assert (found.straggler.number, found.straggler.part) == (1, "tokenize")
     assert found.straggler.saved_ms == pytest.approx(20 * 40 / 38, rel=0.01)  # the first two steps are warm-up
     assert found.without_straggler_ms == pytest.approx(even.step_ms, rel=0.01)
+
+
+def test_ten_slow_steps_in_a_row_are_one_event_and_name_nobody(tmp_path: Path) -> None:
+    """Another process took its core for a while: as slow on average as if they came again and again."""
+    again = report(run(tmp_path / "again", (5.0, 5.0), 2.0, burst_ms=60.0))
+    once = report(run(tmp_path / "once", (5.0, 5.0), 2.0, burst_ms=60.0, bursts=range(15, 25)))
+    assert again.straggler is not None
+    assert once.straggler is None
 
 
 def sentence(found: RanksReport) -> str:
