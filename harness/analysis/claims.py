@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.analysis.ledger import RunLedger
 from harness.analysis.probes.host_load import host_load
-from harness.analysis.statistics import Estimate, from_block_values, from_blocks
+from harness.analysis.statistics import Estimate, from_amounts, from_block_values, from_blocks
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
-from harness.scenario.overrides import lookup, lookup_number
+from harness.scenario.overrides import flatten, lookup, lookup_number
 from harness.study.run_data import RunData
 from trainer.json_types import JsonObject
 
 COMPUTE = ("h2d", "forward", "backward", "optimizer")
 PARTS = ("tokenization", "sync", "compute", "Python", "other data")
+STRATEGY = "data.tokenize"
 Outcome = Literal["holds", "does not hold", "not measurable"]
 
 
@@ -47,6 +48,7 @@ class RunUse:
     step_ms: float
     tokenizing_ms: float | None
     tokens_per_s: float | None
+    trained_tokens_per_s: float | None = None  # without padding
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,12 @@ class ArmUse:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim about ``arm`` (beside ``baseline``): the figure that was measured, and whether it lies in the range."""
+    """A claim about ``arm`` (beside ``baseline``): the figure that was measured, and whether it lies in the range.
+
+    ``outcome`` is by an interval that is wider by the ``noise_floor``: how far the same figure of an A/A control is
+    from that of its arm; None without one. ``differs``: keys of the configuration that the claim is not about, and in
+    which the arms differ too. ``untested``: the strategy that both arms have where the claim is about two.
+    """
 
     claim: ClaimName
     arm: str
@@ -75,21 +82,24 @@ class JudgedClaim:
     values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
     processes: int | None = None  # "processes", "pool": how many, on so many cores
     cores: int | None = None
+    noise_floor: float | None = None  # of a ratio, as a fraction
+    differs: tuple[str, ...] = ()
+    untested: str | None = None
 
 
 def use_of(run: RunData, ledger: RunLedger) -> RunUse:
     """Where the step and the cores of ``run`` go."""
     step = ledger.mean_step_ms
     phase = ledger.phase_ms
-    fetch = phase.get("fetch", 0.0)
-    tokenizing = min(fetch, ledger.during_wait_ms.get("tokenize", 0.0))
     spent = {
-        "tokenization": tokenizing,
         "sync": phase.get("sync", 0.0),
         "compute": sum(phase.get(name, 0.0) for name in COMPUTE),
         "Python": phase.get("other", 0.0) + phase.get("log", 0.0),
-        "other data": fetch - tokenizing,
     }
+    if ledger.during_wait_ms:  # else nobody knows what the fetches waited for, which is no share of 0
+        fetch = phase.get("fetch", 0.0)
+        tokenizing = min(fetch, ledger.during_wait_ms.get("tokenize", 0.0))
+        spent |= {"tokenization": tokenizing, "other data": fetch - tokenizing}
     config = ledger.record.config
     cores, sampled = _cores(run, ledger, config)
     tokens = ledger.tokens
@@ -105,6 +115,7 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
         step,
         None if not work or not tokens else work * steps / tokens * 1e3,
         None if tokens is None else tokens / wall_s,
+        None if ledger.trained_tokens is None else ledger.trained_tokens / wall_s,
     )
 
 
@@ -154,13 +165,13 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
     """The medians of ``uses``, which are not none."""
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
-        return from_block_values([one for use in uses if (one := value(use)) is not None])
+        return from_amounts([one for use in uses if (one := value(use)) is not None])
 
     def known(value: Callable[[RunUse], float | None]) -> float | None:
         found = middle(value)
         return None if found is None else found.median
 
-    shares = {part: middle(lambda use, part=part: use.shares.get(part)) for part in PARTS}  # type: ignore[misc]
+    shares = {part: _share([one for use in uses if (one := use.shares.get(part)) is not None]) for part in PARTS}
     cores = {part: known(lambda use, part=part: use.cores.get(part)) for part in PARTS}  # type: ignore[misc]
     return ArmUse(
         arm,
@@ -174,6 +185,14 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
     )
 
 
+def _share(values: Sequence[float]) -> Estimate | None:
+    """Of a whole: between 0 and 1, which the interval of few blocks that scatter would leave."""
+    found = from_block_values(values)
+    if found is None or found.ci_low is None or found.ci_high is None:
+        return found
+    return replace(found, ci_low=max(0.0, found.ci_low), ci_high=min(1.0, found.ci_high))
+
+
 def judge(
     claim: ClaimName,
     arm: str,
@@ -181,35 +200,67 @@ def judge(
     uses: Mapping[str, Mapping[int, RunUse]],
     config: JsonObject,
     cores: int | None,
+    baseline_config: JsonObject | None = None,
+    controls: Sequence[tuple[str, str]] = (),
 ) -> JudgedClaim:
-    """Judge one claim by the runs of its arms, paired by block. ``config``: of ``arm``."""
+    """Judge one claim by the runs of its arms, paired by block.
+
+    ``config``: of ``arm``. ``controls``: (arm, its A/A control) of both arms, as far as there are any.
+    """
     kind = CLAIMS[claim]
     ours = uses.get(arm, {})
     theirs = uses.get(baseline, {}) if baseline is not None else {}
-    values = None
+    values = floor = None
     if kind.ratio:
-        pairs = [
-            (_figure(kind, theirs[block]), _figure(kind, ours[block])) for block in sorted(set(ours) & set(theirs))
-        ]
-        known = [(one, other) for one, other in pairs if one and other]
+        known = _paired(kind, theirs, ours)
         figure = from_blocks([math.log(other / one) for one, other in known])
+        floor = _noise_floor([_paired(kind, uses.get(of, {}), uses.get(again, {})) for of, again in controls])
         if known and kind.of == "cpu use":
             both = [from_block_values(list(side)) for side in zip(*known, strict=True)]
             values = tuple(one.median for one in both if one is not None)
     else:
         found = [one for _, use in sorted(ours.items()) if (one := _figure(kind, use)) is not None]
-        figure = from_block_values(found)
+        figure = _share(found)
     parallel = claim in ("processes", "pool")
+    of_tokenizing = kind.of == "tokenizing speed" and baseline_config is not None
+    untested = _same_strategy(config, baseline_config or {}) if of_tokenizing else None
     return JudgedClaim(
         claim,
         arm,
         baseline,
         figure,
-        _outcome(figure, kind),
+        "not measurable" if untested is not None else _outcome(figure, kind, floor or 0.0),
         values if values is not None and len(values) == 2 else None,
         int(lookup_number(config, "data.tokenize_processes", 2)) if parallel else None,
         cores if parallel else None,
+        floor,
+        _other_keys(config, baseline_config or {}) if of_tokenizing else (),
+        untested,
     )
+
+
+def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, RunUse]) -> list[tuple[float, float]]:
+    pairs = [(_figure(kind, theirs[block]), _figure(kind, ours[block])) for block in sorted(set(ours) & set(theirs))]
+    return [(one, other) for one, other in pairs if one and other]
+
+
+def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
+    """How far from 1 the interval of an arm against itself reaches, the widest of ``controls``."""
+    found = [from_blocks([math.log(other / one) for one, other in known]) for known in controls]
+    return max((reach for one in found if one is not None and (reach := one.distance) is not None), default=None)
+
+
+def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
+    """``data.tokenize`` of both arms where that is the same: then nothing that is claimed was tried."""
+    here, there = (lookup(one, STRATEGY) for one in (config, baseline))
+    return str(here) if here is not None and here == there else None
+
+
+def _other_keys(config: JsonObject, baseline: JsonObject) -> tuple[str, ...]:
+    """Keys in which the arms differ, but for those of the tokenizing strategy."""
+    first, second = flatten(config), flatten(baseline)
+    keys = {key for key in {*first, *second} if first.get(key) != second.get(key)}
+    return tuple(sorted(keys - {STRATEGY, f"{STRATEGY}_processes"}))
 
 
 def _figure(kind: ClaimKind, use: RunUse) -> float | None:
@@ -223,13 +274,14 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
         case "cpu use":
             return use.all_cores
         case "training speed":
-            return use.tokens_per_s
+            return use.tokens_per_s if use.trained_tokens_per_s is None else use.trained_tokens_per_s
 
 
-def _outcome(figure: Estimate | None, kind: ClaimKind) -> Outcome:
-    """By the whole interval: within the range, outside of it, or across one of its ends."""
+def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:
+    """By the whole interval, wider by the noise ``floor``: within the range, outside of it, or across an end of it."""
     if figure is None or figure.ci_low is None or figure.ci_high is None:
         return "not measurable"
-    if figure.ci_high < kind.low or figure.ci_low > kind.high:
+    low, high = figure.ci_low / (1 + floor), figure.ci_high * (1 + floor)
+    if high < kind.low or low > kind.high:
         return "does not hold"
-    return "holds" if kind.low <= figure.ci_low and figure.ci_high <= kind.high else "not measurable"
+    return "holds" if kind.low <= low and high <= kind.high else "not measurable"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
 from harness.analysis.step_losses import StepLosses
+from harness.scenario.overrides import lookup
 from harness.study.records import ComparisonRecord
 from harness.study.run_data import RunData
 
@@ -22,7 +23,7 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The losses of one run. ``training`` is thinned; ``validation`` has every pass."""
+    """The losses of one run. ``training`` is thinned; ``validation`` has every pass, of a diverged run too."""
 
     block: int
     training: Curve
@@ -31,6 +32,7 @@ class RunCurves:
     evaluate_s: float  # of all passes
     steps_s: float  # of all steps, warm-up too
     workers: int  # of its loader
+    labels: tuple[object, ...] = ()  # what tells the labels of its last pass from others; None in it: not known
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,13 @@ class ArmCurves:
 
     @property
     def final_loss(self) -> float:
-        """Of the last pass, the median over blocks."""
-        return median(run.validation[-1][1] for run in self.runs)
+        """Of the last pass, the median over blocks; NaN where that of any is not finite."""
+        last = [run.validation[-1][1] for run in self.runs]
+        return median(last) if all(map(math.isfinite, last)) else math.nan
 
     @property
     def perplexity(self) -> float | None:
-        """The exponential of the final loss; None where no float holds it."""
+        """The exponential of the final loss; None where no float holds it, or the loss is not finite."""
         return math.exp(self.final_loss) if self.final_loss < 700 else None  # math.exp ends at 709
 
     @property
@@ -83,12 +86,12 @@ class LossDifference:
     step: int
     baseline: float
     candidate: float
-    largest: float  # relative, over all common steps of all blocks
+    largest: float  # relative, over all common steps of all blocks at which both are finite
 
 
 @dataclass(frozen=True)
 class CurvesCompared:
-    """Two arms at the steps that both have; ``difference``: None where every loss is the same float."""
+    """Two arms at the steps that both have; ``difference``: None where every loss is the same float, or NaN in both."""
 
     baseline: str
     candidate: str
@@ -96,6 +99,8 @@ class CurvesCompared:
     training: int  # losses compared
     validation: int
     difference: LossDifference | None
+    not_finite: int = 0  # of the losses compared: NaN or infinite in either arm
+    alone: tuple[int, int] = (0, 0)  # losses of steps that the other arm has not, of baseline and candidate
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,15 @@ class Learning:
 
     arms: tuple[ArmCurves, ...]
     compared: tuple[CurvesCompared, ...]
+
+    @property
+    def other_labels(self) -> bool:
+        """Whether arms were evaluated on other labels: then a lower loss of one is not a better one."""
+        by_block: dict[int, list[tuple[object, ...]]] = {}
+        for run in (run for arm in self.arms for run in arm.runs):
+            by_block.setdefault(run.block, []).append(run.labels)
+        parts = [zip(*group, strict=True) for group in by_block.values()]
+        return any(len({one for one in values if one is not None}) > 1 for part in parts for values in part)
 
 
 def learning(
@@ -125,11 +139,11 @@ def learning(
 
 
 def _passes(run: RunData) -> Curve:
-    """The finite validation losses of a run."""
+    """The validation losses of a run, those of a diverged one too."""
     if run.evaluations is None:
         return ()
     rows = zip(*(run.evaluations.column(name).to_pylist() for name in ("step", "loss")), strict=True)
-    return tuple((step, loss) for step, loss in rows if loss is not None and math.isfinite(loss))
+    return tuple((step, loss) for step, loss in rows if loss is not None)
 
 
 def _joined(parts: Sequence[RunCurves]) -> RunCurves:
@@ -162,11 +176,19 @@ def _curves(run: RunData) -> RunCurves:
         float(lasted.sum()) / 1e9,
         0.0 if times is None else float(np.nansum(column(times, "wall_ns"))) / 1e9,
         run.record.facts.workers or 0,
+        (
+            run.evaluations.column("tokens").to_pylist()[-1],
+            run.record.facts.vocab_size,
+            run.record.facts.tokenizer_fingerprint,
+            run.record.facts.corpus_fingerprint,
+            lookup(run.record.config, "model.objective"),
+            lookup(run.record.config, "evaluation.source"),
+        ),
     )
 
 
 def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[RunData]) -> CurvesCompared:
-    blocks = training = validation = 0
+    blocks = training = validation = not_finite = ours_alone = theirs_alone = 0
     found: list[LossDifference] = []
     others = {run.record.block: run for run in theirs}
     for run in ours:
@@ -177,10 +199,14 @@ def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[
             steps, here, there = _at_common_steps(base, candidate)
             training += len(steps) * (of == "training")
             validation += len(steps) * (of == "validation")
-            if len(apart := np.flatnonzero(here != there)):
+            ours_alone += len(base[0]) - len(steps)
+            theirs_alone += len(candidate[0]) - len(steps)
+            finite = np.isfinite(here) & np.isfinite(there)
+            not_finite += int((~finite).sum())
+            if len(apart := np.flatnonzero((here != there) & ~(np.isnan(here) & np.isnan(there)))):
                 at = int(apart[0])
-                size = np.maximum(np.abs(here), np.finfo(np.float64).tiny)
-                largest = float((np.abs(there - here) / size).max())
+                size = np.maximum(np.abs(here[finite]), np.finfo(np.float64).tiny)
+                largest = float((np.abs(there - here)[finite] / size).max(initial=0.0))
                 found.append(
                     LossDifference(of, run.record.block, int(steps[at]), float(here[at]), float(there[at]), largest)
                 )
@@ -188,14 +214,15 @@ def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[
     if first is not None:
         largest = max(one.largest for one in found)
         first = LossDifference(first.of, first.block, first.step, first.baseline, first.candidate, largest)
-    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first)
+    alone = ours_alone, theirs_alone
+    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first, not_finite, alone)
 
 
 _Losses = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def _pairs(ours: RunData, theirs: RunData) -> Iterator[tuple[Literal["training", "validation"], _Losses, _Losses]]:
-    yield "training", StepLosses(ours).by_step(), StepLosses(theirs).by_step()
+    yield "training", StepLosses(ours).recorded(), StepLosses(theirs).recorded()
     yield "validation", _arrays(_passes(ours)), _arrays(_passes(theirs))
 
 

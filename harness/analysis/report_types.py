@@ -133,6 +133,7 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
     ranks: RanksReport | None = None  # of this trainer
 

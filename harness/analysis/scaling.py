@@ -3,7 +3,8 @@
 efficiency      ratio of tokens/s / ratio of ranks (1: each rank trains as fast as one alone)
 loss            mean over the last tenth of the tokens that every arm of the comparison trained on
 time to a loss  of training alone (steps, without the pauses between repetitions), until the mean loss of a tenth of
-                all tokens is for the first time no higher than the higher of the two arms' losses above
+                all tokens is for the first time no higher than the higher of the two arms' losses above; where the
+                loss of each arm has fallen to it by more than it scatters
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from harness.analysis.statistics import Estimate
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
+SAME_BATCH = 0.1  # relative: batches of other documents differ by less in their tokens
+FALLEN = 4.0  # standard errors of a mean loss: one that has fallen by less has reached nothing but chance
 WINDOW = 0.1  # of the tokens: a loss is the mean over so many
 
 
@@ -29,6 +32,7 @@ class LossCurve:
     tokens: Float
     seconds: Float
     loss: Float
+    error: float  # standard error of such a mean, from how neighbouring steps differ
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,10 @@ class Scaling:
     candidate: str
     ranks: tuple[int, int]
     speedup: Estimate  # of tokens/s
-    weak: bool  # the global batch grew with the ranks
+    weak: bool | None  # the global batch grew with the ranks; False: it is the same; None: neither, or not known
+    per_step: tuple[float, float] | None = None  # tokens of all ranks
+    threads: tuple[int, int] | None = None  # of all ranks together, where the host's threads compute
+    cores: int | None = None
     losses: tuple[float, float] | None = None
     target: float | None = None
     seconds: tuple[float, float] | None = None
@@ -49,34 +56,72 @@ class Scaling:
         """The share of its speed that each rank keeps."""
         return self.speedup.median * self.ranks[0] / self.ranks[1]
 
+    @property
+    def efficiency_range(self) -> tuple[float, float] | None:
+        """What the interval of the speed leaves open; None without one."""
+        if self.speedup.ci_low is None or self.speedup.ci_high is None:
+            return None
+        each = self.ranks[0] / self.ranks[1]
+        return self.speedup.ci_low * each, self.speedup.ci_high * each
+
 
 def scaling(
     names: tuple[str, str], runs: tuple[Sequence[RunData], Sequence[RunData]], speedup: Estimate | None
 ) -> Scaling | None:
-    """How ``names`` scale; None where both have as many ranks, or their speeds were not compared."""
+    """How ``names`` scale; None where both have as many ranks, or their speeds were not compared.
+
+    The one with fewer ranks is the baseline here, whichever it is of the comparison: what fewer ranks keep is no
+    efficiency.
+    """
     ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
     if speedup is None or ranks[0] == ranks[1] or attached:
         return None
+    if ranks[1] < ranks[0]:
+        return scaling((names[1], names[0]), (runs[1], runs[0]), _inverse(speedup))
     curves = [{run.record.block: one for run in arm if (one := _steps(run)) is not None} for arm in runs]
     shared = sorted(set(curves[0]) & set(curves[1]))
     steps = [(curves[0][block], curves[1][block]) for block in shared]
-    per_step = [float(np.mean([pair[side][0].mean() for pair in steps])) for side in (0, 1)] if steps else [1.0, 1.0]
-    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak=per_step[1] > 1.5 * per_step[0])
+    per_step = _tokens_per_step(runs)
+    facts = [arm[0].record.facts for arm in runs]
+    threads = None
+    if facts[0].threads and facts[1].threads and not (facts[0].asynchronous or facts[1].asynchronous):
+        threads = facts[0].threads * ranks[0], facts[1].threads * ranks[1]
+    weak = None if per_step is None else _is_weak(per_step[1] / per_step[0], ranks[1] / ranks[0])
+    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, facts[1].cores)
     blocks = [both for pair in steps if (both := _curves(*pair)) is not None]
     if not blocks:
         return found
-    reached = []
+    reached, fallen = [], True
     for both in blocks:
         ends = [float(one.loss[-1]) for one in both]
+        fallen &= all(float(one.loss[0]) - max(ends) > FALLEN * one.error for one in both)
         reached.append((*ends, max(ends), *(float(one.seconds[np.argmax(one.loss <= max(ends))]) for one in both)))
     losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
-    return replace(
-        found,
-        losses=(float(losses[0]), float(losses[1])),
-        target=float(target[0]),
-        seconds=(float(seconds[0]), float(seconds[1])),
-    )
+    found = replace(found, losses=(float(losses[0]), float(losses[1])))
+    return replace(found, target=float(target[0]), seconds=(float(seconds[0]), float(seconds[1]))) if fallen else found
+
+
+def _inverse(ratio: Estimate) -> Estimate:
+    low, high = (None if bound is None else 1 / bound for bound in (ratio.ci_high, ratio.ci_low))
+    return Estimate(1 / ratio.median, low, high, ratio.n)
+
+
+def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[float, float] | None:
+    """Of all ranks, whatever the losses were: means over all steps; None where they were not counted."""
+    found = []
+    for arm in runs:
+        tables = [table for run in arm if (table := run.step_columns(["tokens"])) is not None and len(table)]
+        counts = np.concatenate([column(table, "tokens") for table in tables]) if tables else np.full(1, np.nan)
+        found.append(float(counts.mean()))
+    return (found[0], found[1]) if all(np.isfinite(one) and one > 0 for one in found) else None
+
+
+def _is_weak(batch: float, ranks: float) -> bool | None:
+    """Whether the global batch grew as the ranks did; None where it neither did nor stayed."""
+    if abs(batch / ranks - 1) <= SAME_BATCH:
+        return True
+    return False if abs(batch - 1) <= SAME_BATCH else None
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
@@ -107,4 +152,6 @@ def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> LossCurve
         return None
     sums = np.concatenate([[0.0], np.cumsum(loss[:until])])
     means = (sums[width:] - sums[:-width]) / width
-    return LossCurve(reached[width - 1 : until], np.cumsum(seconds)[width - 1 : until], means)
+    apart = np.diff(loss[:until])
+    error = float(np.sqrt(np.mean((apart - apart.mean()) ** 2) / 2 / width)) if len(apart) > 1 else 0.0
+    return LossCurve(reached[width - 1 : until], np.cumsum(seconds)[width - 1 : until], means, error)

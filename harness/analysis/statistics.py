@@ -140,6 +140,18 @@ def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -
     )
 
 
+def from_amounts(values: Sequence[float]) -> Estimate | None:
+    """The same of amounts above 0, such as times: their interval is that of their logarithms, and so above 0 too."""
+    if not values or min(values) <= 0:
+        return from_block_values(values)
+    found = from_blocks([math.log(one) for one in values])
+    assert found is not None
+    centre = float(np.median(values))  # as it is: exp(log(24)) is not 24
+    if found.ci_low is None or found.ci_high is None:
+        return Estimate(centre, None, None, found.n)
+    return Estimate(centre, min(centre, found.ci_low), max(centre, found.ci_high), found.n)
+
+
 def widening(in_time: NDArray[np.float64]) -> float:
     """How many times as wide an interval of ``in_time`` must be as one of independent values; at least 1.
 

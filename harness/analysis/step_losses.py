@@ -23,14 +23,19 @@ class StepLosses:
 
     def by_step(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Steps with a finite loss, each once and ascending, and these losses."""
+        steps, losses = self.recorded()
+        finite = np.isfinite(losses)
+        return steps[finite], losses[finite]
+
+    def recorded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The same with losses that are NaN or infinite: a run that diverged has not stopped training there."""
         table = None if self.run is None else self.run.step_columns(["step", "loss"])
         if table is None:
             return np.empty(0, np.int64), np.empty(0)
         known = table.drop_null()
         steps, losses = (known.column(name).to_numpy() for name in ("step", "loss"))
-        finite = np.isfinite(losses)
-        steps, first = np.unique(steps[finite], return_index=True)
-        return steps, losses[finite][first]
+        steps, first = np.unique(steps, return_index=True)
+        return steps, losses[first]
 
 
 def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:

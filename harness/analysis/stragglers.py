@@ -7,24 +7,33 @@ under fsdp when its first forward pass begins, which gathers the weights. Nobody
     wait of a rank      last arrival - its own arrival
     exchange            end of the backward pass's exchange - last arrival (ddp)
     excess of a rank    mean time that it takes for one part of its step - the longest of the others' means
-    saved               mean over steps of: last arrival - what it were, had that rank arrived earlier by that excess
+    saved               mean over steps of: last arrival - what it were, had that rank spent on that part what the next
+                        one does: its longest time becomes the other's longest, its second longest the second longest
 
-So what a step would be shorter by keeps the scatter of all ranks' arrivals, and counts a rank only where it is last.
+So what a step would be shorter by keeps the scatter of all ranks' arrivals, and counts a rank only where it is last. A
+rank that is slow in few steps, and much, is last in those alone: to take its mean excess from every step would say that
+nothing is to be had. An excess that is no more than scatter makes of two ranks alike is nobody's (:data:`SURE`).
+
+Under fsdp ranks wait for one another within their passes too, layer by layer, which nothing tells from computing; and
+with several micro-batches each of them begins with a wait of its own: there it is not known who waits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.ledger import column, derived_steps
 from harness.analysis.spans import FETCH
+from harness.analysis.statistics import widening
+from harness.scenario.overrides import lookup_number
 from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file
 from harness.study.digests import check
 from harness.study.run_data import RunData, StoredTable
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 AGREEING = 0.8  # of the blocks must name the same rank and part
+SURE = 3.0  # standard errors of a mean over steps: by so much an excess must differ from none
+Unknown = Literal["", "device", "micro-batches", "not recorded"]
 AFTER = ("optimizer", "sync", "log", "other")  # phases between an exchange and the next step
 
 
@@ -57,17 +68,22 @@ class Straggler:
     part: str
     excess_ms: float
     saved_ms: float
+    error_ms: float = 0.0  # the standard error of the excess, as neighbouring steps may be alike
 
 
 @dataclass(frozen=True)
 class RanksReport:
-    """The ranks of one run, or of several blocks on average. ``exchange_ms``: of a step, None where not known."""
+    """The ranks of one run, or of several blocks on average. ``exchange_ms``: of a step, None where not known.
+
+    ``unknown``: why nobody knows who waits for whom, "" where it is known.
+    """
 
     parallel: str
     step_ms: float
     ranks: tuple[RankTimes, ...]
     exchange_ms: float | None = None
     straggler: Straggler | None = None
+    unknown: Unknown = ""
 
     @property
     def without_straggler_ms(self) -> float:
@@ -101,7 +117,8 @@ def _of_run(run: RunData) -> RanksReport | None:
     found = []
     for number in range(count):
         with suppress(InputError):  # a damaged table is said elsewhere
-            rank = _read(run if number == 0 else _other(run, number), number, asynchronous=bool(facts.asynchronous))
+            hidden = bool(facts.asynchronous) or _gathers_often(run)
+            rank = _read(run if number == 0 else _other(run, number), number, hidden=hidden)
             if rank is not None:
                 found.append(rank)
     if len(found) < count:
@@ -113,7 +130,18 @@ def _of_run(run: RunData) -> RanksReport | None:
         return None
     ranks = [_only(one, common) for one in found]
     ranks[0] = _own_tokens(ranks)
-    return _report(facts.parallel or "", ranks)
+    report = _report(facts.parallel or "", ranks)
+    if all(one.wait_ms is not None for one in report.ranks):
+        return report
+    return replace(
+        report, unknown="device" if facts.asynchronous else "micro-batches" if _gathers_often(run) else "not recorded"
+    )
+
+
+def _gathers_often(run: RunData) -> bool:
+    """Whether a step has several forward passes that each begin with a wait for the other ranks."""
+    accumulated = lookup_number(run.record.config, "optimizer.accumulation", 1) > 1
+    return run.record.facts.parallel == "fsdp" and accumulated
 
 
 def _other(run: RunData, number: int) -> RunData:
@@ -125,14 +153,15 @@ def _other(run: RunData, number: int) -> RunData:
     return RunData(run.record, steps, spans, None)
 
 
-def _read(run: RunData, number: int, *, asynchronous: bool) -> _RankArrivals | None:
+def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
+    """``hidden``: when it arrives is not known."""
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
     start, wall, step = (column(table, name) for name in ("start_ns", "wall_ns", "step"))
     forward, exchanges = _moments(run, number)
     arrival, end = np.full(len(step), np.nan), np.full(len(step), np.nan)
-    if not asynchronous:  # of a device the host's clock does not say when it arrives
+    if not hidden:  # of a device the host's clock does not say when it arrives
         first = exchanges if len(exchanges) else forward
         place = np.searchsorted(start, first[:, 0], side="right") - 1
         inside = (place >= 0) & (first[:, 0] < start[place] + wall[place])
@@ -229,21 +258,33 @@ def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
     """The rank and the part of its step that the others wait for most; None where none takes longer."""
+    steps = int(known.sum())
     arrivals = np.stack([one.arrival[known] for one in ranks])
     last = arrivals.max(axis=0)
     found: list[Straggler] = []
     for part in ranks[0].parts:
         if any(part not in one.parts for one in ranks):
             continue
-        means = [float(np.nanmean(one.parts[part][known])) for one in ranks]
+        spent = [np.nan_to_num(one.parts[part][known]) for one in ranks]
+        means = [float(one.mean()) for one in spent]
         for number, mean in enumerate(means):
-            excess = mean - max(means[:number] + means[number + 1 :])
+            following = max((other for other in range(len(means)) if other != number), key=means.__getitem__)
+            excess = mean - means[following]
             if excess > 0:
                 earlier = arrivals.copy()
-                earlier[number] -= excess
+                earlier[number] -= _beyond(spent[number], spent[following])
                 saved = float((last - earlier.max(axis=0)).mean())
-                found.append(Straggler(number, part, excess / 1e6, saved / 1e6))
+                apart = spent[number] - spent[following]
+                error = float(apart.std()) / math.sqrt(max(1, steps - 1)) * widening(apart)
+                found.append(Straggler(number, part, excess / 1e6, saved / 1e6, error / 1e6))
     return max(found, key=lambda one: one.saved_ms, default=None)
+
+
+def _beyond(slow: Float, other: Float) -> Float:
+    """By how much each of ``slow`` is longer than the time of ``other`` that has the same place in order of length."""
+    beyond = np.empty(len(slow))
+    beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
+    return beyond
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
@@ -256,7 +297,10 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
     same = [one for one in named if (one.number, one.part) == worst]
     straggler = None
     if worst is not None and len(same) >= AGREEING * len(reports):
-        straggler = Straggler(*worst, _average([s.excess_ms for s in same]), _average([s.saved_ms for s in same]))
+        error_ms = math.sqrt(sum(one.error_ms**2 for one in same)) / len(same)
+        excess_ms = _average([one.excess_ms for one in same])
+        if excess_ms > SURE * error_ms:
+            straggler = Straggler(*worst, excess_ms, _average([one.saved_ms for one in same]), error_ms)
     exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
     return RanksReport(
         reports[0].parallel,
@@ -264,6 +308,7 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
         tuple(_mean_rank(group) for group in zip(*(one.ranks for one in reports), strict=True)),
         _average(exchanges) if exchanges else None,
         straggler,
+        next((one.unknown for one in reports if one.unknown), ""),
     )
 
 

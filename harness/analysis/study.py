@@ -83,7 +83,8 @@ def analyse(
     """
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
-    uses = _uses(study, arms)
+    uses = _uses(study, arms)  # of A/A controls too, as a claim is no surer than they
+    plain = {arm.name for arm in arms.declared if arm.control is None}
     comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
     return StudyReport(
         study=study,
@@ -98,7 +99,7 @@ def analyse(
         advice=_advice(comparisons, arms, _declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
         learned=_learned(study, arms),
-        uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items()),
+        uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
         claims=_claims(study, arms, uses),
         learning=learning(
             {arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons, study.is_training
@@ -114,7 +115,7 @@ def _uses(study: StudyRecord, arms: _Arms) -> dict[str, dict[int, RunUse]]:
     return {
         arm.name: {block: use_of(run, ledger) for run in arms.runs[arm.name]
                    for block in [run.record.block] if (ledger := arms.of(arm.name).get(block)) is not None}
-        for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)
+        for arm in arms.declared if arm.control in (None, "a-a") and arms.runs.get(arm.name)
     }  # fmt: skip
 
 
@@ -128,7 +129,15 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
             config = records[0].config if records else {}
             cores = records[0].facts.cores if records else None
             claim: ClaimName = one["claim"]
-            found.append(judge(claim, arm, None if baseline is None else str(baseline), uses, config, cores))
+            name = None if baseline is None else str(baseline)
+            others = [] if name is None else arms.records.get(name, [])
+            controls = [
+                (str(again.of), again.name)
+                for again in arms.declared
+                if again.control == "a-a" and again.of in (arm, name)
+            ]
+            other = others[0].config if others else None
+            found.append(judge(claim, arm, name, uses, config, cores, other, controls))
     return tuple(found)
 
 
@@ -142,7 +151,8 @@ def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
             totals = _totals(blocks)
             records = [run.record for run in blocks.values()]
             step_ms = None if totals.step_ms is None else totals.step_ms.median
-            found.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms))
+            failed = sum(one.status == "failed" for one in arms.records.get(arm.name, ()))
+            found.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms, failed))
     return tuple(found)
 
 
@@ -243,6 +253,9 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
+        optimizer_steps=sum(
+            one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
+        ),
         skipped_steps=_skipped_steps(arms.runs.get(name, ())),
         ranks=ranks_of(arms.runs.get(name, ())),
     )

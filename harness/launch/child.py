@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.heartbeat import Heartbeat
-from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
+from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.protocol import DataMessage, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
 from harness.launch.tables import RunTables
@@ -85,8 +85,8 @@ def main(descriptor: int, parent: int) -> int:
     except Exception as error:
         traceback.print_exc()
         what = _line_of(error, others)
-        if run is not None and is_out_of_memory(error):
-            what += advice(run.config, run.vocab_size, memory_of_this_run(type(error).__name__ == "OutOfMemoryError"))
+        if run is not None:
+            what += advice_for_this_run(run.config, run.vocab_size, error)
         ending = RunEnding("failed", what)
     if others is not None:
         others.end()

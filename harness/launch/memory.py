@@ -26,6 +26,7 @@ MIB, GIB = 2**20, 2**30
 # What a run forked from the fork server has for itself, the model left out (measured with tiny models: 50 to 260 MB
 # private; the 270 MB of torch and transformers are shared).
 PROCESS = ByteRange(50 * MIB, 300 * MIB)
+SHARED = ByteRange(0, 270 * MIB)  # where what the process has resident counts as free for it, torch's own pages do too
 WORKER = ByteRange(20 * MIB, 200 * MIB)  # a forked loader worker's own pages
 CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # of CUDA on the card: kernels and libraries
 MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
@@ -98,8 +99,9 @@ class RunNeed:
         parts = []
         if self.training is not None:
             size, weights = self.training.bytes_per_value, self.training.weight_bytes
+            shared = f" / {self.training.shards} ranks" if self.training.shards > 1 else ""
             parts = [
-                f"{self.training.parameters:,} parameters x {size} bytes = {_gib(weights)}",
+                f"{self.training.parameters:,} parameters x {size} bytes{shared} = {_gib(weights)}",
                 f"two moments of AdamW {_gib(2 * weights)}",
                 f"gradients {_gib(weights)} or, if more, activations {_gib(self.training.activations.low_bytes)}",
             ]

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from harness.launch.memory import free_host_bytes
+from harness.launch.memory import PROCESS, SHARED, WORKER, free_host_bytes
+from harness.machine.environment import has_nvidia_driver
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
-from trainer.devices.what_fits import what_fits
+from trainer.devices.what_fits import NOTHING, what_fits
 from trainer.errors import InputError
 from trainer.json_types import Json
 from trainer.model import shape_of
@@ -26,35 +27,51 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
-def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None) -> str:
+def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: BaseException) -> str:
+    """What is said of this process, which met ``error``; "" where that is no lack of the memory it trains in."""
+    on_card = type(error).__name__ == "OutOfMemoryError"
+    if not is_out_of_memory(error) or not (on_card or _trains_on_host(config)):
+        return ""
+    return advice(config, vocab_size, memory_of_this_run(on_card, config.ranks), on_card=on_card)
+
+
+def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
     """``; by the arithmetic ...``: what would fit; "" where nobody knows how much memory there is or is needed.
 
-    ``vocab_size``: the tokenizer's; None where only the configuration is known.
+    ``vocab_size``: the tokenizer's; None where only the configuration is known. ``memory_bytes``: for one rank.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
     vocabulary = largest_vocabulary(config) if vocab_size is None else vocab_size
     with suppress(InputError):
         shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
-        return "" if shape is None else f"; {what_fits(config, shape, memory_bytes)}"
+        elsewhere = NOTHING if on_card else PROCESS + SHARED + WORKER.times(config.data.workers)
+        return "" if shape is None else f"; {what_fits(config, shape, memory_bytes, elsewhere)}"
     return ""
+
+
+def _trains_on_host(config: TrainerConfig) -> bool:
+    """Whether the arithmetic is of the host's memory: on a card what the host lacks is something else."""
+    return config.compute.device == "cpu" or (config.compute.device == "auto" and not has_nvidia_driver())
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
     """The same for a run of which only its recorded configuration is left."""
     with suppress(ValueError):  # of another state of the code
-        return advice(TrainerConfig.model_validate(content), None, free_host_bytes())
+        config, free = TrainerConfig.model_validate(content), free_host_bytes()
+        if _trains_on_host(config):
+            return advice(config, None, None if free is None else free // config.ranks)
     return ""
 
 
-def memory_of_this_run(on_card: bool) -> int | None:
-    """What this process has and could have: on its card, or in the host's memory."""
+def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
+    """What this process has and could have: on its card, or in the host's memory, which ``ranks`` of them share."""
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
     free = free_host_bytes()
     own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()  # resident pages
-    return None if free is None else free + own
+    return None if free is None else free // ranks + own
 
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:

@@ -8,8 +8,10 @@ from harness.analysis.claims import PARTS, ArmUse, JudgedClaim
 from harness.analysis.statistics import Estimate
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, safe, table
-from harness.report.words import number, percent, ratio
+from harness.report.words import count, listing, number, percent, ratio
 from harness.scenario.claims import CLAIMS
+
+MOST_KEYS = 4  # named of those in which arms differ
 
 
 def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNames) -> str:
@@ -39,7 +41,8 @@ def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNam
         for one in uses
     ]
     note = (
-        "Medians over the runs [95 % interval]. The step's shares are of its time on the main thread; on an "
+        "Medians over the runs [95 % interval]. The step's shares are of its time on the main thread (a checkpoint's "
+        "is in none of them); on an "
         "asynchronous device compute is launching, and sync with compute.sync late waits for the step before while the "
         "device works; the last column is the time that it had no work. Cores are CPU time per second of the measured "
         "steps by the same parts; processes that tokenize for the main thread count as tokenization, but for those "
@@ -58,23 +61,49 @@ def sentence(one: JudgedClaim, names: ArmNames) -> str:
     verdict = "not measurable here" if one.outcome == "not measurable" else f"{one.outcome} here"
     against = "" if one.baseline is None else f" against {names.short(one.baseline)}"
     found = "nothing was measured" if one.figure is None else _figure(one.figure, as_ratio=kind.ratio)
-    what = {"tokenizing speed": " as fast", "training speed": " the tokens per second"}.get(kind.of, "")
+    what = {"tokenizing speed": " as fast", "training speed": " the trained tokens per second"}.get(kind.of, "")
     cpu = "" if one.values is None else f" of the cores ({number(one.values[0])} to {number(one.values[1])})"
     reason = ""
     if one.outcome == "not measurable" and one.figure is not None:
         few = one.figure.ci_low is None
-        reason = "; too few blocks for an interval" if few else "; the interval reaches across the claim's bounds"
-    most = ""
-    if one.processes is not None and one.cores is not None and min(one.processes, one.cores) < kind.low:
-        most = f"; {one.processes} processes on {one.cores} cores can be no more than {min(one.processes, one.cores)}x"
+        wider = "" if one.noise_floor is None else f", with the noise floor of {percent(one.noise_floor)},"
+        reason = f"; the interval{wider} reaches across the claim's bounds"
+        if few or one.untested is not None:
+            reason = "; too few blocks for an interval" if few else ""
     text = f"{kind.text[0].upper()}{kind.text[1:]}"
-    return f"“{text}”: {verdict}: {found}{what}{cpu} ({names.short(one.arm)}{against}){most}{reason}."
+    limits = f"{_most(one)}{_limits(one)}{reason}"
+    return f"“{text}”: {verdict}: {found}{what}{cpu} ({names.short(one.arm)}{against}){limits}."
+
+
+def _most(one: JudgedClaim) -> str:
+    """What sharing the work can give by itself, where that is less than is claimed, or than was measured."""
+    if one.processes is None or one.cores is None or one.figure is None:
+        return ""
+    most = min(one.processes, one.cores)
+    shared = f"{_processes(one.processes)} on {count(one.cores, 'core')}"
+    low = one.figure.median if one.figure.ci_low is None else one.figure.ci_low
+    if low > most:
+        return f"; more than {shared} can give by sharing the work, so something else is faster as well"
+    return f"; {shared} can be no more than {most}x by sharing the work" if most < CLAIMS[one.claim].low else ""
+
+
+def _processes(number: int) -> str:
+    return f"{number} process{'' if number == 1 else 'es'}"
+
+
+def _limits(one: JudgedClaim) -> str:
+    """What takes from the verdict: another difference of the arms, no difference of strategy, no A/A control."""
+    text = f"; both have data.tokenize {one.untested}, so nothing of the claim was tried" if one.untested else ""
+    if one.differs:
+        others = listing([*one.differs[:MOST_KEYS], *(["others"] if len(one.differs) > MOST_KEYS else [])])
+        text += f"; the arms differ in {others} as well"
+    if CLAIMS[one.claim].ratio and one.figure is not None and one.noise_floor is None:
+        text += "; no A/A control says how far two runs of one arm lie apart"
+    return text
 
 
 def _figure(figure: Estimate, *, as_ratio: bool) -> str:
     show = ratio if as_ratio else percent
     if figure.ci_low is None or figure.ci_high is None:
         return f"{show(figure.median)} [no interval]"
-    # Few blocks that scatter have an interval below no share at all.
-    low = figure.ci_low if as_ratio else max(0.0, figure.ci_low)
-    return f"{show(figure.median)} [{show(low)} to {show(figure.ci_high)}]"
+    return f"{show(figure.median)} [{show(figure.ci_low)} to {show(figure.ci_high)}]"

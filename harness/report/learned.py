@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.statistics import Estimate
 from harness.analysis.step_losses import LAST_STEPS
 from harness.analysis.target_loss import Learned
 from harness.report.names import ArmNames
-from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, table
+from harness.report.tables import NOT_MEASURED, Markdown, estimate_cell, number_cell, table
 from harness.report.words import number
 
 
@@ -30,11 +29,11 @@ def section(found: Sequence[Learned], names: ArmNames) -> str:
     rows = [
         [
             names.short(one.arm),
-            _loss_cell(one.loss),
+            _loss_cell(one),
             estimate_cell(one.steps),
             number_cell(one.tokens),
             number_cell(one.seconds),
-            f"{one.reached} of {one.runs}",
+            _reached_cell(one),
             _mib(one.peak_memory_bytes),
             *([_mib(one.peak_device_bytes)] if on_device else []),
         ]
@@ -45,14 +44,25 @@ def section(found: Sequence[Learned], names: ArmNames) -> str:
     note = (
         f"Medians over the runs [95 % interval]. A loss is the mean over {LAST_STEPS} training steps, warm-up steps "
         "among them, as they train too; it is that of the batches it trains on, not of a held-out set."
-        f"{after} *Steps*, *tokens* and *seconds* are those of the runs that came there; seconds at the arm's typical "
-        f"step. Memory is the most that a run's processes had resident"
+        f"{after} *Steps* (at least {LAST_STEPS}), *tokens* and *seconds* are medians over all runs: one that did not "
+        "come there counts as later than any other, and then there is no interval. Seconds are those of steps alone, "
+        f"at the arm's typical one. Memory is the most that a run's processes had resident"
         f"{', and torch on the device' if on_device else ''}."
     )
     return f"## What was learned\n\n{table([*header, *['device MiB'] * on_device], rows)}\n\n{note}"
 
 
-def _loss_cell(loss: Estimate | None) -> str:
+def _reached_cell(one: Learned) -> str:
+    """``5 of 5``, with what takes from it: a loss that falls below the target by chance, or in runs that survived."""
+    text = f"{one.reached} of {one.runs}"
+    text += f"; {one.left} ended above it again" if one.left else ""
+    return text + (f"; {one.failed} more failed" if one.failed else "")
+
+
+def _loss_cell(one: Learned) -> str:
+    if one.diverged:
+        return Markdown(f"**diverged** in {one.diverged} of {one.runs}")
+    loss = one.loss
     if loss is None:
         return NOT_MEASURED
     if loss.ci_low is None or loss.ci_high is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harness.analysis.learning import ArmCurves, CurvesCompared, Learning
 from harness.report.as_json import finite
 from harness.report.names import ArmNames
-from harness.report.tables import NOT_MEASURED, safe, table
+from harness.report.tables import NOT_MEASURED, Markdown, safe, table
 from harness.report.words import count, listing, number, percent
 from trainer.json_types import Json
 
 PICTURE = "loss.png"
 ALT = "Training and validation loss by step"
-_HEADER = ("arm", "final validation loss", "perplexity", "masked-token accuracy", "after step", "passes")
+_HEADER = ("arm", "final validation loss", "perplexity", "masked-token accuracy", "steps trained", "passes")
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
@@ -23,6 +24,11 @@ def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) ->
     header = [name for name in _HEADER if name != _HEADER[3] or any(arm.accuracy is not None for arm in found.arms)]
     parts = ["## What was learned", table(header, [_row(arm, len(header), names) for arm in found.arms])]
     parts += ["\n".join(f"- {safe(names.within(agreement(one)))}." for one in found.compared)] if found.compared else []
+    if found.other_labels:
+        parts.append(
+            "The arms are evaluated on other labels (their tokenizer, held-out documents, tokens or objective differ): "
+            "a lower loss or perplexity of one is not a better one."
+        )
     parts.append(f"{cost(found.arms)}.")
     parts += [f"![{ALT}](plots/{PICTURE})"] if PICTURE in pictures else []
     return "\n\n".join(parts)
@@ -37,7 +43,7 @@ def _row(arm: ArmCurves, columns: int, names: ArmNames) -> list[str]:
 
 def loss(value: float) -> str:
     """``4.1234``: losses are compared in their third and fourth decimal."""
-    return f"{value:.4f}"
+    return f"{value:.4f}" if math.isfinite(value) else Markdown("**diverged**")
 
 
 def agreement(one: CurvesCompared) -> str:
@@ -46,14 +52,24 @@ def agreement(one: CurvesCompared) -> str:
     seen = f"{one.training:,} training and {one.validation:,} validation losses"
     if not one.training and not one.validation:
         return f"{pair} have no loss at a common step"
+    beyond = _beyond(one)
     if (found := one.difference) is None:
-        return f"{pair} have identical losses: all {seen} at common steps, in {count(one.blocks, 'block')}"
+        return f"{pair} have identical losses: all {seen} at common steps, in {count(one.blocks, 'block')}{beyond}"
     apart = abs(found.candidate - found.baseline) / abs(found.baseline) if found.baseline else found.largest
+    by = f" ({_relative(apart)})" if math.isfinite(apart) else ""
     return (
-        f"{pair} have different losses: first the {found.of} loss of step {found.step} in block {found.block}, "
-        f"{_against(found.candidate, found.baseline)} ({_relative(apart)}); at most {_relative(found.largest)} "
-        f"apart over {seen}"
+        f"{pair} have different losses: first the {found.of} loss of step {found.step} (counted from 0) in block "
+        f"{found.block}, {_against(found.candidate, found.baseline)}{by}; at most {_relative(found.largest)} "
+        f"apart over {seen}{beyond}"
     )
+
+
+def _beyond(one: CurvesCompared) -> str:
+    """What the figures before it leave out."""
+    text = f"; {one.not_finite:,} of them NaN or infinite in an arm" if one.not_finite else ""
+    for arm, alone in zip((one.baseline, one.candidate), one.alone, strict=True):
+        text += f"; {alone:,} more of {arm} at steps that the other has no loss of" if alone else ""
+    return text
 
 
 def _against(one: float, other: float) -> str:
@@ -73,8 +89,8 @@ def cost(arms: Sequence[ArmCurves]) -> str:
     share = percent(shares[0]) if len(arms) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
     ahead = any(run.workers for arm in arms for run in arm.runs)
     return (
-        f"Evaluation: {passes} pass{'' if passes == 1 else 'es'}, {number(seconds)} s, {share} of the run, outside the "
-        "steps: no throughput counts it"
+        f"Evaluation: {passes} pass{'' if passes == 1 else 'es'}, {number(seconds)} s, {share} of the time of steps "
+        "and passes together, outside the steps: no throughput counts it"
         + (". Loader workers build batches meanwhile, as far as data.prefetch allows" if ahead else "")
     )
 

@@ -74,7 +74,8 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
     return [
         Headline(
             names.short(arm.name),
-            f"{count(arm.skipped_steps, 'optimizer step')} of its runs skipped, as gradients overflowed in fp16",
+            f"{arm.skipped_steps:,} of the {count(arm.optimizer_steps, 'optimizer step')} of its runs skipped, as "
+            "gradients overflowed in fp16",
             "Each halved the scale of the loss and trained nothing; warm-up steps are counted.",
         )
         for arm in arms

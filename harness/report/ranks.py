@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.analysis.report_types import ArmReport, Comparison
-from harness.analysis.stragglers import RanksReport
+from harness.analysis.scaling import Scaling
+from harness.analysis.stragglers import RanksReport, Unknown
 from harness.report.lone_arms import Headline
 from harness.report.names import ArmNames
 from harness.report.tables import table
 from harness.report.words import count, interval, listing, ms, number, percent, ratio
 
 NOTHING = 0.01  # of the step: less is no straggler worth a word
+MUCH = 0.05  # of the step: who waits for so much waits for somebody, named or not
+UNKNOWN: Mapping[Unknown, str] = {
+    "device": "as a device computes by itself",
+    "micro-batches": "as each micro-batch of a step begins with a wait of its own (fsdp)",
+    "not recorded": "as its exchanges were not recorded",
+    "": "as nothing was measured",
+}
 HEADER = ("arm", "rank", "step", "waits for data", "waits for other ranks", "tokens/s")
 NOTE = (
     "A rank waits for the others from when its own work before the exchange is done (ddp: its last gradients are "
@@ -34,31 +42,63 @@ def scaling_lines(comparisons: Iterable[Comparison], names: ArmNames) -> Iterato
         if (found := one.scaling) is None:
             continue
         first, second = names.short(found.baseline), names.short(found.candidate)
-        kind = "weak: the global batch grows" if found.weak else "strong: the same global batch"
+        kind = _kind(found)
         speed = f"{ratio(found.speedup.median)} the tokens/s"
         if found.speedup.ci_low is not None:
             speed += f" ({interval(found.speedup)})"
         text = (
             f"{speed} with {count(found.ranks[1], 'rank')} for {found.ranks[0]}, efficiency {percent(found.efficiency)}"
         )
-        learned = ""
-        if found.losses is not None and found.seconds is not None and found.target is not None:
-            learned = (
-                f"Training loss after the same tokens: {found.losses[1]:.3f}, of {first} {found.losses[0]:.3f}. "
+        if (open_to := found.efficiency_range) is not None:
+            text += f" ({percent(open_to[0])} to {percent(open_to[1])})"
+        support = _scaled_by(found, first)
+        if found.losses is not None:
+            support.append(
+                f"Training loss after the same tokens: {found.losses[1]:.3f}, of {first} {found.losses[0]:.3f}."
+            )
+        if found.seconds is not None and found.target is not None:
+            support.append(
                 f"Loss {found.target:.3f} after {number(found.seconds[1])} s of steps, of {first} after "
                 f"{number(found.seconds[0])} s."
             )
-        yield Headline(f"Scaling of {second} ({kind})", text, learned)
+        elif found.losses is not None:
+            support.append("How soon is not said: the losses have not fallen by more than they scatter.")
+        yield Headline(f"Scaling of {second} ({kind})", text, " ".join(support))
+
+
+def _kind(found: Scaling) -> str:
+    if found.weak is not None:
+        return "weak: the global batch grows" if found.weak else "strong: the same global batch"
+    if found.per_step is None:
+        return "of what batch is not known"
+    batch = ratio(found.per_step[1] / found.per_step[0])
+    return f"neither weak nor strong: {batch} the global batch with {ratio(found.ranks[1] / found.ranks[0])} the ranks"
+
+
+def _scaled_by(found: Scaling, first: str) -> list[str]:
+    """What takes from the efficiency: it counts ranks, which here share one machine."""
+    lines = []
+    if (open_to := found.efficiency_range) is not None and open_to[0] > 1:
+        lines.append("That is more than the ranks can give: the arms differ in something else.")
+    if found.threads is not None:
+        before, now = found.threads
+        if now * found.ranks[0] != before * found.ranks[1]:
+            lines.append(f"The efficiency counts ranks: they compute in {count(now, 'thread')}, {first} in {before}.")
+        elif found.cores and now > found.cores:
+            lines.append(f"The ranks compute in {count(now, 'thread')} on {count(found.cores, 'core')}.")
+    return lines
 
 
 def _finding(found: RanksReport) -> str:
     if all(one.wait_ms is None for one in found.ranks):
-        return "who waits for whom is not known, as a device computes by itself"
+        return f"who waits for whom is not known, {UNKNOWN[found.unknown]}"
     late = found.straggler
     if late is None or late.saved_ms < NOTHING * found.step_ms:
         longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
         waits = f"{ms(longest.wait_ms or 0.0)} of {ms(found.step_ms)} a step"
-        return f"no rank is the one that the others wait for (rank {longest.number} waits most, {waits})"
+        where = " before their first forward pass" if found.parallel == "fsdp" else ""
+        surely = "surely " if (longest.wait_ms or 0.0) >= MUCH * found.step_ms else ""  # by turns, or by scatter
+        return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
     return (
         f"rank {late.number} makes the others wait, {ms(late.saved_ms)} of {ms(found.step_ms)} a step for {late.part}"
     )
@@ -70,12 +110,16 @@ def _support(found: RanksReport) -> str:
     if late is not None and late.saved_ms >= NOTHING * found.step_ms:
         parts.append(
             f"It takes {ms(late.excess_ms)} longer for it than the next; without that a step would take "
-            f"{ms(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast."
+            f"{ms(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "
+            "rank then lacks a core that is free while it waits."
         )
     waits = [f"rank {one.number} {ms(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
     if waits:
         exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {ms(found.exchange_ms)}"
-        parts.append(f"Waits for the others: {listing(waits)} a step{exchange}.")
+        within = ""
+        if found.parallel == "fsdp":
+            within = " before the first forward pass; within the passes waits are not told from computing"
+        parts.append(f"Waits for the others: {listing(waits)} a step{within}{exchange}.")
     return " ".join(parts)
 
 

@@ -15,6 +15,9 @@ from trainer.model import Shape
 # An allocator holds more than what lives in it: glibc keeps freed blocks of less than 32 MB, CUDA's rounds and caches.
 # On a CPU 27 % more than all that is counted below was held once (results/reference/peak-memory: llama, the second).
 FRAGMENTED = 1.3
+# Copies of a layer's attention scores, where attention is eager: kept for the backward pass (the softmax, the dropout
+# and its mask), and there at once while a layer computes (product, mask, softmax in single precision, gradients).
+SCORES_KEPT, SCORES_AT_ONCE = 3, 5
 ID_BYTES = 8  # token ids, labels and attention mask are int64
 
 
@@ -42,11 +45,13 @@ class Footprint:
     """Of weights, gradients and moments: 4, or 2 with pure-bf16."""
     activations: ByteRange
     """Of one micro-batch, its logits included."""
+    shards: int = 1
+    """Ranks that each hold a share of weights, gradients and moments (fsdp)."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights. The gradients take as much, the two moments of AdamW twice that."""
-        return self.parameters * self.bytes_per_value
+        """Bytes of the weights that a rank keeps. The gradients take as much, the two moments of AdamW twice that."""
+        return self.parameters * self.bytes_per_value // self.shards
 
     @property
     def lasting_bytes(self) -> int:
@@ -55,10 +60,13 @@ class Footprint:
 
     @property
     def peak(self) -> ByteRange:
-        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them."""
+        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them.
+
+        The high end takes no shares for granted: what is gathered for a layer is whole.
+        """
         return ByteRange(
             self.lasting_bytes + max(self.weight_bytes, self.activations.low_bytes),
-            self.lasting_bytes + self.weight_bytes + self.activations.high_bytes,
+            4 * self.parameters * self.bytes_per_value + self.activations.high_bytes,
         )
 
 
@@ -68,8 +76,9 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
     products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
     High: also the results of norms and residual sums, an attention mask in floating point, and the logits' gradients;
-    of an embedding that is tied to the output projection both gradients beside their sum, until the two are added; and
-    what an allocator holds beyond that.
+    of an embedding that is tied to the output projection both gradients beside their sum, until the two are added;
+    attention scores, a square of the sequence's length for each head, where ``model.attention`` is eager; and what an
+    allocator holds beyond that.
 
     With activation checkpointing each layer keeps its input alone (in single precision at the high end), and one layer
     at a time is computed again. At the low end that is not while the logits are there.
@@ -90,12 +99,17 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
         2 * count if config.compute.precision in ("bf16", "fp16") else 0
     )  # weights that autocast has cast for this step
     mask = data.sequence_length * tokens * 4
+    scores = 0
+    if config.model.attention == "eager":
+        kept = 0 if config.model.activation_checkpointing else SCORES_KEPT * shape.layers
+        scores = (kept + SCORES_AT_ONCE) * shape.heads * data.sequence_length * tokens * 4
     element = 2 if config.compute.precision == "pure-bf16" else 4
     embedding = 2 * shape.vocab_size * shape.width * element if is_tied(shape) else 0
     return Footprint(
         count,
         element,
-        ByteRange(tokens * low, round(FRAGMENTED * (tokens * high + mask + copies + embedding))),
+        ByteRange(tokens * low, round(FRAGMENTED * (tokens * high + mask + scores + copies + embedding))),
+        config.ranks if config.launch is not None and config.launch.parallel == "fsdp" else 1,
     )
 
 

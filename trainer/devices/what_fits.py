@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config import TrainerConfig
-from trainer.devices.footprint import footprint
+from trainer.devices.footprint import ByteRange, footprint
 from trainer.model import Shape
 
 GIB = 2**30
+NOTHING = ByteRange(0, 0)
 
 
-def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int) -> str:
+def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
     """What would fit ``memory_bytes``, in words: the largest batch_size, and the same with other settings.
 
     It goes by the high end of the estimate, so that what it names does fit; where even the low end of one sample is
-    more, it says that nothing does.
+    more, it says that nothing does. Where the configuration itself fits by the high end, the arithmetic lacks what took
+    the memory, and nothing is named by it. ``elsewhere``: what the process holds beside training.
     """
-    need = footprint(config, shape).peak
+    need = footprint(config, shape).peak + elsewhere
     now = config.data.batch_size
-    parts = [
+    takes = (
         f"by the arithmetic batch_size {now} takes {need.low_bytes / GIB:.1f} to {need.high_bytes / GIB:.1f} GiB, and "
         f"{memory_bytes / GIB:.1f} GiB is there"
-    ]
+    )
+    if need.high_bytes <= memory_bytes:
+        return f"{takes}: something that it does not count took the rest, so what would fit is not known"
+    parts = [takes]
     for how, one in _ways(config):
-        most, surely = _largest(one, shape, memory_bytes, low=True), _largest(one, shape, memory_bytes, low=False)
+        most = _largest(one, shape, memory_bytes - elsewhere.low_bytes, low=True)
+        surely = _largest(one, shape, memory_bytes - elsewhere.high_bytes, low=False)
         if not most:
             parts.append(f"no batch_size fits {how}")
         elif not surely:
@@ -46,7 +52,8 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
         yield "with model.activation_checkpointing true", checkpointed
     if config.compute.precision != "pure-bf16":
         halved = {"compute": config.compute.model_copy(update={"precision": "pure-bf16"})}
-        yield "with that and compute.precision pure-bf16", checkpointed.model_copy(update=halved)
+        that = "" if config.model.activation_checkpointing else "that and "
+        yield f"with {that}compute.precision pure-bf16", checkpointed.model_copy(update=halved)
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:

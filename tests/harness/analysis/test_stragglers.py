@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from harness.analysis.ranks import rank_steps
 from harness.analysis.replay.recording import record as replayable
 from harness.analysis.stragglers import RanksReport, ranks_of
+from harness.report.names import ArmNames
+from harness.report.ranks import rank_lines
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, rank_file
 from harness.study.digests import digests_of
 from harness.study.records import RunRecord
@@ -25,15 +29,28 @@ STEPS = 40
 TOKENS = 100
 
 
-def run(folder: Path, tokenize_ms: tuple[float, float], scatter_ms: float = 0.0, parallel: str = "ddp") -> RunData:
-    """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms."""
+def run(
+    folder: Path,
+    tokenize_ms: tuple[float, float],
+    scatter_ms: float = 0.0,
+    parallel: str = "ddp",
+    seed: int = 0,
+    burst_ms: float = 0.0,
+    bursts: Container[int] = range(3, STEPS, 4),
+    accumulation: int = 1,
+) -> RunData:
+    """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms.
+
+    ``burst_ms``: what rank 1 tokenizes longer in the steps ``bursts``.
+    """
     path = StudyFolder(folder).run("arm", 0)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     steps: list[dict[str, list[Any]]] = [{name: [] for name, _ in STEP_COLUMNS} for _ in range(2)]
     spans: list[dict[str, list[Any]]] = [{name: [] for name, _ in SPAN_COLUMNS} for _ in range(2)]
     now = 10**12
     for step in range(STEPS):
         fetch = [(cost + generator.exponential(scatter_ms or 1e-9)) * MS for cost in tokenize_ms]
+        fetch[1] += burst_ms * MS if step in bursts else 0.0
         wait_for = max(fetch) if parallel == "fsdp" else 0.0  # where the ranks wait: in forward, or in backward
         forward = [max(wait_for - one, 0.0) + 9 * MS for one in fetch]
         ready = [now + one + 9 * MS + 10 * MS for one in fetch]
@@ -58,7 +75,7 @@ def run(folder: Path, tokenize_ms: tuple[float, float], scatter_ms: float = 0.0,
         write_table(path / rank_file("steps", rank), STEP_COLUMNS, steps[rank])
         write_table(path / rank_file("spans", rank), SPAN_COLUMNS, spans[rank])
     facts = RunFacts(ranks=2, parallel=parallel, asynchronous=False, workers=0)
-    config = {"data": {"workers": 0, "prefetch": 2, "batch_size": 1}, "optimizer": {"accumulation": 1}}
+    config = {"data": {"workers": 0, "prefetch": 2, "batch_size": 1}, "optimizer": {"accumulation": accumulation}}
     record = RunRecord("arm", 0, "done", config=config, facts=facts, digests=digests_of(path))
     StudyFolder(folder).write_run(record)
     (found,) = StudyFolder(folder).runs()
@@ -97,6 +114,64 @@ def test_scatter_that_both_have_is_charged_to_nobody(tmp_path: Path) -> None:
     found = report(run(tmp_path, (5.0, 5.0), scatter_ms=10.0))
     assert all(one.wait_ms is not None and one.wait_ms > 2 for one in found.ranks)
     assert found.straggler is None or found.straggler.saved_ms < 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_scatter_alone_names_nobody_in_nineteen_of_twenty_studies(tmp_path: Path, count: int) -> None:
+    """Ranks that are alike: one of them takes longer by chance in any study."""
+    named = 0
+    for study in range(20):
+        blocks = [run(tmp_path / f"{study}-{one}", (5.0, 5.0), 10.0, seed=100 * study + one) for one in range(count)]
+        found = ranks_of(blocks)
+        assert found is not None
+        named += found.straggler is not None
+    assert named <= 1
+
+
+def test_a_rank_that_is_slow_in_few_steps_costs_what_those_cost(tmp_path: Path) -> None:
+    """80 ms longer in each fourth step: 20 ms a step on average, all of which would be saved."""
+    found = report(run(tmp_path / "bursts", (5.0, 5.0), burst_ms=80.0))
+    even = report(run(tmp_path / "even", (5.0, 5.0)))
+    assert found.straggler is not None
+    assert (found.straggler.number, found.straggler.part) == (1, "tokenize")
+    assert found.straggler.saved_ms == pytest.approx(20 * 40 / 38, rel=0.01)  # the first two steps are warm-up
+    assert found.without_straggler_ms == pytest.approx(even.step_ms, rel=0.01)
+
+
+def test_ten_slow_steps_in_a_row_are_one_event_and_name_nobody(tmp_path: Path) -> None:
+    """Another process took its core for a while: as slow on average as if they came again and again."""
+    again = report(run(tmp_path / "again", (5.0, 5.0), 2.0, burst_ms=60.0))
+    once = report(run(tmp_path / "once", (5.0, 5.0), 2.0, burst_ms=60.0, bursts=range(15, 25)))
+    assert again.straggler is not None
+    assert once.straggler is None
+
+
+def sentence(found: RanksReport) -> str:
+    arm = SimpleNamespace(name="arm", ranks=found, control=None)
+    (line,) = rank_lines([arm], ArmNames(["arm"]))  # type: ignore[list-item]
+    return line.text
+
+
+def test_waits_that_nobody_is_named_for_are_not_denied(tmp_path: Path) -> None:
+    """Ranks that wait for one another by turns, a fifth of the step: somebody is waited for, and no one of them."""
+    scattered = sentence(report(run(tmp_path / "scattered", (5.0, 5.0), scatter_ms=10.0, seed=1)))
+    assert "no rank is surely the one that the others wait for (rank " in scattered
+    assert "no rank is the one" in sentence(report(run(tmp_path / "even", (5.0, 5.0))))
+
+
+def test_micro_batches_under_fsdp_hide_who_waits(tmp_path: Path) -> None:
+    found = report(run(tmp_path, (5.0, 25.0), parallel="fsdp", accumulation=4))
+    assert found.straggler is None
+    assert [one.wait_ms for one in found.ranks] == [None, None]
+    assert "is not known, as each micro-batch of a step begins with a wait of its own (fsdp)." in sentence(found)
+    assert report(run(tmp_path / "ddp", (5.0, 25.0), accumulation=4)).straggler is not None
+
+
+def test_what_fsdp_waits_for_within_its_passes_is_not_denied(tmp_path: Path) -> None:
+    """Ranks come to their first forward pass together, whichever of them computes slowly within it."""
+    said = sentence(report(run(tmp_path, (5.0, 5.0), parallel="fsdp")))
+    assert "no rank is the one that the others wait for before their first forward pass" in said
+    assert "within the passes waits are not told from computing" in said
 
 
 def test_blocks_that_name_different_ranks_name_none(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ import torch
 
 from harness.launch import out_of_memory
 from harness.launch.memory import GIB
-from harness.launch.out_of_memory import advice, advice_for_a_killed_run, is_out_of_memory, memory_of_this_run
+from harness.launch.out_of_memory import (
+    advice,
+    advice_for_a_killed_run,
+    advice_for_this_run,
+    is_out_of_memory,
+    memory_of_this_run,
+)
 from harness.launch.process import _reason
 from trainer.config import TrainerConfig
 
@@ -49,6 +55,27 @@ def test_where_the_need_is_not_known_nothing_is_said(monkeypatch: pytest.MonkeyP
     assert "data.batch_size 8 takes" not in advice(hub, 300, 24 * GIB) != ""
     monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
     assert advice_for_a_killed_run({"model": {"of another": "state"}}) == ""
+
+
+def test_ranks_share_the_memory_of_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits one process of 24 GiB does not fit each of four: together they have 24 GiB."""
+    monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
+    four = advice_for_a_killed_run(config(launch={"torchrun": {"nproc": 4}}).model_dump(mode="json"))
+    assert "and 6.0 GiB is there" in four
+    assert "and 24.0 GiB is there" in advice_for_a_killed_run(config().model_dump(mode="json"))
+    alone, shared = (memory_of_this_run(False, ranks) for ranks in (1, 4))
+    assert alone is not None
+    assert shared is not None
+    assert alone - shared == 18 * GIB
+
+
+def test_what_the_host_lacks_says_nothing_of_a_model_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
+    on_card = config(compute={"device": "cuda"})
+    assert advice_for_a_killed_run(on_card.model_dump(mode="json")) == ""
+    assert advice_for_this_run(on_card, 50257, MemoryError()) == ""
+    assert "data.batch_size " in advice_for_this_run(config(compute={"device": "cpu"}), 50257, MemoryError())
+    assert advice_for_this_run(config(), 50257, ValueError("no memory")) == ""
 
 
 def test_what_a_run_holds_itself_counts_as_its_own() -> None:

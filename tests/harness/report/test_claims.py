@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,17 +10,21 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from harness.analysis.claims import arm_use, use_of
+from harness.analysis.claims import JudgedClaim, RunUse, arm_use, use_of
 from harness.analysis.ledger import measure
 from harness.analysis.report_types import StudyReport
+from harness.analysis.statistics import Estimate, from_amounts, from_block_values
 from harness.analysis.study import analyse
-from harness.analysis.target_loss import steps_to
+from harness.analysis.target_loss import Learned, learned, steps_to
 from harness.report import claims as claims_text
 from harness.report import learned as learned_text
 from harness.report.names import ArmNames
 from harness.scenario.load import load_scenario
 from harness.scenario.model import Scenario
+from harness.study.contract import STEP_COLUMNS
+from harness.study.records import RunRecord
 from harness.study.run_data import RunData
+from harness.study.tables import make_table
 from tests.harness.synthetic import Arm, build
 from trainer.errors import InputError
 
@@ -63,15 +68,86 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     assert ratios == pytest.approx([8 / 6.4, 8 / 1.6, 8 / 5.7], rel=0.02)
     said = [claims_text.sentence(one, names) for one in found.claims]
     assert said[0].startswith("“Batching makes tokenization 20 to 30 % faster”: holds here: 1.2")
-    assert said[0].endswith("as fast (batched against plain).")
-    assert "1 cores can be no more than 1x" in said[2]
+    assert said[0].endswith(
+        "as fast (batched against plain); no A/A control says how far two runs of one arm lie apart."
+    )
+    # 1.4 times is what no sharing on one core gives: not "can be no more than 1x" beside it.
+    assert "more than 2 processes on 1 core can give by sharing the work, so something else" in said[2]
     assert "can be no more" not in said[1]
+    slow = replace(found.claims[2], figure=Estimate(0.9, 0.8, 1.0, 7))
+    assert "; 2 processes on 1 core can be no more than 1x by sharing the work" in claims_text.sentence(slow, names)
     assert said[-1].endswith("not measurable here: nothing was measured (fixed against no such arm).")
     text = claims_text.section(found.uses, found.claims, names)
     assert all(line in text for line in said[:2])
     (row,) = (line for line in text.splitlines() if line.startswith("| plain |"))
     assert " 33 / 16 / " in row
     assert "## Claims" not in claims_text.section(study().uses, study().claims, names)
+
+
+def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "plain") -> tuple[JudgedClaim, str]:
+    """The claim about the arm ``batched``, and its sentence."""
+    record, runs = build(arms, blocks=7, repetitions=4)
+    asked = [{"claim": claim, "arm": "batched", "baseline": baseline}]
+    (found,) = analyse(replace(record, scenario_text={**record.scenario_text, "claims": asked}), runs).claims
+    return found, claims_text.sentence(found, ArmNames([arm.name for arm in arms]))
+
+
+def test_a_claim_is_no_surer_than_the_arm_against_itself() -> None:
+    """1.25 times as fast, in every block; but a second run of the same arm is 1.10 times as fast as the first."""
+    plain = Arm("plain", tokenize=8.0, compute=COMPUTE)
+    batched = Arm("batched", tokenize=6.4, compute=COMPUTE)
+    alone, _ = claim_of([plain, batched])
+    assert (alone.outcome, alone.noise_floor) == ("holds", None)
+    found, said = claim_of([plain, plain.variant("a-a", tokenize=8.0 / 1.1), batched])
+    assert found.noise_floor == pytest.approx(0.1, abs=0.03)
+    assert found.outcome == "not measurable"
+    assert "; the interval, with the noise floor of " in said
+    assert "no A/A control" not in said
+    calm, _ = claim_of([plain, plain.variant("a-a"), batched])
+    assert calm.outcome == "holds"
+
+
+def test_arms_that_differ_in_more_than_the_claim_are_said_to() -> None:
+    each = {"data.tokenize": "per-sample"}
+    plain = Arm("plain", tokenize=8.0, compute=COMPUTE, config=each)
+    other = {"data.tokenize": "batched", "data.path": "text-packed"}
+    _, said = claim_of([plain, Arm("batched", tokenize=6.4, compute=COMPUTE, config=other)])
+    assert "; the arms differ in data.path as well" in said
+    same, said = claim_of([plain, Arm("batched", tokenize=6.4, compute=COMPUTE, config=each)])
+    assert same.outcome == "not measurable"
+    assert "; both have data.tokenize per-sample, so nothing of the claim was tried" in said
+
+
+def test_what_no_table_says_of_tokenization_is_no_share_of_nothing() -> None:
+    """Half of the step is fetch, and no span says what of it was tokenizing."""
+    _, runs = build([Arm("plain", tokenize=16.0, compute=COMPUTE)], blocks=1)
+    run = RunData(runs[0].record, runs[0].steps, None, None)
+    ledger = measure(run)
+    assert ledger is not None
+    assert ledger.phase_ms["fetch"] > 10
+    assert "tokenization" not in use_of(run, ledger).shares
+
+
+def test_the_speed_of_training_counts_no_padding() -> None:
+    """As many positions a second; a tenth of one arm's positions train."""
+    padded = Arm("plain", compute=COMPUTE, tokens=2048, trained=205)
+    found, _ = claim_of([padded, Arm("batched", compute=COMPUTE, tokens=2048, trained=2048)], "everything together")
+    assert found.figure is not None
+    assert found.figure.median == pytest.approx(2048 / 205, rel=0.02)
+
+
+def test_a_share_and_a_time_have_no_interval_beyond_what_they_can_be() -> None:
+    spread = [0.97, 0.60, 0.99, 0.75, 0.98]
+    uses = [RunUse({"sync": one}, {}, None, None, 97 * one**6, None, None) for one in spread]
+    found = arm_use("x", uses)
+    plain = from_block_values(spread)
+    assert plain is not None
+    assert plain.ci_high is not None
+    assert plain.ci_high > 1
+    assert found.shares["sync"].ci_high == 1
+    assert found.step_ms is not None
+    assert found.step_ms.ci_low is not None
+    assert found.step_ms.ci_low > 0
 
 
 def test_shares_sum_to_the_step_and_cores_are_those_of_the_spans() -> None:
@@ -114,6 +190,59 @@ def test_steps_to_a_loss_are_of_its_mean_over_ten_steps() -> None:
     assert steps_to(2.0, steps, losses) == 120
     assert steps_to(1.9, steps, losses) is None
     assert steps_to(9.0, steps[:9], losses[:9]) is None
+    assert steps_to(2.0, steps, np.where(steps < 125, losses, np.nan)) == 120
+    assert steps_to(2.0, steps, np.where(steps == 112, np.nan, losses)) == 123  # ten after the NaN
+
+
+def of_losses(target: float, *curves: list[float], failed: int = 0) -> Learned:
+    """What is said of runs with these losses, by block."""
+    runs = {}
+    for block, losses in enumerate(curves):
+        table = {"step": list(range(len(losses))), "loss": losses, "wall_ns": [10**6] * len(losses)}
+        record = RunRecord("arm", block, "done")
+        ledger = measure(RunData(record, make_table(STEP_COLUMNS, table), None, None))
+        assert ledger is not None
+        runs[block] = ledger
+    return learned("arm", target, runs, [], 100.0, 2.0, failed)
+
+
+def test_an_arm_that_diverges_after_the_target_is_not_shown_with_the_loss_it_had() -> None:
+    found = of_losses(3.0, [4.0] * 10 + [2.0] * 20 + [math.nan] * 10)
+    assert (found.reached, found.left, found.diverged, found.loss) == (1, 1, 1, None)
+    text = learned_text.section([found], ArmNames(["arm"]))
+    assert "| arm | **diverged** in 1 of 1 | 15.0 [no interval] |" in text
+    assert "| 1 of 1; 1 ended above it again |" in text
+
+
+def test_a_loss_that_only_scatters_below_the_target_is_said_to_end_above_it() -> None:
+    """A plateau at 3.5, and ten lucky steps in the middle of it."""
+    found = of_losses(3.0, [3.5] * 40 + [2.9] * 10 + [3.5] * 40)
+    assert (found.reached, found.left) == (1, 1)
+
+
+def test_runs_that_never_come_to_the_target_count_in_the_median_of_the_steps() -> None:
+    """The fast ones of five are not the arm: three come there after 20, 30 and 40 steps, two not within 60."""
+    falling = [[4.0] * (steps - 10) + [2.0] * (70 - steps) for steps in (20, 30, 40)]
+    never = [[4.0] * 60] * 2
+    found = of_losses(2.0, *falling, *never, failed=1)
+    assert (found.reached, found.runs, found.failed) == (3, 5, 1)
+    assert found.steps == Estimate(40.0, None, None, 5)
+    assert found.tokens == 4000
+    assert found.seconds == pytest.approx(0.08)
+    assert "| 3 of 5; 1 more failed |" in learned_text.section([found], ArmNames(["arm"]))
+    assert of_losses(2.0, *falling, *never, *never).steps is None
+
+
+def test_an_interval_of_steps_or_times_is_above_zero() -> None:
+    values = [97.0, 20.0, 400.0, 30.0, 90.0]
+    assert (plain := from_block_values(values)) is not None
+    assert plain.ci_low is not None
+    assert plain.ci_low < 0
+    found = from_amounts(values)
+    assert found is not None
+    assert found.ci_low is not None
+    assert found.ci_high is not None
+    assert 0 < found.ci_low < found.median == 90.0 < found.ci_high
 
 
 def test_what_was_learned_is_a_table_where_there_is_a_target() -> None:

@@ -29,6 +29,8 @@ def run(
     block: int = 0,
     accuracy: float | None = None,
     workers: int = 0,
+    tokens: int = 1000,
+    vocab_size: int = 300,
 ) -> RunData:
     passes = {1: 5.6, 3: 4.6} if passes is None else passes
     steps = {"step": list(range(len(losses))), "wall_ns": [SECOND] * len(losses), "loss": losses}
@@ -38,8 +40,9 @@ def run(
         "end_ns": [SECOND // 2] * len(passes),
         "loss": list(passes.values()),
         "accuracy": [accuracy] * len(passes),
+        "tokens": [tokens] * len(passes),
     }
-    record = RunRecord(arm, block, "done", facts=RunFacts(workers=workers))
+    record = RunRecord(arm, block, "done", facts=RunFacts(workers=workers, vocab_size=vocab_size))
     tables = make_table(STEP_COLUMNS, steps), make_table(EVALUATION_COLUMNS, evaluations)
     return RunData(record, tables[0], None, None, evaluations=tables[1])
 
@@ -69,14 +72,16 @@ def test_the_last_bit_is_a_difference_and_the_first_one_is_named() -> None:
     assert (difference.of, difference.step, difference.candidate) == ("training", 2, last_bit)
     assert difference.largest == pytest.approx(0.1)
     assert agreement(both.compared[0]) == (
-        "tokens and text have different losses: first the training loss of step 2 in block 0, "
+        "tokens and text have different losses: first the training loss of step 2 (counted from 0) in block 0, "
         "5.000000000000001 against 5.0 (1.8e-16 of it); at most 10 % apart over 4 training and 2 validation losses"
     )
 
 
 def test_a_validation_loss_alone_may_differ() -> None:
     both = found(run("text"), run("tokens", passes={1: 5.6, 3: 4.7}))
-    assert "first the validation loss of step 3 in block 0, 4.7 against 4.6 (2.2 %)" in agreement(both.compared[0])
+    assert "first the validation loss of step 3 (counted from 0) in block 0, 4.7 against 4.6 (2.2 %)" in agreement(
+        both.compared[0]
+    )
 
 
 def test_arms_without_a_common_step_are_not_called_identical() -> None:
@@ -94,17 +99,56 @@ def test_the_figures_of_an_arm_are_medians_over_blocks() -> None:
     assert (arm.arms[0].final_steps, arm.arms[0].passes) == ((4,), 6)
     assert arm.arms[0].share == pytest.approx(3 / 15)  # 6 passes of 0.5 s, 12 steps of 1 s
     assert cost(arm.arms) == (
-        "Evaluation: 6 passes, 3.00 s, 20 % of the run, outside the steps: no throughput counts it"
+        "Evaluation: 6 passes, 3.00 s, 20 % of the time of steps and passes together, outside the steps: no throughput "
+        "counts it"
     )
     assert cost(found(run("text", workers=2)).arms).endswith(
         "Loader workers build batches meanwhile, as far as data.prefetch allows"
     )
 
 
-def test_a_pass_that_is_not_finite_has_no_figure_and_an_arm_without_one_is_left_out() -> None:
-    assert found(run("text", passes={1: 5.0, 3: math.nan})).arms[0].final_loss == 5.0
-    assert learning({"text": [run("text", passes={1: math.nan})]}, PAIR) is None
+def test_the_final_loss_of_a_diverged_arm_is_not_its_last_finite_one() -> None:
+    both = found(run("text"), run("tokens", passes={1: 5.0, 3: math.nan}))
+    arm = both.arms[1]
+    assert math.isnan(arm.final_loss)
+    assert (arm.perplexity, arm.final_steps, arm.passes) == (None, (4,), 2)
+    assert "| tokens | **diverged** | – | 4 | 2 |" in section(both, [], ArmNames(["text", "tokens"]))
+    content = learning_json(both)
+    assert isinstance(content, dict)
+    assert content["arms"]["tokens"]["validation_loss"] is None
+    assert learning({"text": [run("text", passes={1: math.nan})]}, PAIR) is not None
     assert learning({"text": [RunData(RunRecord("text", 0, "done"), None, None, None)]}, PAIR) is None
+
+
+def test_an_arm_that_turns_nan_has_no_identical_losses() -> None:
+    """Equal up to the step that it diverges in, and no pass of that block is finite."""
+    nan = [*LOSSES[:2], math.nan, math.nan]
+    said = agreement(found(run("text"), run("tokens", nan, {1: math.nan, 3: math.nan})).compared[0])
+    assert said == (
+        "tokens and text have different losses: first the validation loss of step 1 (counted from 0) in block 0, nan "
+        "against 5.6; at most 0.0 % apart over 4 training and 2 validation losses; 4 of them NaN or infinite in an arm"
+    )
+    later = run("text"), run("tokens"), run("text", block=1), run("tokens", nan, {3: math.nan}, block=1)
+    assert "different losses: first the training loss of step 2 (counted from 0) in block 1" in agreement(
+        found(*later).compared[0]
+    )
+    same = agreement(found(run("text", nan), run("tokens", nan)).compared[0])
+    assert "identical losses: all 4 training and 2 validation losses at common steps, in 1 block; 2 of them NaN" in same
+
+
+def test_losses_that_the_shorter_arm_has_not_are_counted() -> None:
+    said = agreement(found(run("text", [*LOSSES, 9.0, 9.0]), run("tokens")).compared[0])
+    assert said.endswith("at common steps, in 1 block; 2 more of text at steps that the other has no loss of")
+
+
+def test_losses_over_other_labels_are_not_ranked() -> None:
+    """A smaller vocabulary has an easier token to predict: its lower loss per token says nothing of the model."""
+    names = ArmNames(["text", "tokens"])
+    warning = "a lower loss or perplexity of one is not a better one"
+    assert warning in section(found(run("text"), run("tokens", vocab_size=100)), [], names)
+    assert warning in section(found(run("text"), run("tokens", tokens=900)), [], names)
+    alike = found(run("text"), run("tokens"), run("text", block=1, tokens=900), run("tokens", block=1, tokens=900))
+    assert warning not in section(alike, [], names)
 
 
 def test_the_section_has_accuracy_only_of_a_masked_objective() -> None:

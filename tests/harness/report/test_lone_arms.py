@@ -160,3 +160,9 @@ def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said(
     line, *_ = lone_lines(replace(arm, totals=short), ArmNames([arm.name]))
     mean_ms = sum(arm.totals.phase_ms.values())
     assert line.text.startswith(f"script: {mean_ms:.1f} ms a step on average, typically 6.00 ms.")
+
+
+def test_skipped_optimizer_steps_are_said_of_all_that_there_were() -> None:
+    """12 of 15 steps of each of five runs trained nothing: beside the number alone that could be a million."""
+    *_, skipped = screen(skipped_steps=12).headlines
+    assert skipped.text.startswith("script: 60 of the 75 optimizer steps of its runs skipped, as gradients overflowed")

@@ -37,7 +37,7 @@ def build(config: TrainerConfig, shape: Shape) -> Any:
     return build_model(shape) if files is None else build_from_files(files, config.model)
 
 
-def saved_bytes(model: Any, vocab_size: int) -> int:
+def saved_bytes(model: Any, vocab_size: int, length: int = 64) -> int:
     """Of every storage that the forward pass of a batch of 4 x 64 keeps for the backward pass, weights left out."""
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -46,7 +46,7 @@ def saved_bytes(model: Any, vocab_size: int) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    ids = torch.randint(0, vocab_size, (4, 64))
+    ids = torch.randint(0, vocab_size, (4, length))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(input_ids=ids, labels=ids)
     return sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in weights)
@@ -58,6 +58,23 @@ def test_what_autograd_saves_lies_within_the_range(name: str) -> None:
     found = saved_bytes(build(config, shape).train(), shape.vocab_size)
     activations = footprint(config, shape).activations
     assert activations.low_bytes <= found <= activations.high_bytes
+
+
+def test_eager_attention_keeps_a_square_of_the_sequence_for_each_head() -> None:
+    """The other way of attention keeps none: by its range a batch would be said to fit that does not."""
+    model = {"preset": "gpt2-tiny", "width": 64, "heads": 16, "layers": 2, "vocab_size": 128}
+    ranges = []
+    for attention in ("sdpa", "eager"):
+        config = TrainerConfig.model_validate(
+            {"model": model | {"attention": attention}, "data": {"batch_size": 4, "sequence_length": 768}}
+        )
+        shape = shape_of(config.model, 128, 768)
+        assert shape is not None
+        ranges.append(footprint(config, shape).activations)
+    built: Any = build_model(shape, attention="eager").train()
+    found = saved_bytes(built, 128, 768)
+    assert ranges[0].high_bytes < found <= ranges[1].high_bytes
+    assert ranges[0].low_bytes == ranges[1].low_bytes <= found
 
 
 @pytest.mark.parametrize("name", MODELS)

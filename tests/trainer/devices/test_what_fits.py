@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config import TrainerConfig
-from trainer.devices.footprint import Footprint, footprint
+from trainer.devices.footprint import ByteRange, Footprint, footprint
 from trainer.devices.what_fits import GIB, what_fits
 from trainer.model import resolve_shape
 
@@ -55,6 +55,47 @@ def test_where_nothing_fits_it_says_so() -> None:
     assert "no batch_size fits as it is; no batch_size fits with model.activation_checkpointing true" in text
     assert "optimizer.accumulation" not in text  # no batch is smaller
     assert "may fit" in what_fits(asked, shape, (need(asked).peak.low_bytes + need(asked).peak.high_bytes) // 2)
+
+
+def test_a_size_that_was_out_of_memory_is_not_called_one_that_fits() -> None:
+    """By the high end it fits, and it did not: the arithmetic is wrong here, and so is any size that it names."""
+    asked = config(8)
+    text = what_fits(asked, resolve_shape(asked.model, 50257, 1024), 2 * need(asked).peak.high_bytes)
+    assert text.endswith("something that it does not count took the rest, so what would fit is not known")
+    assert "batch_size 8 takes" in text
+    assert " fits" not in text
+
+
+def test_what_the_process_holds_beside_is_not_there_for_a_batch() -> None:
+    asked, beside = config(64), ByteRange(GIB // 2, 6 * GIB)
+    shape = resolve_shape(asked.model, 50257, 1024)
+    (size, *_) = (
+        int(one) for one in re.findall(r"data.batch_size (\d+) fits", what_fits(asked, shape, 24 * GIB, beside))
+    )
+    assert need(config(size)).peak.high_bytes + 6 * GIB <= 24 * GIB < need(config(size + 1)).peak.high_bytes + 6 * GIB
+
+
+def test_precision_is_not_called_a_second_switch_where_there_is_no_first() -> None:
+    asked = config(64, activation_checkpointing=True)
+    text = what_fits(asked, resolve_shape(asked.model, 50257, 1024), 12 * GIB)
+    assert " fits with compute.precision pure-bf16" in text
+    assert "that and" not in text
+
+
+def test_ranks_that_share_the_weights_need_not_hold_them_whole() -> None:
+    """Two ranks of fsdp keep half of weights and moments each: less than the whole is no proof that nothing fits."""
+    alone = need(config(1))
+    asked = TrainerConfig.model_validate(
+        config(1).model_dump() | {"launch": {"torchrun": {"nproc": 2}, "parallel": "fsdp"}}
+    )
+    shared = need(asked)
+    assert shared.lasting_bytes == alone.lasting_bytes // 2
+    assert shared.peak.low_bytes < alone.peak.low_bytes
+    assert shared.peak.high_bytes == alone.peak.high_bytes
+    ddp = TrainerConfig.model_validate(
+        config(1).model_dump() | {"launch": {"torchrun": {"nproc": 2}, "parallel": "ddp"}}
+    )
+    assert need(ddp) == alone
 
 
 def test_what_is_switched_on_already_is_not_named() -> None:
