@@ -23,8 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.launch.child import RunEnding, facts_of_run, model_fingerprint, peak_device_bytes
+from harness.launch.child import RunEnding
 from harness.launch.ending import TERMINATING
+from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
 from harness.launch.study import now, only_one
