@@ -96,11 +96,14 @@ class Parallel:
         whole = bucket.buffer().div_(self._rank.of)
         return dist.all_reduce(whole, async_op=True).get_future().then(lambda done: done.value()[0])
 
-    def mean_of(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean over ranks. Where a step broke off, the rank's own: the others may not come to this place."""
+    def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
+        """The mean over ranks. Where a step broke off, the rank's own: the others may not come to this place.
+
+        ``in_each_step``: every rank calls it within every step, at the same place.
+        """
         import torch.distributed as dist
 
-        if self.within_step:
+        if self.within_step and not in_each_step:
             return values
         values = values / self._rank.of
         dist.all_reduce(values)

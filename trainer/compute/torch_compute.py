@@ -192,7 +192,7 @@ class TorchCompute:
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> _Copy:
         mean = self._torch.stack(losses).mean().float()
-        values = [mean if self._parallel is None else self._parallel.mean_of(mean)]
+        values = [mean if self._parallel is None else self._parallel.mean_of(mean, in_each_step=True)]
         if norm is not None:
             values.append(norm.detach().float())
         # Not blocking: torch takes pinned memory of its own for the result, and the stream copies in its turn.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.data.conftest import WORDS, write_parquet
 from trainer import telemetry
@@ -71,7 +72,8 @@ def config(corpus: str, rows: int, accumulation: int = 1, **launch: object) -> T
     )
 
 
-def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None]:
+def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, float | None]:
+    """``STEPS`` steps; then, within one more, the loss as a device copies it, where each rank's own is its number."""
     prepared = prepare(asked.data)
     recorder = Recorder()
     telemetry.attach(recorder)  # type: ignore[arg-type]
@@ -83,10 +85,12 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None]:
                 next(steps)
             steps.close()  # type: ignore[attr-defined]
             digest = compute.end_together()
+            compute.begin_step(STEPS)
+            copied = compute.read_copy(compute.copy_to_host([torch.tensor(float(rank.number))], None), STEPS)
             leave()
     finally:
         telemetry.attach(None)
-    return recorder, digest
+    return recorder, digest, copied
 
 
 def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) -> None:
@@ -94,11 +98,9 @@ def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) 
     rank = Rank(number, 2, timeout_s=60)
     for arm, launch in ARMS.items():
         asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
-        recorder, digest = trained(asked, replace(rank, port=ports[arm]))
+        recorder, digest, copied = trained(asked, replace(rank, port=ports[arm]))
         waits = [end - start for _, start, end in recorder.exchanges]
-        answers.send((recorder.losses, recorder.samples, digest, waits))
-    import torch
-
+        answers.send((recorder.losses, recorder.samples, digest, waits, copied))
     launched = config(corpus, 2, parallel="ddp").launch
     assert launched is not None
     parallel = Parallel(launched, replace(rank, port=ports["differ"]), torch.device("cpu"), 1)
@@ -135,11 +137,12 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
 
     for arm in ARMS:
         rows = 8 if "accumulation" in arm else 4
-        (losses, samples, digest, waits), other = answer(0), answer(1)
+        (losses, samples, digest, waits, copied), other = answer(0), answer(1)
         assert losses == pytest.approx(alone[rows].losses, rel=2e-6), arm
         assert other[0] == losses
         assert samples == other[1] == alone[rows].samples // 2
         assert digest == other[2] is not None
+        assert copied == other[4] == 0.5  # of the ranks' 0.0 and 1.0, within a step
         assert len(waits) == (STEPS if "ddp" in arm else 0)  # once a step, under accumulation too
         assert all(wait > 0 for wait in waits)
     for number in range(2):
