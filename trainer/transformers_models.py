@@ -45,6 +45,7 @@ def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | No
     ``attention``: its implementation by transformers' name; None: what that takes by itself. Raises InputError, one
     line, where transformers cannot build it.
     """
+    import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     kind: Any = AutoModelForMaskedLM if objective_of(config) == "masked" else AutoModelForCausalLM
@@ -52,7 +53,8 @@ def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | No
     with _in_one_line(files):
         settings = _settings(files)
         if config.pretrained is None:
-            model = kind.from_config(settings, trust_remote_code=False, **chosen)
+            # In single precision, whatever its dtype says: that is of weights that were saved (see _with_weights).
+            model = kind.from_config(settings, trust_remote_code=False, dtype=torch.float32, **chosen)
         else:
             model = _with_weights(files, kind, settings, chosen)
     if getattr(model, "loss_type", None) is None:  # transformers cannot tell it from some class names and would warn
