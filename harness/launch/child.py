@@ -84,7 +84,8 @@ def main(descriptor: int, parent: int) -> int:
         traceback.print_exc()
         what = _line_of(error, others)
         if run is not None and is_out_of_memory(error):
-            what += advice(run.config, run.vocab_size, memory_of_this_run(type(error).__name__ == "OutOfMemoryError"))
+            on_card = type(error).__name__ == "OutOfMemoryError"
+            what += advice(run.config, run.vocab_size, memory_of_this_run(on_card, run.config.ranks))
         ending = RunEnding("failed", what)
     if others is not None:
         others.end()

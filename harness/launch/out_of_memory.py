@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None) -> str:
     """``; by the arithmetic ...``: what would fit; "" where nobody knows how much memory there is or is needed.
 
-    ``vocab_size``: the tokenizer's; None where only the configuration is known.
+    ``vocab_size``: the tokenizer's; None where only the configuration is known. ``memory_bytes``: that one rank has.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -43,18 +43,19 @@ def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | No
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
     """The same for a run of which only its recorded configuration is left."""
     with suppress(ValueError):  # of another state of the code
-        return advice(TrainerConfig.model_validate(content), None, free_host_bytes())
+        config, free = TrainerConfig.model_validate(content), free_host_bytes()
+        return advice(config, None, None if free is None else free // config.ranks)
     return ""
 
 
-def memory_of_this_run(on_card: bool) -> int | None:
-    """What this process has and could have: on its card, or in the host's memory."""
+def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
+    """What this process has and could have: on its card, or in the host's memory, which all ``ranks`` share."""
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
     free = free_host_bytes()
     own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()  # resident pages
-    return None if free is None else free + own
+    return None if free is None else free // ranks + own
 
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:

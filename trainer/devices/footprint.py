@@ -42,11 +42,13 @@ class Footprint:
     """Of weights, gradients and moments: 4, or 2 with pure-bf16."""
     activations: ByteRange
     """Of one micro-batch, its logits included."""
+    shards: int = 1
+    """Ranks that each keep an equal share of weights, gradients and moments (fsdp)."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights. The gradients take as much, the two moments of AdamW twice that."""
-        return self.parameters * self.bytes_per_value
+        """Bytes of the weights that stay. The gradients take as much, the two moments of AdamW twice that."""
+        return self.parameters * self.bytes_per_value // self.shards
 
     @property
     def lasting_bytes(self) -> int:
@@ -55,15 +57,19 @@ class Footprint:
 
     @property
     def peak(self) -> ByteRange:
-        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them."""
+        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them.
+
+        Of shares the high end also has the whole weights and gradients, as if all of them were gathered at once.
+        """
+        whole = 2 * self.parameters * self.bytes_per_value if self.shards > 1 else 0
         return ByteRange(
             self.lasting_bytes + max(self.weight_bytes, self.activations.low_bytes),
-            self.lasting_bytes + self.weight_bytes + self.activations.high_bytes,
+            self.lasting_bytes + self.weight_bytes + whole + self.activations.high_bytes,
         )
 
 
 def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
-    """Estimate what training ``shape`` holds: parameters exactly, activations as a range.
+    """Estimate what one rank that trains ``shape`` holds: parameters exactly, activations as a range.
 
     Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
     products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
@@ -92,10 +98,12 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     mask = data.sequence_length * tokens * 4
     element = 2 if config.compute.precision == "pure-bf16" else 4
     embedding = 2 * shape.vocab_size * shape.width * element if is_tied(shape) else 0
+    sharded = config.launch is not None and config.launch.parallel == "fsdp"
     return Footprint(
         count,
         element,
         ByteRange(tokens * low, round(FRAGMENTED * (tokens * high + mask + copies + embedding))),
+        config.ranks if sharded else 1,
     )
 
 

@@ -19,9 +19,10 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int) -> str:
     """
     need = footprint(config, shape).peak
     now = config.data.batch_size
+    of_each = " of each rank" if config.ranks > 1 else ""
     parts = [
-        f"by the arithmetic batch_size {now} takes {need.low_bytes / GIB:.1f} to {need.high_bytes / GIB:.1f} GiB, and "
-        f"{memory_bytes / GIB:.1f} GiB is there"
+        f"by the arithmetic batch_size {now} takes{of_each} {need.low_bytes / GIB:.1f} to "
+        f"{need.high_bytes / GIB:.1f} GiB, and {memory_bytes / GIB:.1f} GiB is there"
     ]
     for how, one in _ways(config):
         most, surely = _largest(one, shape, memory_bytes, low=True), _largest(one, shape, memory_bytes, low=False)
