@@ -238,6 +238,16 @@ def test_more_workers_than_documents_left_are_refused(corpus: Path) -> None:
         check_workers(config.data, prepare(config.data, evaluation=config.evaluation))
 
 
+def test_more_ranks_than_documents_left_are_refused(corpus: Path) -> None:
+    config = configured(corpus, evaluation={"documents": 100})
+    found = prepare(config.data, evaluation=config.evaluation)
+    assert found.split is not None
+    left = found.split.training - found.split.training_empty
+    check_workers(config.data, found, left)
+    with pytest.raises(InputError, match=rf"^launch.torchrun.nproc: {left + 1} ranks but .*allowed: at most {left} r"):
+        check_workers(config.data, found, left + 1)
+
+
 def test_a_source_of_the_user_s_own_gives_its_held_out_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: Path
 ) -> None:
