@@ -317,14 +317,17 @@ class Run:
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         self.probe_set.begin_steps()
-        compiled = compilations()
+        compiled = self._compiled_in_steps()
         self._take(steps, count, warmup=False)
-        self._compiled += compilations() - compiled
+        self._compiled += self._compiled_in_steps() - compiled
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
         self.tables.collect()
         sys.stdout.flush()
+
+    def _compiled_in_steps(self) -> int:
+        return compilations() - (0 if self.evaluator is None else self.evaluator.compilations)
 
     def _profile(self, steps: Iterator[int]) -> None:
         """The windows of the probes that disturb, one after the other; none of their steps is measured."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +110,19 @@ class Parallel:
         values = values / self._rank.of
         dist.all_reduce(values)
         return values
+
+    @contextmanager
+    def in_a_pass(self) -> Iterator[None]:
+        """Of an evaluation: nobody goes on before all are through, so that no step waits for another rank's pass.
+
+        A rank whose pass broke off exchanges nothing more: the others may not come to the same place.
+        """
+        import torch.distributed as dist
+
+        self.within_step = True
+        yield
+        dist.barrier()
+        self.within_step = False
 
     def same_parameters(self) -> str:
         """The SHA-256 of all parameters; RanksDifferError where a rank holds others than rank 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -215,7 +216,8 @@ class TorchCompute:
         return float(self._schedule.get_last_lr()[0])
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        return validate(self._model, batches, self._score, self.to_device, not self._shifted, beat)
+        with nullcontext() if self._parallel is None else self._parallel.in_a_pass():
+            return validate(self._model, batches, self._score, self.to_device, not self._shifted, beat)
 
     def _score(self, batch: Batch) -> tuple[Loss, Any]:
         output = self._run_model(batch)

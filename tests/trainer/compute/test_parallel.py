@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import pytest
@@ -93,8 +96,8 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, flo
     return recorder, digest, copied
 
 
-def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) -> None:
-    """Rank ``number``: each arm in turn, then parameters that differ."""
+def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection, go: Event) -> None:
+    """Rank ``number``: each arm in turn, then parameters that differ, then passes; rank 1 waits in its own for ``go``."""
     rank = Rank(number, 2, timeout_s=60)
     for arm, launch in ARMS.items():
         asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
@@ -111,6 +114,16 @@ def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) 
         parallel.same_parameters()
     except RanksDifferError as error:
         answers.send(str(error))
+    with parallel.in_a_pass():
+        if number == 0:
+            answers.send("within")
+        else:
+            go.wait(60)
+        own_ns = monotonic_ns()
+    answers.send((own_ns, monotonic_ns()))
+    with suppress(ValueError), parallel.in_a_pass():
+        raise ValueError
+    answers.send(float(parallel.mean_of(torch.tensor(float(number)))))
     parallel.leave()
 
 
@@ -124,8 +137,10 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         place.close()
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
+    go = spawn.Event()
     ranks = [
-        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1]), daemon=True) for number in range(2)
+        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1], go), daemon=True)
+        for number in range(2)
     ]
     for process, (_, theirs) in zip(ranks, pipes, strict=True):
         process.start()
@@ -149,6 +164,11 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         line = answer(number)
         assert line.startswith("rank 1 holds other parameters than rank 0 at the end of the run (SHA-256 ")
         assert "\n" not in line
+    assert answer(0) == "within"
+    go.set()
+    (_, through_ns), (slow_ns, _) = answer(0), answer(1)
+    assert through_ns >= slow_ns  # no rank's step begins in another one's pass
+    assert [answer(number) for number in range(2)] == [0.0, 1.0]  # a pass broke off: nothing is exchanged any more
     for process in ranks:
         process.join(60)
         assert process.exitcode == 0
