@@ -97,7 +97,7 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, flo
 
 
 def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection, go: Event) -> None:
-    """Rank ``number``: each arm in turn, then parameters that differ, then passes; rank 1 waits in its own for ``go``."""
+    """Rank ``number``: each arm in turn, parameters that differ, then passes; rank 1 waits in its own for ``go``."""
     rank = Rank(number, 2, timeout_s=60)
     for arm, launch in ARMS.items():
         asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
