@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN = 3  # names of weights in an error
+MOST_LAYERS = 10_000  # that are counted one by one; a thousand were trained once (Wang et al. 2022, "DeepNet")
 _UNLIMITED = 2**40  # positions, of a model that says nothing of them
 # These begin to count positions after the padding's id: of 514 that they have, 512 are for tokens.
 _PAST_PADDING = frozenset(
@@ -119,6 +120,9 @@ def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
     None where its FLOPs and its memory do not follow from a few dimensions: experts of which a token meets few,
     convolutions, states. Raises InputError where transformers cannot build it.
     """
+    layers = _whole(files.content.get("num_hidden_layers")) or 0
+    if layers > MOST_LAYERS:
+        raise InputError(f"{files.title}: num_hidden_layers: {layers}; allowed: at most {MOST_LAYERS}")
     key = [version("transformers"), files.content, objective_of(config)]
     found: dict[str, int] | None = cache.remember("model", key, lambda: _count(files, config))
     return found

@@ -151,6 +151,10 @@ def write(folder: Path, content: object, weights: bool = False) -> str:
         ({"model_type": "gpt2", "n_layer": "two"}, "model.config: {}: n_layer: 'two'; allowed: a whole number"),
         ({"model_type": "gpt2", "vocab_size": 90}, "model.config: {} has 90 token ids, fewer than the tokenizer (96)"),
         ({"model_type": "gpt2", "n_positions": 8}, "data.sequence_length: 16, but model.config: {} has 8 positions"),
+        (
+            {"model_type": "bert", **SIZES, "num_hidden_layers": 10**9},
+            "model.config: {}: num_hidden_layers: 1000000000;",
+        ),
         ({"model_type": "bert", **SIZES, "hidden_size": 33}, "model.config: {}: transformers cannot build this model"),
     ],
 )
