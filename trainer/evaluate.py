@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer import telemetry
 from trainer.compute.base import Compute
+from trainer.compute.modes import compilations
 from trainer.compute.scores import Beat, untouched_randomness
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
@@ -39,6 +40,8 @@ class Evaluator:
         self._compute, self._batches, self._every, self._beat = compute, batches, every_steps, beat
         self._last: int | None = None  # the last step that ended
         self._evaluated: int | None = None
+        self.compilations = 0
+        """Graphs that torch.compile compiled in passes: no step holds that."""
 
     def after(self, step: int) -> None:
         """Take note of a step that ended, and evaluate where a pass is due."""
@@ -54,11 +57,13 @@ class Evaluator:
     def _evaluate(self, step: int) -> None:
         self._compute.synchronize()  # in the step whose work it is: the next one begins on an idle device
         telemetry.pause()
+        compiled = compilations()
         start = monotonic_ns()
         with telemetry.span("evaluate"):
             scores = self._compute.validate(self._batches, self._beat)
             self._compute.synchronize()
         self._evaluated = step
+        self.compilations += compilations() - compiled
         telemetry.validated(
             Validation(step, start, monotonic_ns(), scores.loss, scores.accuracy, scores.tokens, len(self._batches))
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN = 3  # names of weights in an error
+MOST_LAYERS = 10_000  # that are counted one by one; a thousand were trained once (Wang et al. 2022, "DeepNet")
 _UNLIMITED = 2**40  # positions, of a model that says nothing of them
 # These begin to count positions after the padding's id: of 514 that they have, 512 are for tokens.
 _PAST_PADDING = frozenset(
@@ -45,6 +46,7 @@ def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | No
     ``attention``: its implementation by transformers' name; None: what that takes by itself. Raises InputError, one
     line, where transformers cannot build it.
     """
+    import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     kind: Any = AutoModelForMaskedLM if objective_of(config) == "masked" else AutoModelForCausalLM
@@ -52,7 +54,8 @@ def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | No
     with _in_one_line(files):
         settings = _settings(files)
         if config.pretrained is None:
-            model = kind.from_config(settings, trust_remote_code=False, **chosen)
+            # In single precision, whatever its dtype says: that is of weights that were saved (see _with_weights).
+            model = kind.from_config(settings, trust_remote_code=False, dtype=torch.float32, **chosen)
         else:
             model = _with_weights(files, kind, settings, chosen)
     if getattr(model, "loss_type", None) is None:  # transformers cannot tell it from some class names and would warn
@@ -117,6 +120,9 @@ def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
     None where its FLOPs and its memory do not follow from a few dimensions: experts of which a token meets few,
     convolutions, states. Raises InputError where transformers cannot build it.
     """
+    layers = _whole(files.content.get("num_hidden_layers")) or 0
+    if layers > MOST_LAYERS:
+        raise InputError(f"{files.title}: num_hidden_layers: {layers}; allowed: at most {MOST_LAYERS}")
     key = [version("transformers"), files.content, objective_of(config)]
     found: dict[str, int] | None = cache.remember("model", key, lambda: _count(files, config))
     return found

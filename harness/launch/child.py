@@ -11,9 +11,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
+from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.protocol import DataMessage, RunOrder, StartMessage
@@ -42,15 +43,12 @@ from trainer.compute.base import Compute
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
-from trainer.model_files import model_files, objective_of
+from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
-from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Saver
     from trainer.data.loader import Batches
-    from trainer.data.prepare import Prepared
-    from trainer.devices.facts import ProfileFacts
     from trainer.evaluate import Evaluator
 
 
@@ -273,7 +271,7 @@ class Run:
         prepared = prepared.with_objective(objective_of(self.config.model))
         self.vocab_size = prepared.vocab_size
         model = model_fingerprint(self.config, files.get("model.factory", ()))
-        _check_unchanged(self.config, prepared, model, self.data)
+        check_unchanged(self.config, prepared, model, self.data)
         # Loader workers first: they are forked before this process computes or tokenizes anything.
         data = self.config.data
         parent = None if data.start_method == "forkserver" else os.getpid()
@@ -318,14 +316,17 @@ class Run:
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         self.probe_set.begin_steps()
-        compiled = compilations()
+        compiled = self._compiled_in_steps()
         self._take(steps, count, warmup=False)
-        self._compiled += compilations() - compiled
+        self._compiled += self._compiled_in_steps() - compiled
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
         self.tables.collect()
         sys.stdout.flush()
+
+    def _compiled_in_steps(self) -> int:
+        return compilations() - (0 if self.evaluator is None else self.evaluator.compilations)
 
     def _profile(self, steps: Iterator[int]) -> None:
         """The windows of the probes that disturb, one after the other; none of their steps is measured."""
@@ -411,111 +412,5 @@ def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Pa
     return Saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, store)
 
 
-def _check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError where this run would train on something else, or another model, than the study was begun with.
-
-    ``model``: the fingerprint of the code of a model of the user's own, or of the files that it is made of.
-    """
-    if data is None:
-        return
-    corpus = "code of data.source" if config.data.source is not None else "corpus"
-    for what, name, found, begun in (
-        (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
-        ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
-        (*_model_named(config), model, data.get("model", model)),
-    ):
-        if found != begun:
-            raise InputError(
-                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {found}): "
-                "one study must not mix the two; leave it alone while a study runs, and start a new one"
-            )
-
-
-def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
-    """Of the code or the files that a scenario names as its model; None for a preset. ``others``: see user_code."""
-    if (factory := config.model.factory) is not None:
-        return fingerprint("model.factory", factory, others=others)
-    files = model_files(config.model)
-    return None if files is None else files.fingerprint
-
-
-def _model_named(config: TrainerConfig) -> tuple[str, str | None]:
-    """What errors call that model: its key, and its name."""
-    if config.model.factory is not None or (files := model_files(config.model)) is None:
-        return "code of model.factory", config.model.factory
-    return f"content of {files.key}", files.name
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def peak_device_bytes(compute: Compute | None) -> int | None:
-    """Of all tensors at once, on CUDA; None elsewhere."""
-    import torch
-
-    if compute is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    return int(torch.cuda.max_memory_allocated())
-
-
-def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
-    """What the device's profile says of its peak and price, or why there is none."""
-    import torch
-
-    from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
-    from trainer.devices.profiles import load_profile
-
-    precision = config.compute.precision
-    if config.compute.work == "none":
-        return ProfileFacts(profile_reason="no model is computed")
-    device = config.compute.emulated
-    if device is not None:
-        fixed = device.kernels.forward_ms, device.kernels.backward_ms
-        if device.speed != 1 or device.recorded is not None or fixed != (None, None):
-            reason = "the emulated kernels do not take the times of its profile (speed, fixed or recorded ones)"
-            return ProfileFacts(profile_reason=reason)
-        return facts_of(load_profile(device.emulated), precision)
-    return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
-
-
-def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
-    import torch
-
-    from trainer.compute.emulated import assumptions
-    from trainer.data.dataset import iterable_sources
-    from trainer.devices.flops import flops_per_token, parameters
-    from trainer.model import shape_of
-
-    computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
-    # Of a factory's model, and of one without a formula, only its parameters are known.
-    shape = shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
-    length, convention = config.data.sequence_length, config.compute.flops_convention
-    flops = flops_per_token(shape, length, convention) if computed and shape is not None else None
-    device = config.compute.emulated if computed else None
-    profile = _device_profile(config, compute)
-    nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
-    return RunFacts(
-        emulation=assumptions(config, shape) if device is not None and shape is not None else None,
-        **asdict(profile),
-        parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
-        flops_per_token=flops,
-        flops_convention=None if flops is None else convention,
-        attention=compute.attention,
-        vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
-        model_fingerprint=model,
-        device=compute.device,
-        asynchronous=compute.asynchronous,
-        emulated=compute.emulated,
-        device_count=config.ranks if compute.asynchronous else 1,
-        ranks=config.ranks if config.ranks > 1 else None,
-        parallel=config.launch.parallel if config.launch is not None and config.ranks > 1 else None,
-        threads=torch.get_num_threads(),
-        workers=config.data.workers,
-        cores=len(os.sched_getaffinity(0)),
-        torch=torch.__version__,
-        tokenizer_fingerprint=prepared.tokenizer.fingerprint,
-        corpus_fingerprint=prepared.corpus.fingerprint,
-        iterable=iterable_sources.get(config.data.source or ""),
-        nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
-    )

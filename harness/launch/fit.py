@@ -128,22 +128,34 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Check that each worker has a document, where ``data.corpus.documents`` says how many there are at most."""
+    """Check that each worker has a document, where ``data.corpus.documents`` says how many there are at most.
+
+    Of several ranks each has workers of its own, and without them needs one document itself.
+    """
     known = {
-        name: (config.data.workers, config.data.corpus.documents)
+        name: (shards, config.data.corpus.documents)
         for name, config in configs.items()
-        if config.data.source is None and config.data.workers and config.data.corpus.documents is not None
+        if (shards := _shards(config)) and config.data.source is None and config.data.corpus.documents is not None
     }
     if not known:
         return
     worst = max(known, key=lambda name: known[name][0] - known[name][1])
-    workers, documents = known[worst]
-    finding = f"arm {worst}: {count(workers, 'loader worker')} for at most {count(documents, 'document')}"
-    if workers <= documents:
+    shards, documents = known[worst]
+    ranks, workers = configs[worst].ranks, configs[worst].data.workers
+    of_ranks = f"{count(ranks, 'rank')} of " if ranks > 1 and workers else ""
+    who = count(workers, "loader worker") if workers else count(ranks, "rank")
+    finding = f"arm {worst}: {of_ranks}{who} for at most {count(documents, 'document')}"
+    if shards <= documents:
         yield ok("documents", finding)
     else:
-        fix = f"data.workers: at most {documents}, or a larger data.corpus.documents"
-        yield fail("documents", f"{finding}: each worker needs one of its own", fix)
+        keys = "data.workers" if ranks == 1 else "launch.torchrun.nproc" + " x data.workers" * bool(workers)
+        fix = f"{keys}: at most {documents}, or a larger data.corpus.documents"
+        yield fail("documents", f"{finding}: each {'worker' if workers else 'rank'} needs one of its own", fix)
+
+
+def _shards(config: TrainerConfig) -> int:
+    """How many parts the documents are divided into; 0 where one process reads all of them itself."""
+    return config.ranks * max(config.data.workers, 1) if config.ranks > 1 else config.data.workers
 
 
 def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:

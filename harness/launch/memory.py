@@ -95,7 +95,7 @@ class RunNeed:
         return max(self.workers, 1)
 
     def arithmetic(self) -> str:
-        """The low end of every part, in GiB."""
+        """The low end of every part, in GiB; of several ranks what each of them takes."""
         parts = []
         if self.training is not None:
             size, weights = self.training.bytes_per_value, self.training.weight_bytes
@@ -110,7 +110,8 @@ class RunNeed:
         each = f"{self.batch.low_bytes / MIB:.1f} MiB"
         batches = f"{self._fewest} batches of {each}" if self._fewest > 1 else f"a batch of {each}"
         parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
-        return f"{', '.join(parts)} GiB"
+        each_rank = f"{self.ranks} ranks, each " if self.ranks > 1 else ""
+        return f"{each_rank}{', '.join(parts)} GiB"
 
 
 def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:

@@ -158,6 +158,8 @@ class OtherRanks:
                 self._failed[other.number] = message.get("error") or "it failed"
                 break
             self._events.put((other.number, message))
+            if message["event"] == "done":  # that it ends now is no failure, however late rank 0 asks for this
+                return
         if not self._ending.is_set():
             if other.number not in self._failed:
                 self._failed[other.number] = _end_of(other.pid)

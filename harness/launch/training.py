@@ -23,8 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.launch.child import RunEnding, facts_of_run, model_fingerprint, peak_device_bytes
+from harness.launch.child import RunEnding
 from harness.launch.ending import TERMINATING
+from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
 from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
@@ -388,9 +389,7 @@ class Training:
             before = self.folder.read_study()
             if [one.name for one in before.arms] != [self.arm.name]:
                 trained = ", ".join(one.name for one in before.arms)
-                raise InputError(
-                    f"--out {self.folder.path}: the arm {trained} is trained there, not {self.arm.name}"
-                )
+                raise InputError(f"--out {self.folder.path}: the arm {trained} is trained there, not {self.arm.name}")
             blocks = sum(self.folder.read_record(self.arm.name, block) is not None for block in range(before.blocks))
             note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
             study = replace(before, status="running", environment=environment, arms=[arm], notes=[*before.notes, note])

@@ -233,7 +233,9 @@ def test_one_under_the_name_of_another_step_is_no_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would stay the newest whatever is trained, and each resumption would begin at its step again."""
-    saver = Saver(CheckpointConfig(every_steps=1, asynchronous=False), tmp_path, {"r": RandomStates()}, dict, WholeState())
+    saver = Saver(
+        CheckpointConfig(every_steps=1, asynchronous=False), tmp_path, {"r": RandomStates()}, dict, WholeState()
+    )
     saver.save(1)
     saver.save(2)
     checkpoint_folder.path_of(tmp_path, 1).rename(checkpoint_folder.path_of(tmp_path, 99))

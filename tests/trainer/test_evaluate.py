@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 
 from harness.probes.ledger.steps import StepRecorder
-from trainer import telemetry
+from trainer import evaluate, telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import EvaluationConfig, TrainerConfig
@@ -119,6 +119,18 @@ def test_training_is_bit_identical_however_often_it_is_evaluated(corpus: Path) -
     assert often.losses == once.losses
     assert often.validations[-1].loss == once.validations[-1].loss
     assert len({one.loss for one in often.validations}) == STEPS  # the model learns between them
+
+
+def test_what_is_compiled_in_a_pass_is_known_to_be_of_no_step(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(corpus)
+    prepared = prepare(config.data, evaluation=config.evaluation)
+    counts = iter([3, 5, 7, 7])  # graphs before and after each of two passes
+    monkeypatch.setattr(evaluate, "compilations", lambda: next(counts))
+    evaluator = make_evaluator(config, prepared, build_compute(config, prepared.vocab_size))
+    for step in (0, 1):
+        evaluator.after(step)
+        evaluator.finish()
+    assert evaluator.compilations == 2
 
 
 def test_a_pass_draws_from_no_random_state_and_leaves_each_module_in_its_mode(corpus: Path) -> None:
@@ -236,6 +248,16 @@ def test_more_workers_than_documents_left_are_refused(corpus: Path) -> None:
     config = configured(corpus, data={"workers": 60}, evaluation={"documents": 100})
     with pytest.raises(InputError, match=r"beside the \d+ held out"):
         check_workers(config.data, prepare(config.data, evaluation=config.evaluation))
+
+
+def test_more_ranks_than_documents_left_are_refused(corpus: Path) -> None:
+    config = configured(corpus, evaluation={"documents": 100})
+    found = prepare(config.data, evaluation=config.evaluation)
+    assert found.split is not None
+    left = found.split.training - found.split.training_empty
+    check_workers(config.data, found, left)
+    with pytest.raises(InputError, match=rf"^launch.torchrun.nproc: {left + 1} ranks but .*allowed: at most {left} r"):
+        check_workers(config.data, found, left + 1)
 
 
 def test_a_source_of_the_user_s_own_gives_its_held_out_data(

@@ -62,6 +62,16 @@ def test_by_keys_alone_the_shape_is_that_of_the_preset_it_was_saved_from(family:
     assert shape_of(ModelConfig(config=str(tmp_path / "config.json")), 96, 16) == shape
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "bert"])
+def test_weights_are_in_the_precision_that_the_run_asks_for(kind: str, key: str) -> None:
+    """A published config.json says bfloat16, of its saved weights; the run says fp32 where it does not say more."""
+    model = {"config": {"model_type": kind, "vocab_size": 96, **CONTENTS[kind], key: "bfloat16"}}
+    compute = build_compute(trainer(model), 96)
+    found = {one.dtype for one in compute._model.parameters()}  # type: ignore[attr-defined]
+    assert found == {torch.float32}
+
+
 def test_what_no_formula_counts_is_counted_on_the_model() -> None:
     config = ModelConfig.model_validate({"config": {**TIED, "vocab_size": 96}})
     files, shape = model_files(config), shape_of(config, 96, 16)
@@ -141,6 +151,10 @@ def write(folder: Path, content: object, weights: bool = False) -> str:
         ({"model_type": "gpt2", "n_layer": "two"}, "model.config: {}: n_layer: 'two'; allowed: a whole number"),
         ({"model_type": "gpt2", "vocab_size": 90}, "model.config: {} has 90 token ids, fewer than the tokenizer (96)"),
         ({"model_type": "gpt2", "n_positions": 8}, "data.sequence_length: 16, but model.config: {} has 8 positions"),
+        (
+            {"model_type": "bert", **SIZES, "num_hidden_layers": 10**9},
+            "model.config: {}: num_hidden_layers: 1000000000;",
+        ),
         ({"model_type": "bert", **SIZES, "hidden_size": 33}, "model.config: {}: transformers cannot build this model"),
     ],
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -96,15 +98,31 @@ class Parallel:
         whole = bucket.buffer().div_(self._rank.of)
         return dist.all_reduce(whole, async_op=True).get_future().then(lambda done: done.value()[0])
 
-    def mean_of(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean over ranks. Where a step broke off, the rank's own: the others may not come to this place."""
+    def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
+        """The mean over ranks. Where a step broke off, the rank's own: the others may not come to this place.
+
+        ``in_each_step``: every rank calls it within every step, at the same place.
+        """
         import torch.distributed as dist
 
-        if self.within_step:
+        if self.within_step and not in_each_step:
             return values
         values = values / self._rank.of
         dist.all_reduce(values)
         return values
+
+    @contextmanager
+    def in_a_pass(self) -> Iterator[None]:
+        """Of an evaluation: nobody goes on before all are through, so that no step waits for another rank's pass.
+
+        A rank whose pass broke off exchanges nothing more: the others may not come to the same place.
+        """
+        import torch.distributed as dist
+
+        self.within_step = True
+        yield
+        dist.barrier()
+        self.within_step = False
 
     def same_parameters(self) -> str:
         """The SHA-256 of all parameters; RanksDifferError where a rank holds others than rank 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -192,7 +193,7 @@ class TorchCompute:
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> _Copy:
         mean = self._torch.stack(losses).mean().float()
-        values = [mean if self._parallel is None else self._parallel.mean_of(mean)]
+        values = [mean if self._parallel is None else self._parallel.mean_of(mean, in_each_step=True)]
         if norm is not None:
             values.append(norm.detach().float())
         # Not blocking: torch takes pinned memory of its own for the result, and the stream copies in its turn.
@@ -215,7 +216,8 @@ class TorchCompute:
         return float(self._schedule.get_last_lr()[0])
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        return validate(self._model, batches, self._score, self.to_device, not self._shifted, beat)
+        with nullcontext() if self._parallel is None else self._parallel.in_a_pass():
+            return validate(self._model, batches, self._score, self.to_device, not self._shifted, beat)
 
     def _score(self, batch: Batch) -> tuple[Loss, Any]:
         output = self._run_model(batch)

@@ -91,9 +91,10 @@ def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> Non
     corpus, split = prepared.corpus, prepared.split
     documents = corpus.documents - corpus.empty if split is None else split.training - split.training_empty
     if ranks > 1 and ranks * max(config.workers, 1) > documents:
+        each = f"{ranks} ranks of {config.workers} workers" if config.workers else f"{ranks} ranks"
         raise InputError(
-            f"launch.torchrun.nproc: {ranks} ranks of {max(config.workers, 1)} shards but only {documents} document"
-            f"{'s' if documents != 1 else ''} in the corpus {corpus.name}"
+            f"launch.torchrun.nproc: {each} but only {documents} document{'s' if documents != 1 else ''} in the corpus "
+            f"{corpus.name}; allowed: at most {documents} " + ("in all" if config.workers else "ranks")
         )
     if config.workers > documents:
         held_out = "" if split is None else f" beside the {split.held_out} held out"

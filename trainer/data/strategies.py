@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from trainer.config import DataConfig
 from trainer.data.tokenizers import Tokenizer
 from trainer.errors import InputError, LostBatchError
+from trainer.lifetime import die_with_parent
 
 _LOOK_S = 2.0  # an idle process looks this often whether its parent is still there
 _END_S = 5.0
@@ -117,6 +118,7 @@ def _ended(worker: _Worker) -> LostBatchError:
 
 def _serve(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
     """Tokenize what comes until nothing more can come: its other end is closed, or the parent is gone."""
+    die_with_parent(parent)  # while it is suspended it could not look
     while os.getppid() == parent:
         # Another worker, forked later, holds the parent's end of this pipe as well: it may never be seen closed.
         if not connection.poll(_LOOK_S):

@@ -190,7 +190,14 @@ class UserPipeline:
         randomness = Randomness(seed)
         with randomness:  # a split of the rows that nobody seeded must be the same in every worker
             self._source = open_source(config, seed)
-        if (here := get_worker_info()) is None:  # torch's own state is the model's
+        if (here := get_worker_info()) is None and marked and workers > 1 and self._source.order is None:
+            # Of several ranks without workers. Nothing tells its code which part is theirs: all would read all of it.
+            raise InputError(
+                f"{KEY}: {self._name} gave an iterable dataset, which {workers} ranks divide by the get_worker_info "
+                "of their loader workers; allowed: data.workers of at least 1, launch with nproc 1, or a dataset with "
+                "__getitem__"
+            )
+        if here is None:  # torch's own state is the model's
             randomness.pass_on()
         else:  # which goes on with the states that torch gave it
             # A resumed training's loader processes take other workers' parts: what is drawn belongs to the part.

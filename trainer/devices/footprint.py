@@ -62,16 +62,17 @@ class Footprint:
     def peak(self) -> ByteRange:
         """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them.
 
-        The high end takes no shares for granted: what is gathered for a layer is whole.
+        Of shares the high end also has the whole weights and gradients, as if all of them were gathered at once.
         """
+        whole = 2 * self.parameters * self.bytes_per_value if self.shards > 1 else 0
         return ByteRange(
             self.lasting_bytes + max(self.weight_bytes, self.activations.low_bytes),
-            4 * self.parameters * self.bytes_per_value + self.activations.high_bytes,
+            self.lasting_bytes + self.weight_bytes + whole + self.activations.high_bytes,
         )
 
 
 def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
-    """Estimate what training ``shape`` holds: parameters exactly, activations as a range.
+    """Estimate what one rank that trains ``shape`` holds: parameters exactly, activations as a range.
 
     Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
     products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
@@ -105,11 +106,12 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
         scores = (kept + SCORES_AT_ONCE) * shape.heads * data.sequence_length * tokens * 4
     element = 2 if config.compute.precision == "pure-bf16" else 4
     embedding = 2 * shape.vocab_size * shape.width * element if is_tied(shape) else 0
+    sharded = config.launch is not None and config.launch.parallel == "fsdp"
     return Footprint(
         count,
         element,
         ByteRange(tokens * low, round(FRAGMENTED * (tokens * high + mask + scores + copies + embedding))),
-        config.ranks if config.launch is not None and config.launch.parallel == "fsdp" else 1,
+        config.ranks if sharded else 1,
     )
 
 

@@ -21,9 +21,10 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
     """
     need = footprint(config, shape).peak + elsewhere
     now = config.data.batch_size
+    of_each = " of each rank" if config.ranks > 1 else ""
     takes = (
-        f"by the arithmetic batch_size {now} takes {need.low_bytes / GIB:.1f} to {need.high_bytes / GIB:.1f} GiB, and "
-        f"{memory_bytes / GIB:.1f} GiB is there"
+        f"by the arithmetic batch_size {now} takes{of_each} {need.low_bytes / GIB:.1f} to "
+        f"{need.high_bytes / GIB:.1f} GiB, and {memory_bytes / GIB:.1f} GiB is there"
     )
     if need.high_bytes <= memory_bytes:
         return f"{takes}: something that it does not count took the rest, so what would fit is not known"

@@ -185,6 +185,17 @@ def test_more_workers_than_documents(tmp_path: Path) -> None:
     assert "documents" not in lines(tmp_path, one("data.workers: 256"))
 
 
+def test_more_ranks_than_documents(tmp_path: Path) -> None:
+    base = "data.corpus: {builtin: python-docs, documents: 5}, launch.torchrun.nproc: "
+    line = lines(tmp_path, one(f"{base}6"))["documents"]
+    assert line.status == "fail"
+    assert line.finding == "arm one: 6 ranks for at most 5 documents: each rank needs one of its own"
+    assert lines(tmp_path, one(f"{base}5"))["documents"].status == "ok"
+    line = lines(tmp_path, one(f"{base}2, data.workers: 3"))["documents"]
+    assert line.status == "fail"
+    assert line.finding.startswith("arm one: 2 ranks of 3 loader workers for at most 5 documents: each worker needs")
+
+
 @pytest.mark.slow
 def test_no_torch_is_imported() -> None:
     code = "import sys, harness.launch.fit; sys.exit('torch' in sys.modules)"

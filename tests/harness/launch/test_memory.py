@@ -97,6 +97,26 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(free: Any) -> None
     assert "--force" not in str(refused.value)
 
 
+def test_ranks_that_share_the_weights_take_them_once_and_others_each(free: Any) -> None:
+    def need(parallel: str) -> RunNeed:
+        launch = {"torchrun": {"nproc": 2}, "parallel": parallel}
+        return need_of(parallel, config(model={"preset": "llama-1b"}, launch=launch), 4096)
+
+    one = need_of("one", config(model={"preset": "llama-1b"}), 4096)
+    assert one.training is not None
+    weights = one.training.weight_bytes
+    own = one.in_memory.lasting_bytes - 3 * weights
+    assert need("ddp").in_memory.lasting_bytes == 2 * (3 * weights + own)
+    assert need("fsdp").in_memory.lasting_bytes == pytest.approx(3 * weights + 2 * own, abs=8)
+    free((need("fsdp").in_memory.peak.low_bytes + MIB) / GIB)
+    check_memory([need("fsdp")], (), "runs", force=False)
+    with pytest.raises(InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes = 5.6, two moments"):
+        check_memory([need("ddp")], (), "runs")
+    free(1)
+    with pytest.raises(InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes / 2 = 2.8, two moments"):
+        check_memory([need("fsdp")], (), "runs")
+
+
 def test_force_starts_it_with_a_warning(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
     free(22)
     check_memory([need_of("big", LARGE, 4096)], (), "runs", force=True)

@@ -10,7 +10,7 @@ import pytest
 
 import harness.launch.study as launch
 from harness.launch.block import _modules
-from harness.launch.child import _check_unchanged, model_fingerprint
+from harness.launch.facts import check_unchanged, model_fingerprint
 from harness.launch.preparation import prepare_data
 from harness.regression.user_code import _anchored
 from harness.study.records import RunRecord
@@ -37,10 +37,10 @@ def test_a_model_that_changes_while_a_study_runs_ends_its_runs(tmp_path: Path) -
     title = f"model.config: {tmp_path}"
     assert found.fingerprints[title] == found.by_arm["one"]["model"]
     data = prepare(asked.data)
-    _check_unchanged(asked, data, model_fingerprint(asked, ()), found.by_arm["one"])
+    check_unchanged(asked, data, model_fingerprint(asked, ()), found.by_arm["one"])
     (tmp_path / "config.json").write_text(json.dumps(QWEN | {"hidden_size": 64}))
     with pytest.raises(InputError) as caught:
-        _check_unchanged(asked, data, model_fingerprint(asked, ()), found.by_arm["one"])
+        check_unchanged(asked, data, model_fingerprint(asked, ()), found.by_arm["one"])
     assert str(caught.value).startswith(f"the content of model.config {tmp_path} is no longer what the study was begun")
     assert prepare_data({"one": asked}, 30).fingerprints[title] != found.fingerprints[title]
 

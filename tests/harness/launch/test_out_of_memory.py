@@ -47,6 +47,17 @@ def test_a_run_that_the_kernel_killed_says_what_would_fit(monkeypatch: pytest.Mo
     assert _reason(-signal.SIGTERM, config().model_dump(mode="json")) == "the process was killed by SIGTERM"
 
 
+def test_ranks_share_the_memory_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
+    line = advice_for_a_killed_run(config(launch={"torchrun": {"nproc": 2}}).model_dump(mode="json"))
+    assert line.startswith("; by the arithmetic batch_size 512 takes of each rank ")
+    assert ", and 12.0 GiB is there;" in line
+    alone, one_of_two = memory_of_this_run(on_card=False), memory_of_this_run(on_card=False, ranks=2)
+    assert alone is not None
+    assert one_of_two is not None
+    assert alone - one_of_two == pytest.approx(12 * GIB, rel=0.01)
+
+
 def test_where_the_need_is_not_known_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     factory, none = config(model={"factory": "a:b"}), config(compute={"work": "none"})
     assert advice(factory, 300, 24 * GIB) == advice(none, 300, 24 * GIB) == advice(config(), 300, None) == ""

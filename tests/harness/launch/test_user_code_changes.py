@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.launch import user_trial
-from harness.launch.child import _check_unchanged
+from harness.launch.facts import check_unchanged
 from harness.launch.preparation import StudyData, prepare_data
 from tests.commands import ROOT
 from trainer.config import TrainerConfig
@@ -88,7 +88,7 @@ def check_as_a_run(found: StudyData) -> None:
     message = found.by_arm["one"]
     files = message["files"]
     model = fingerprint("model.factory", "own_made:model", others=files["model.factory"])
-    _check_unchanged(CONFIG, prepare(CONFIG.data, files=files["data.source"]), model, message)
+    check_unchanged(CONFIG, prepare(CONFIG.data, files=files["data.source"]), model, message)
 
 
 def test_a_run_finds_what_the_study_was_begun_with(prepared: StudyData) -> None:
@@ -112,9 +112,9 @@ def test_a_changed_factory_fails_the_run_too(prepared: StudyData) -> None:
     files = message["files"]
     data = prepare(CONFIG.data, files=files["data.source"])
     with pytest.raises(InputError, match=r"^the code of model.factory own_made:model is no longer what the study was"):
-        _check_unchanged(CONFIG, data, "another", message)
+        check_unchanged(CONFIG, data, "another", message)
     del message["model"]  # of a launcher that does not say
-    _check_unchanged(CONFIG, data, "another", message)
+    check_unchanged(CONFIG, data, "another", message)
 
 
 def test_what_is_in_another_file_alone_changes_nothing(tmp_path: Path, prepared: StudyData) -> None:

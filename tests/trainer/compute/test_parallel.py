@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.data.conftest import WORDS, write_parquet
 from trainer import telemetry
@@ -71,7 +75,8 @@ def config(corpus: str, rows: int, accumulation: int = 1, **launch: object) -> T
     )
 
 
-def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None]:
+def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, float | None]:
+    """``STEPS`` steps; then, within one more, the loss as a device copies it, where each rank's own is its number."""
     prepared = prepare(asked.data)
     recorder = Recorder()
     telemetry.attach(recorder)  # type: ignore[arg-type]
@@ -83,22 +88,22 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None]:
                 next(steps)
             steps.close()  # type: ignore[attr-defined]
             digest = compute.end_together()
+            compute.begin_step(STEPS)
+            copied = compute.read_copy(compute.copy_to_host([torch.tensor(float(rank.number))], None), STEPS)
             leave()
     finally:
         telemetry.attach(None)
-    return recorder, digest
+    return recorder, digest, copied
 
 
-def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) -> None:
-    """Rank ``number``: each arm in turn, then parameters that differ."""
+def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection, go: Event) -> None:
+    """Rank ``number``: each arm in turn, parameters that differ, then passes; rank 1 waits in its own for ``go``."""
     rank = Rank(number, 2, timeout_s=60)
     for arm, launch in ARMS.items():
         asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
-        recorder, digest = trained(asked, replace(rank, port=ports[arm]))
+        recorder, digest, copied = trained(asked, replace(rank, port=ports[arm]))
         waits = [end - start for _, start, end in recorder.exchanges]
-        answers.send((recorder.losses, recorder.samples, digest, waits))
-    import torch
-
+        answers.send((recorder.losses, recorder.samples, digest, waits, copied))
     launched = config(corpus, 2, parallel="ddp").launch
     assert launched is not None
     parallel = Parallel(launched, replace(rank, port=ports["differ"]), torch.device("cpu"), 1)
@@ -109,6 +114,16 @@ def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection) 
         parallel.same_parameters()
     except RanksDifferError as error:
         answers.send(str(error))
+    with parallel.in_a_pass():
+        if number == 0:
+            answers.send("within")
+        else:
+            go.wait(60)
+        own_ns = monotonic_ns()
+    answers.send((own_ns, monotonic_ns()))
+    with suppress(ValueError), parallel.in_a_pass():
+        raise ValueError
+    answers.send(float(parallel.mean_of(torch.tensor(float(number)))))
     parallel.leave()
 
 
@@ -122,8 +137,10 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         place.close()
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
+    go = spawn.Event()
     ranks = [
-        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1]), daemon=True) for number in range(2)
+        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1], go), daemon=True)
+        for number in range(2)
     ]
     for process, (_, theirs) in zip(ranks, pipes, strict=True):
         process.start()
@@ -135,17 +152,23 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
 
     for arm in ARMS:
         rows = 8 if "accumulation" in arm else 4
-        (losses, samples, digest, waits), other = answer(0), answer(1)
+        (losses, samples, digest, waits, copied), other = answer(0), answer(1)
         assert losses == pytest.approx(alone[rows].losses, rel=2e-6), arm
         assert other[0] == losses
         assert samples == other[1] == alone[rows].samples // 2
         assert digest == other[2] is not None
+        assert copied == other[4] == 0.5  # of the ranks' 0.0 and 1.0, within a step
         assert len(waits) == (STEPS if "ddp" in arm else 0)  # once a step, under accumulation too
         assert all(wait > 0 for wait in waits)
     for number in range(2):
         line = answer(number)
         assert line.startswith("rank 1 holds other parameters than rank 0 at the end of the run (SHA-256 ")
         assert "\n" not in line
+    assert answer(0) == "within"
+    go.set()
+    (_, through_ns), (slow_ns, _) = answer(0), answer(1)
+    assert through_ns >= slow_ns  # no rank's step begins in another one's pass
+    assert [answer(number) for number in range(2)] == [0.0, 1.0]  # a pass broke off: nothing is exchanged any more
     for process in ranks:
         process.join(60)
         assert process.exitcode == 0

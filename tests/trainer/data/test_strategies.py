@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.harness.launch.running import alive, wait_for
 from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
@@ -92,6 +95,29 @@ def test_a_process_that_was_killed_is_named() -> None:
     with pytest.raises(LostBatchError, match=rf"^process {victim.pid} of data.tokenize ended with exit code -9$"):
         found.encode_batch(TEXTS)
     found.close()
+
+
+def _begin(tell: Any, info: Any) -> None:
+    found = InProcesses(load_tokenizer(info), 2, stay=True, timeout_s=60)
+    found.encode_batch(TEXTS)
+    tell.send([one.process.pid for one in found._workers])
+    signal.pause()
+
+
+@pytest.mark.slow
+def test_processes_that_are_suspended_end_with_their_parent() -> None:
+    """As a run does that is killed while another one has its turn."""
+    context = multiprocessing.get_context("spawn")
+    hear, tell = context.Pipe(duplex=False)
+    parent = context.Process(target=_begin, args=(tell, prepare(config("batched")).tokenizer))
+    parent.start()
+    assert hear.poll(120)
+    pids = hear.recv()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    parent.kill()
+    parent.join(30)
+    wait_for(lambda: not any(alive(pid) for pid in pids), 30)
 
 
 @pytest.mark.slow

@@ -275,6 +275,12 @@ def test_iterable_datasets_of_items_and_of_batches() -> None:
     assert rows_of(batches(config("batched"), 5)) == [[0] * 3, [1] * 3, [2] * 3, [3] * 3, [0] * 3]
 
 
+def test_ranks_without_workers_do_not_all_read_the_same_stream() -> None:
+    with pytest.raises(InputError, match=r"gave an iterable dataset, which 2 ranks .*; allowed: data.workers"):
+        batches(config("stream"), 1, worker=1, workers=2)
+    assert rows_of(batches(config("stream", replay=True), 1, worker=1, workers=2)) == [[0, 1, 2, 3]]
+
+
 def test_the_last_batch_is_dropped_where_the_loader_says_so() -> None:
     found = rows_of(batches(config("stream_without_rest"), 4))
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]

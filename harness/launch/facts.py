@@ -1,0 +1,127 @@
+"""Finds out what a run's record says of the run: its model, device, data, and what they are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from harness.launch.protocol import DataMessage
+from harness.study.run_facts import RunFacts
+from trainer.compute.base import Compute
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+from trainer.model_files import model_files
+from trainer.user_code import fingerprint
+
+if TYPE_CHECKING:
+    from trainer.data.prepare import Prepared
+    from trainer.devices.facts import ProfileFacts
+
+
+def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
+    """What is known of a run once it is built. ``model``: its :func:`model_fingerprint`."""
+    import torch
+
+    from trainer.compute.emulated import assumptions
+    from trainer.data.dataset import iterable_sources
+    from trainer.devices.flops import flops_per_token, parameters
+    from trainer.model import shape_of
+
+    computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
+    # Of a factory's model, and of one without a formula, only its parameters are known.
+    shape = shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
+    length, convention = config.data.sequence_length, config.compute.flops_convention
+    flops = flops_per_token(shape, length, convention) if computed and shape is not None else None
+    device = config.compute.emulated if computed else None
+    profile = _device_profile(config, compute)
+    nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
+    return RunFacts(
+        emulation=assumptions(config, shape) if device is not None and shape is not None else None,
+        **asdict(profile),
+        parameters=None if not computed else compute.parameters if shape is None else parameters(shape),
+        flops_per_token=flops,
+        flops_convention=None if flops is None else convention,
+        attention=compute.attention,
+        vocab_size=config.model.vocab_size if shape is None else shape.vocab_size,
+        model_fingerprint=model,
+        device=compute.device,
+        asynchronous=compute.asynchronous,
+        emulated=compute.emulated,
+        device_count=config.ranks if compute.asynchronous else 1,
+        ranks=config.ranks if config.ranks > 1 else None,
+        parallel=config.launch.parallel if config.launch is not None and config.ranks > 1 else None,
+        threads=torch.get_num_threads(),
+        workers=config.data.workers,
+        cores=len(os.sched_getaffinity(0)),
+        torch=torch.__version__,
+        tokenizer_fingerprint=prepared.tokenizer.fingerprint,
+        corpus_fingerprint=prepared.corpus.fingerprint,
+        iterable=iterable_sources.get(config.data.source or ""),
+        nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
+    )
+
+
+def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
+    """What the device's profile says of its peak and price, or why there is none."""
+    import torch
+
+    from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
+    from trainer.devices.profiles import load_profile
+
+    precision = config.compute.precision
+    if config.compute.work == "none":
+        return ProfileFacts(profile_reason="no model is computed")
+    device = config.compute.emulated
+    if device is not None:
+        fixed = device.kernels.forward_ms, device.kernels.backward_ms
+        if device.speed != 1 or device.recorded is not None or fixed != (None, None):
+            reason = "the emulated kernels do not take the times of its profile (speed, fixed or recorded ones)"
+            return ProfileFacts(profile_reason=reason)
+        return facts_of(load_profile(device.emulated), precision)
+    return profile_facts(compute.device, compute.device == "cpu", precision, torch.get_num_threads())
+
+
+def peak_device_bytes(compute: Compute | None) -> int | None:
+    """Of all tensors at once, on CUDA; None elsewhere."""
+    import torch
+
+    if compute is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return int(torch.cuda.max_memory_allocated())
+
+
+def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
+    """Raise InputError where this run would train on something else, or another model, than the study was begun with.
+
+    ``model``: the fingerprint of the code of a model of the user's own, or of the files that it is made of.
+    """
+    if data is None:
+        return
+    corpus = "code of data.source" if config.data.source is not None else "corpus"
+    for what, name, found, begun in (
+        (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
+        ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
+        (*_model_named(config), model, data.get("model", model)),
+    ):
+        if found != begun:
+            raise InputError(
+                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {found}): "
+                "one study must not mix the two; leave it alone while a study runs, and start a new one"
+            )
+
+
+def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
+    """Of the code or the files that a scenario names as its model; None for a preset. ``others``: see user_code."""
+    if (factory := config.model.factory) is not None:
+        return fingerprint("model.factory", factory, others=others)
+    files = model_files(config.model)
+    return None if files is None else files.fingerprint
+
+
+def _model_named(config: TrainerConfig) -> tuple[str, str | None]:
+    """What errors call that model: its key, and its name."""
+    if config.model.factory is not None or (files := model_files(config.model)) is None:
+        return "code of model.factory", config.model.factory
+    return f"content of {files.key}", files.name

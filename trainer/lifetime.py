@@ -1,0 +1,22 @@
+"""Ends a process together with the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+
+def die_with_parent(parent: int | None) -> None:
+    """Ask Linux to kill this process when its parent ends. A suspended (SIGSTOP) child would otherwise stay forever.
+
+    ``parent`` is the process id that the parent had when it created this process. If the parent has ended already, this
+    process exits here. ``parent`` is None where another process created this one (a forkserver, which ends with its own
+    parent).
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # linux/prctl.h
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        if parent is not None and os.getppid() != parent:
+            os._exit(1)
