@@ -162,9 +162,9 @@ def _joined(parts: Sequence[RunCurves]) -> RunCurves:
 
 def _curves(run: RunData) -> RunCurves:
     times = run.step_columns(["wall_ns"])
-    accuracy, lasted = None, np.zeros(1)
+    accuracy, labels, lasted = None, None, np.zeros(1)
     if run.evaluations is not None and len(run.evaluations):
-        accuracy = run.evaluations.column("accuracy").to_pylist()[-1]
+        accuracy, labels = (run.evaluations.column(name).to_pylist()[-1] for name in ("accuracy", "tokens"))
         lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
     steps, losses = StepLosses(run).by_step()
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(np.int64))
@@ -177,7 +177,7 @@ def _curves(run: RunData) -> RunCurves:
         0.0 if times is None else float(np.nansum(column(times, "wall_ns"))) / 1e9,
         run.record.facts.workers or 0,
         (
-            run.evaluations.column("tokens").to_pylist()[-1],
+            labels,
             run.record.facts.vocab_size,
             run.record.facts.tokenizer_fingerprint,
             run.record.facts.corpus_fingerprint,
