@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
 from trainer.config import LaunchConfig
+from trainer.errors import InputError
 from trainer.ranks import Rank, RanksDifferError, join, leave
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Parallel:
         self._model: Any = None
         self._begun = 0  # micro-batches of the open step
         self._ready_ns = 0  # when the last gradients of this rank were ready
+        self._checked = False  # whether all parameters have gradients
         self.within_step = False
         join(rank, device)
 
@@ -85,7 +87,18 @@ class Parallel:
             self._model.require_backward_grad_sync = last
 
     def end_backward(self) -> None:
-        """After each backward pass: say how long this rank's own part of it was over before the exchange was."""
+        """After each backward pass: say how long this rank's own part of it was over before the exchange was.
+
+        Raises InputError after the first step where ddp would wait for gradients that never come.
+        """
+        if not self._checked and not self._sharded and self._begun == self._micro_batches:
+            self._checked = True
+            if unused := [name for name, one in self._model.module.named_parameters() if _lacks_gradient(one)]:
+                raise InputError(
+                    f"launch.parallel: ddp waits for the gradients of all parameters, and {len(unused)} take no part "
+                    f"in the loss ({', '.join(unused[:3])}{', ...' * (len(unused) > 3)}); allowed: fsdp, or such "
+                    "parameters with requires_grad False"
+                )
         if self._ready_ns and self._device.type == "cpu":  # of a device the host's clock says nothing
             telemetry.exchanged("gradients", self._ready_ns, monotonic_ns())
             self._ready_ns = 0
@@ -146,3 +159,7 @@ class Parallel:
     def leave(self) -> None:
         """Leave the group; call it only where nothing failed, as it waits for the other ranks."""
         leave()
+
+
+def _lacks_gradient(parameter: torch.nn.Parameter) -> bool:
+    return parameter.requires_grad and parameter.grad is None

@@ -18,9 +18,10 @@ from tests.trainer.data.conftest import WORDS, write_parquet
 from trainer import telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.parallel import Parallel
-from trainer.config import TrainerConfig
+from trainer.config import LaunchConfig, TrainerConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
+from trainer.errors import InputError
 from trainer.loop import train
 from trainer.ranks import ALONE, Rank, RanksDifferError, leave, meeting_place
 
@@ -172,3 +173,31 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     for process in ranks:
         process.join(60)
         assert process.exitcode == 0
+
+
+def test_parameters_without_a_gradient_are_a_line_under_ddp() -> None:
+    """One rank alone: torch's own line comes a step later, and names no key."""
+
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.never = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.used(values).sum()
+            return result
+
+    place = meeting_place()
+    rank = Rank(0, 1, place.getsockname()[1], place.detach(), 60)
+    parallel = Parallel(LaunchConfig(), rank, torch.device("cpu"), 1)
+    try:
+        model = parallel.wrap(Half())
+        parallel.begin_step()
+        parallel.begin_forward()
+        model(torch.ones(1, 2)).backward()
+        with pytest.raises(
+            InputError, match=r"^launch.parallel: ddp .* 2 take no part in the loss \(never.weight, neve"
+        ):
+            parallel.end_backward()
+    finally:
+        parallel.leave()
