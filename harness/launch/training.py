@@ -388,9 +388,7 @@ class Training:
             before = self.folder.read_study()
             if [one.name for one in before.arms] != [self.arm.name]:
                 trained = ", ".join(one.name for one in before.arms)
-                raise InputError(
-                    f"--out {self.folder.path}: the arm {trained} is trained there, not {self.arm.name}"
-                )
+                raise InputError(f"--out {self.folder.path}: the arm {trained} is trained there, not {self.arm.name}")
             blocks = sum(self.folder.read_record(self.arm.name, block) is not None for block in range(before.blocks))
             note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
             study = replace(before, status="running", environment=environment, arms=[arm], notes=[*before.notes, note])
