@@ -355,6 +355,18 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
         load({"random": RandomStates()}, found.states(WholeState()), found)
 
 
+def test_a_run_of_data_alone_saves_nothing(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
+    """The stall of a save would count as the time of data work in isolation."""
+    from harness.launch.child import _saver
+
+    for work in ("model", "none"):
+        config = make(compute={"work": work, "device": "cpu", "threads": 1})
+        prepared = prepare(config.data)
+        with open_batches(config.data, prepared, 0) as batches:
+            saver = _saver(config, build_compute(config, prepared.tokenizer.vocab_size), batches, tmp_path)
+        assert (saver is None) == (work == "none")
+
+
 def test_one_is_due_by_steps_or_by_time(tmp_path: Path) -> None:
     by_steps = Saver(CheckpointConfig(every_steps=4), tmp_path, {}, dict, WholeState())
     assert [steps for steps in range(1, 10) if by_steps.is_due(steps)] == [4, 8]
