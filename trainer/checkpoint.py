@@ -1,7 +1,8 @@
 """Saves checkpoints while a model is trained, and puts back what one of them holds.
 
 A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. The compute gives its own
-(model, optimizer, scheduler, and the loss scaler of fp16), the data position and the random states are two more. How parts become files is a store's matter (:mod:`trainer.checkpoint_folder`).
+(model, optimizer, scheduler, and the loss scaler of fp16), the data position and the random states are two more. How
+parts become files is a store's matter (:mod:`trainer.checkpoint_folder`).
 
 With ``asynchronous`` the state is copied within the step, and a thread writes the copy. What the step waits for, that
 copy or all of the writing, is the phase ``checkpoint`` of the ledger.
@@ -136,7 +137,7 @@ class Saver:
         self._saved_s = time.monotonic()
         self.last: int | None = None  # steps of the last one that was begun
         # Whether training ends after so many steps, so that the caller saves a last one when all else is done.
-        self.ends: Callable[[int], bool] = lambda steps: False
+        self.ends: Callable[[int], bool] = lambda _steps: False
         remove_leftovers(folder)
 
     def is_due(self, steps: int) -> bool:

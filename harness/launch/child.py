@@ -401,7 +401,7 @@ class Run:
 
 def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path) -> Saver | None:
     """What saves the run's checkpoints, where it is to."""
-    if config.checkpoint is None:
+    if config.checkpoint is None or config.compute.work == "none":  # data alone: saving is no work of the data
         return None
     from trainer.checkpoint import Saver, identity, parts_of
     from trainer.checkpoint_folder import WholeState

@@ -25,7 +25,7 @@ from trainer.json_types import Json, JsonObject
 CONTROLS: dict[Control, Nested] = {
     "a-a": {},
     "ideal-data": {"data": {"replay": True, "workers": 0, "inject": None}},
-    "data-only": {"compute": {"work": "none", "inject": None}, "checkpoint": None},  # saving is no data work
+    "data-only": {"compute": {"work": "none", "inject": None}},
 }
 BASELINES_ONLY: set[Control] = {"a-a", "dose"}
 DOSES: dict[Dosed, str] = {

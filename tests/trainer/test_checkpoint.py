@@ -233,9 +233,8 @@ def test_one_under_the_name_of_another_step_is_no_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would stay the newest whatever is trained, and each resumption would begin at its step again."""
-    saver = Saver(
-        CheckpointConfig(every_steps=1, asynchronous=False), tmp_path, {"r": RandomStates()}, dict, WholeState()
-    )
+    settings = CheckpointConfig(every_steps=1, asynchronous=False)
+    saver = Saver(settings, tmp_path, {"random": RandomStates()}, dict, WholeState())
     saver.save(1)
     saver.save(2)
     checkpoint_folder.path_of(tmp_path, 1).rename(checkpoint_folder.path_of(tmp_path, 99))
@@ -293,7 +292,7 @@ def test_a_disk_that_is_full_is_said_as_the_system_says_it(tmp_path: Path, part:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large.*step-00000007"):
+        with pytest.raises(OSError, match=r"File too large.*step-00000007"):
             checkpoint_folder.write(tmp_path, 7, states, {}, WholeState(), lambda: None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -328,7 +327,7 @@ def test_a_dataset_state_that_nobody_could_read_again_is_refused_at_the_first_ch
         if read:
             assert part.state_dict() == position.state_dict()
         else:
-            with pytest.raises(InputError, match="data.source: what its dataset's state_dict gives"):
+            with pytest.raises(InputError, match=r"data\.source: what its dataset's state_dict gives"):
                 part.state_dict()
 
 
@@ -340,7 +339,7 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
     assert found is not None
     check_identity(found, make(keep=1, steps=99, data={"prefetch": 7}), {"corpus": "1"})
     evaluated = make(evaluation={})
-    with pytest.raises(InputError, match="evaluation: 'given', but .* was made with None"):
+    with pytest.raises(InputError, match=r"evaluation: 'given', but .* was made with None"):
         check_identity(found, evaluated, {"corpus": "1"})
     about = {"config": identity(evaluated), "fingerprints": {}}
     checkpoint_folder.write(tmp_path, 2, {}, about, WholeState(), lambda: None)
@@ -354,6 +353,18 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
         check_identity(found, config, {"corpus": "2"})
     with pytest.raises(InputError, match="random: not a part of both"):
         load({"random": RandomStates()}, found.states(WholeState()), found)
+
+
+def test_a_run_of_data_alone_saves_nothing(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
+    """The stall of a save would count as the time of data work in isolation."""
+    from harness.launch.child import _saver
+
+    for work in ("model", "none"):
+        config = make(compute={"work": work, "device": "cpu", "threads": 1})
+        prepared = prepare(config.data)
+        with open_batches(config.data, prepared, 0) as batches:
+            saver = _saver(config, build_compute(config, prepared.tokenizer.vocab_size), batches, tmp_path)
+        assert (saver is None) == (work == "none")
 
 
 def test_one_is_due_by_steps_or_by_time(tmp_path: Path) -> None:

@@ -273,3 +273,20 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert train("--resume") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no training" in line
+
+
+@pytest.mark.usefixtures("no_git")
+def test_out_of_memory_says_what_would_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.compute.torch_compute import TorchCompute
+
+    def full(_self: TorchCompute, _loss: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    _, train = of_one_arm(tmp_path)
+    monkeypatch.setattr(TorchCompute, "backward", full)
+    assert train() == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "can't allocate memory" in last
+    assert "data.batch_size" in last

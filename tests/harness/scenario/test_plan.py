@@ -24,12 +24,7 @@ def names(made: Plan) -> list[str]:
 
 def test_base_then_matrix_then_arm_then_control() -> None:
     made = plan(
-        base={
-            "data": {"workers": 4, "inject": {"read_ms": 1}},
-            "steps": 7,
-            "compute.threads": 2,
-            "checkpoint.every_steps": 3,
-        },
+        base={"data": {"workers": 4, "inject": {"read_ms": 1}}, "steps": 7, "compute.threads": 2},
         arms={"text": None, "tokens": {"data.path": "tokens-padded", "data.inject.pack_ms": 2}},
         matrix={"data.batch_size": [1, 2], "data.inject.read_ms": [5]},
         controls=["ideal-data", "data-only"],
@@ -59,7 +54,6 @@ def test_base_then_matrix_then_arm_then_control() -> None:
     }
     only = arms[f"{plain.name}+data-only"]
     assert (only.config.compute.work, only.config.compute.inject) == ("none", None)
-    assert (only.config.checkpoint, ideal.config.checkpoint) == (None, plain.config.checkpoint)
     assert only.config.data == plain.config.data
 
 
