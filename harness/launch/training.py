@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.launch.child import RunEnding
 from harness.launch.ending import TERMINATING
 from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
-from harness.launch.out_of_memory import advice, is_out_of_memory, memory_of_this_run
+from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
 from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
 from harness.launch.study import now, only_one
@@ -241,8 +241,7 @@ class Training:
         except Exception as raised:
             if not is_out_of_memory(raised):
                 raise
-            on_card = type(raised).__name__ == "OutOfMemoryError"
-            error = in_words(raised) + advice(self.config, prepared.vocab_size, memory_of_this_run(on_card))
+            error = in_words(raised) + advice_for_this_run(self.config, prepared.vocab_size, raised)
         finally:
             telemetry.attach(None)
             if tables is not None and self._steps > first:  # else everything stays as it was

@@ -276,7 +276,7 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("no_git")
-def test_out_of_memory_says_what_would_fit(
+def test_out_of_memory_says_what_the_arithmetic_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trainer.compute.torch_compute import TorchCompute
@@ -289,4 +289,4 @@ def test_out_of_memory_says_what_would_fit(
     assert train() == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "can't allocate memory" in last
-    assert "data.batch_size" in last
+    assert "by the arithmetic batch_size" in last
