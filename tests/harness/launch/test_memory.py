@@ -113,7 +113,9 @@ def test_ranks_that_share_the_weights_take_them_once_and_others_each(free: Any) 
     with pytest.raises(InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes = 5.6, two moments"):
         check_memory([need("ddp")], (), "runs")
     free(1)
-    with pytest.raises(InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes / 2 ranks = 2.8, two moments"):
+    with pytest.raises(
+        InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes / 2 ranks = 2.8, two moments"
+    ):
         check_memory([need("fsdp")], (), "runs")
 
 
