@@ -82,8 +82,11 @@ def run(command: list[str], limit_s: float, **settings: object) -> Ended:
     return finish(process, limit_s)
 
 
+imported: list[Path] = []  # folders of a sitecustomize.py that every process started here imports
+
+
 def start(command: list[str], **settings: object) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *imported]))}
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         errors="replace", start_new_session=True, **settings,  # type: ignore[call-overload, no-any-return]
@@ -302,7 +305,11 @@ def strike(
     title: str, document: str | None, count: int, one: Callable[[Path, int, random.Random, float, Counts], None]
 ) -> int:
     """Call ``one(folder, number, chance, after_s, counts)`` for each fault, at moments all over a study's time."""
-    arguments = parser(document, count).parse_args()
+    options = parser(document, count)
+    options.add_argument("--slow-renames", action="store_true", help="every rename takes a quarter of a second")
+    arguments = options.parse_args()
+    if arguments.slow_renames:
+        imported.append(Path(__file__).parent / "slow_renames")
     counts, chance = Counts(title), random.Random(arguments.seed)
     with workplace() as folder:
         finished_study(folder)  # prepares the data, too
