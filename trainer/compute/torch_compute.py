@@ -92,18 +92,14 @@ class TorchCompute:
         # A device says no more than "device-side assert", and late; this is a look at tokens in the host's memory.
         if self._source is not None and self._own is None and (wrong := self._beyond(batch)) is not None:
             raise wrong
-        return Batch(
-            batch.input_ids.to(self._device, non_blocking=True),
-            batch.labels.to(self._device, non_blocking=True),
-            batch.attention_mask.to(self._device, non_blocking=True)  # type: ignore[union-attr]
-            if batch.masked
-            else None,  # see _run_model
-            batch.tokens,
-            batch.trained_tokens,
-            batch.samples,
-            batch.trace,
-            batch.masked,
-            batch.shifted,
+        mask = None  # see _run_model
+        if batch.masked and batch.attention_mask is not None:
+            mask = batch.attention_mask.to(self._device, non_blocking=True)
+        return replace(
+            batch,
+            input_ids=batch.input_ids.to(self._device, non_blocking=True),
+            labels=batch.labels.to(self._device, non_blocking=True),
+            attention_mask=mask,
         )
 
     def forward(self, batch: Batch) -> Loss:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import cycle
 from time import monotonic
 from typing import Any, Protocol
@@ -210,18 +211,7 @@ class RepeatedBatches:
         self._injector.spend("transfer")
         batch = next(self._batches)
         self._made += 1
-        return Batch(
-            input_ids=batch.input_ids,
-            labels=batch.labels,
-            attention_mask=batch.attention_mask,
-            tokens=batch.tokens,
-            trained_tokens=batch.trained_tokens,
-            samples=batch.samples,
-            trace=telemetry.take(),
-            masked=batch.masked,
-            shifted=batch.shifted,
-            position=Position(self._worker, self._made, 0, self._made),
-        )
+        return replace(batch, trace=telemetry.take(), position=Position(self._worker, self._made, 0, self._made))
 
 
 def training_order(
