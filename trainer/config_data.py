@@ -1,0 +1,119 @@
+"""Defines the ``data`` section: corpus, tokenizer, data path and loader."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from trainer.config_base import Config, How, Milliseconds
+from trainer.json_types import Json
+from trainer.user_code import named_function
+
+
+class TrainTokenizer(Config):
+    """A tokenizer that is trained once on the corpus, and cached by the content of corpus and settings."""
+
+    kind: Literal["bpe", "unigram", "wordpiece", "sentencepiece"] = "bpe"
+    """sentencepiece: a unigram model of that library, which encodes with it, too; the others are of `tokenizers`."""
+    vocab_size: int = Field(4096, ge=300, le=1_000_000)
+
+
+class TokenizerConfig(Config):
+    """Exactly one of: train, pretrained (a directory or name for AutoTokenizer), sentencepiece (a model file)."""
+
+    train: TrainTokenizer | None = None
+    pretrained: str | None = None
+    sentencepiece: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> TokenizerConfig:
+        if sum(value is not None for value in (self.train, self.pretrained, self.sentencepiece)) != 1:
+            raise ValueError("give exactly one of train, pretrained, sentencepiece")
+        return self
+
+
+class CorpusConfig(Config):
+    """Exactly one of: builtin, or parquet (a file or glob) with its text column."""
+
+    builtin: Literal["python-docs"] | None = None
+    parquet: str | None = None
+    column: str = "text"
+    documents: int | None = Field(None, ge=1)
+    """Use only the first N documents."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> CorpusConfig:
+        if (self.builtin is None) == (self.parquet is None):
+            raise ValueError("give exactly one of builtin, parquet")
+        return self
+
+
+class DataInject(Config):
+    """Known costs added to the stages of every batch (milliseconds per batch), to test the harness itself."""
+
+    read_ms: Milliseconds = 0
+    tokenize_ms: Milliseconds = 0
+    pack_ms: Milliseconds = 0
+    transfer_ms: Milliseconds = 0
+    how: How = "busy"
+    """busy spends that much CPU time of the thread; sleep waits without using a core."""
+    jitter: float = Field(0, ge=0, lt=1)
+    """Each cost is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
+    rank: int | None = Field(None, ge=0, le=1023)
+    """Only this rank spends them (an injected straggler); None: every rank does."""
+
+
+class DataConfig(Config):
+    """The input side: a data pipeline (source, tokenization, packing) and the loader around it."""
+
+    path: Literal["text-padded", "text-stream", "tokens-padded", "tokens-stream"] = "text-padded"
+    """text-*: tokenize on the fly. tokens-*: pretokenized files. *-padded: one document a row. *-stream: packed."""
+    access: Literal["scalar", "zero-copy"] = "scalar"
+    """scalar: per-row Arrow scalars and Python lists, as the founding study did; zero-copy: Arrow buffers as arrays."""
+    corpus: CorpusConfig = CorpusConfig(builtin="python-docs")
+    tokenizer: TokenizerConfig = TokenizerConfig(train=TrainTokenizer())
+    sequence_length: int = Field(256, ge=2, le=1_048_576)
+    """At least 2: a sequence of one token has nothing to predict."""
+    batch_size: int = Field(8, ge=1, le=65_536)
+    """Rows of a micro-batch, of each rank where there are several."""
+    shuffle: bool = True
+    workers: int = Field(0, ge=0, le=256)
+    prefetch: int = Field(2, ge=1, le=1024)
+    """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
+    pin_memory: bool = False
+    tokenize: Literal["batched", "per-sample", "processes", "pool"] = "batched"
+    """How a text-* path tokenizes. batched: one call for all documents that are read at once; per-sample: a call each.
+    processes: their share in each of ``tokenize_processes`` processes started for it; pool: in as many that stay."""
+    tokenize_processes: int = Field(2, ge=1, le=256)
+    """Processes of ``tokenize: processes`` and ``pool``."""
+    timeout_s: float = Field(300, gt=0, le=86_400)
+    """Waiting for one batch of the workers ends the run after this many seconds; time that a run stands suspended does
+    not count. Without workers, `limits.silence_s` of the scenario alone holds."""
+    start_method: Literal["fork", "forkserver", "spawn"] = "fork"
+    """How loader workers start. The workers start before this process tokenizes anything, so fork is safe."""
+    replay: bool = False
+    """Repeat the path's first batch forever: no data cost (the ideal-data control sets it). Of a source of your own
+    whose batches differ in length: its first 32 (fewer of 256 MB, or where they take 10 s) by turns."""
+    extra_reads: int = Field(0, ge=0, le=64)
+    """Read every batch's rows this many more times and drop the result (a dose control sets it). A source of your own
+    makes the whole batch so many more times."""
+    extra_tokenizations: int = Field(0, ge=0, le=64)
+    """Tokenize every batch this many more times and drop the result (a dose control sets it)."""
+    inject: DataInject | None = None
+    source: Annotated[str, AfterValidator(named_function)] | None = None
+    """MODULE:FUNCTION of your own, which gives a Dataset, an IterableDataset, a DataLoader or a pair (dataset, collate
+    function), of which a DataLoader's workers, prefetch and pinning are not taken. It is called with those of seed,
+    batch_size and sequence_length that it has a parameter for; path, access, corpus and tokenizer are not used. A batch
+    has input_ids, and may have labels and attention_mask, which the model is given where padding precedes text."""
+    arguments: dict[str, Json] = Field({})
+    """More arguments of the source's function, by name."""
+
+    @model_validator(mode="after")
+    def _workers_start_no_processes(self) -> DataConfig:
+        if self.workers and self.tokenize in ("processes", "pool"):
+            raise ValueError(
+                f"tokenize: {self.tokenize} starts processes, which loader workers cannot; allowed with workers "
+                f"{self.workers}: batched, per-sample; or workers 0"
+            )
+        return self

@@ -1,0 +1,135 @@
+"""Defines the ``model`` section: which model is trained, and how its layers compute."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from trainer.config_base import Config
+from trainer.json_types import Json
+from trainer.user_code import named_function
+
+PRESETS: dict[str, dict[str, object]] = {
+    # family, layers, width, heads, kv_heads, feed-forward width, vocabulary. gpt2-small to gpt2-xl: Radford et al.
+    # 2019, table 2, with the vocabulary of their code; distilbert: Sanh et al. 2019, as distilbert-base-uncased has it;
+    # llama-1b / llama-8b: the published Llama 3.2 1B and Llama 3.1 8B shapes (8B with the founding study's vocabulary).
+    "gpt2-tiny": {"family": "gpt2", "layers": 4, "width": 128, "heads": 4, "kv_heads": 4, "ffn_width": 512},
+    "gpt2-small": {"family": "gpt2", "layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn_width": 3072},
+    "gpt2-medium": {"family": "gpt2", "layers": 24, "width": 1024, "heads": 16, "kv_heads": 16, "ffn_width": 4096},
+    "gpt2-large": {"family": "gpt2", "layers": 36, "width": 1280, "heads": 20, "kv_heads": 20, "ffn_width": 5120},
+    "gpt2-xl": {"family": "gpt2", "layers": 48, "width": 1600, "heads": 25, "kv_heads": 25, "ffn_width": 6400},
+    "distilbert": {"family": "distilbert", "layers": 6, "width": 768, "heads": 12, "kv_heads": 12, "ffn_width": 3072},
+    "llama-tiny": {"family": "llama", "layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "ffn_width": 344},
+    "llama-1b": {"family": "llama", "layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn_width": 8192},
+    "llama-8b": {"family": "llama", "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14336},
+}
+
+
+PRESET_VOCABULARY = {
+    **dict.fromkeys(("gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl"), 50257),
+    "distilbert": 30522,
+    "llama-1b": 128256,
+    "llama-8b": 131072,
+}
+
+
+DEFAULT_PRESET: Literal["gpt2-tiny"] = "gpt2-tiny"
+
+
+DIMENSIONS = ("family", "layers", "width", "heads", "kv_heads", "ffn_width")
+
+
+Objective = Literal["causal", "masked"]
+
+
+def _model_config_tag(value: Any) -> str:
+    return "[inline]" if isinstance(value, dict) else "[path]"
+
+
+class ModelConfig(Config):
+    """Exactly one of: preset (and any dimension of it overridden), config, pretrained, factory."""
+
+    preset: (
+        Literal[
+            "gpt2-tiny",
+            "gpt2-small",
+            "gpt2-medium",
+            "gpt2-large",
+            "gpt2-xl",
+            "distilbert",
+            "llama-tiny",
+            "llama-1b",
+            "llama-8b",
+        ]
+        | None
+    ) = DEFAULT_PRESET
+    """Of the dimensions below those that are given replace the preset's. Default: gpt2-tiny where no other model is."""
+    family: Literal["gpt2", "llama", "distilbert"] | None = None
+    layers: int | None = Field(None, ge=1)
+    width: int | None = Field(None, ge=1)
+    heads: int | None = Field(None, ge=1)
+    kv_heads: int | None = Field(None, ge=1)
+    ffn_width: int | None = Field(None, ge=1)
+    vocab_size: int | None = Field(None, ge=2)
+    """Size of the embedding table; default: the preset's or config's, or the tokenizer's where the preset has none."""
+    config: (
+        Annotated[
+            Annotated[str, Tag("[path]")] | Annotated[dict[str, Json], Tag("[inline]")],
+            Discriminator(_model_config_tag),
+        ]
+        | None
+    ) = None
+    """A folder with a config.json, such a file, or what would stand in it ({model_type: qwen2, hidden_size: 64, ...}):
+    any causal or masked language model of the transformers library, with random weights. Its dropout is as it says.
+    Nothing is downloaded, and code that a folder carries is never run."""
+    pretrained: str | None = None
+    """A folder with a config.json and weights (*.safetensors), which training goes on from."""
+    factory: Annotated[str, AfterValidator(named_function)] | None = None
+    """MODULE:FUNCTION of your own, which gives a torch module instead of a preset's. It is called with those of
+    vocab_size, sequence_length and seed that it has a parameter for. The module is called with input_ids and labels
+    (which it shifts by itself, as transformers' models do) and returns the loss, or something that holds it. Only where
+    a source of your own pads before the text it is given attention_mask too."""
+    arguments: dict[str, Json] = Field({})
+    """More arguments of the factory, by name."""
+    objective: Objective | None = None
+    """causal: each token is predicted from those before it. masked: 15 % of the tokens are predicted from all others:
+    80 % of these are replaced by a mask token, 10 % by a random one and 10 % by themselves (Devlin et al. 2019).
+    Default: what the model was made for; causal for a factory's."""
+    attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    """sdpa: torch's scaled_dot_product_attention, which picks a kernel; flash: the same, with its flash kernel or not
+    at all; eager: plain matrix products. auto: sdpa where the model has it, else eager."""
+    compile: bool = False
+    """Compile the model with torch.compile, in the first steps: give them as warmup_steps."""
+    activation_checkpointing: bool = False
+    """Keep each layer's input alone for the backward pass, and compute the layer again there: a third more compute for
+    a fraction of the memory (Chen et al. 2016)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_default_preset(cls, given: Any) -> Any:
+        """Where another model is named, no preset is. (A factory's configuration always recorded the default one.)"""
+        if not isinstance(given, dict) or "preset" in given:
+            return given
+        of_files = any(given.get(key) is not None for key in ("config", "pretrained"))
+        return {**given, "preset": None} if of_files else given
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ModelConfig:
+        preset = None if self.factory is not None and self.preset == DEFAULT_PRESET else self.preset
+        ways = {"preset": preset, "config": self.config, "pretrained": self.pretrained, "factory": self.factory}
+        given = [key for key, value in ways.items() if value is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"{found} given; give exactly one of preset, config, pretrained, factory (others: null)")
+        if self.is_of_files:
+            if keys := [key for key in DIMENSIONS if getattr(self, key) is not None]:
+                raise ValueError(f"{given[0]} says what the model is made of; {', '.join(keys)} are of a preset alone")
+            if self.pretrained is not None and self.vocab_size is not None:
+                raise ValueError("pretrained weights have the vocabulary of their config.json; leave vocab_size out")
+        return self
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether ``config`` or ``pretrained`` gives the model."""
+        return self.config is not None or self.pretrained is not None
