@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
-from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan, refuse_ranks
+from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, refuse_ranks
 from harness.commands.output import say
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.launch.study import Outcome
+    from harness.scenario.commands import CommandScenario
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +50,15 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         return _finish(resume_study(Path(arguments.resume), command, arguments.force), arguments.json)
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
-    if (status := _run_commands(arguments, command)) is not None:
-        return status
-    plan = load_plan(arguments, arguments.repeats, arguments.interleave)
+    from harness.scenario.commands import CommandScenario, open_scenario
+    from harness.scenario.plan import make_plan
+
+    scenario = open_scenario(
+        arguments.scenario, arguments.set, repeats=arguments.repeats, interleave=arguments.interleave
+    )
+    if isinstance(scenario, CommandScenario):
+        return _run_commands(scenario, arguments, command)
+    plan = make_plan(scenario, arguments.scenario, arguments.arm)
     if arguments.plan:
         from harness.scenario.plan import describe, plan_json
 
@@ -63,22 +70,14 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     return _finish(outcome, arguments.json)
 
 
-def _run_commands(arguments: argparse.Namespace, command: list[str]) -> int | None:
-    """Run a scenario whose arms are commands; None where it is another."""
-    from harness.scenario.commands import (
-        describe_commands,
-        load_command_scenario,
-        plan_commands,
-        read_if_commands,
-    )
+def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run a scenario whose arms are commands."""
+    from harness.scenario.commands import describe_commands, plan_commands
 
-    document = read_if_commands(arguments.scenario, arguments.set, arguments.repeats, arguments.interleave)
-    if document is None:
-        return None
     for option in ("arm", "json", "force"):
         if getattr(arguments, option):
             raise InputError(f"run: --{option} does not go with a scenario of commands")
-    plan = plan_commands(load_command_scenario(document))
+    plan = plan_commands(scenario)
     if arguments.plan:
         say(describe_commands(plan))
         return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario.commands import CommandPlan, load_command_scenario, plan_commands, read_if_commands
+from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
 from harness.scenario.load import load_scenario
 from harness.study.store import StudyFolder
 from tests.commands import harness
@@ -238,9 +238,9 @@ def test_what_it_writes_runs(mine: Path) -> None:
 
 
 def planned(path: Path) -> CommandPlan:
-    document = read_if_commands(str(path), (), None, None)
-    assert document is not None
-    return plan_commands(load_command_scenario(document))
+    scenario = open_scenario(path)
+    assert isinstance(scenario, CommandScenario)
+    return plan_commands(scenario)
 
 
 def init_arguments(*words: str) -> argparse.Namespace:
