@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
-from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
+from trainer.data.corpus import ROW_GROUP, Corpus, iter_encoded, iter_texts
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer
 from trainer.errors import InputError
 from trainer.files import read_json
@@ -217,6 +217,13 @@ def _padded_columns(encoded: list[list[int]], length: int, pad_id: int) -> list[
 
 def _encoded(corpus: Corpus, info: TokenizerInfo) -> Iterator[list[list[int]]]:
     """Yield token lists by row group, in order. Encoding releases the GIL, so plain threads use every core."""
+    if corpus.content == "tokens":
+        import numpy as np
+
+        for stored in iter_encoded(corpus, eos_id=info.eos_id):
+            ends = stored.lengths.cumsum()[:-1]
+            yield document_tokens([part.tolist() for part in np.split(stored.ids, ends)], info.eos_id)
+        return
     tokenizer = load_tokenizer(info)
     threads = os.cpu_count() or 1
     pending: deque[Future[list[list[int]]]] = deque()
