@@ -30,7 +30,9 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 def add_corpus(parser: argparse.ArgumentParser) -> None:
     """--corpus, --column and --tokenizer."""
     parser.add_argument(
-        "--corpus", metavar="PATH", help="instead of a scenario: python-docs, or a file or glob of parquet files"
+        "--corpus",
+        metavar="PATH",
+        help="instead of a scenario: python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
     )
     parser.add_argument("--column", default="text", metavar="NAME", help="of the corpus (default: %(default)s)")
     add_tokenizer(parser)
@@ -40,8 +42,8 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     """--tokenizer."""
     parser.add_argument(
         "--tokenizer", metavar="NAME",
-        help="a folder or name for AutoTokenizer, a SentencePiece .model, or KIND:SIZE (bpe:4096) to train one on the "
-        "corpus",
+        help="a tokenizer.json, a folder or name for AutoTokenizer, a SentencePiece .model, or KIND:SIZE (bpe:4096) to "
+        "train one on the corpus",
     )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def of_corpus(arguments: argparse.Namespace) -> DataConfig:
     """The configuration of --corpus and --tokenizer."""
     from trainer.config import DataConfig
 
-    where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"parquet": arguments.corpus}
+    where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
     content: dict[str, object] = {
         "corpus": {**where, "column": arguments.column},
         "tokenizer": tokenizer_setting(arguments.tokenizer),

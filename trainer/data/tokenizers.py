@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
-from trainer.data.corpus import Corpus
+from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.own import Fast, SentencePiece, Slow
 from trainer.errors import InputError
@@ -36,7 +36,16 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Find, train or import the tokenizer. The result is cached, so a second call is cheap."""
+    """Find, train or import the tokenizer. The result is cached, so a second call is cheap.
+
+    Raises InputError where the corpus holds token ids that it does not know.
+    """
+    info = _found(config, corpus)
+    check_vocabulary(corpus, info.vocab_size)
+    return info
+
+
+def _found(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     keep_single_threaded()
     if config.train is not None and config.train.kind == "sentencepiece":
         return _sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))

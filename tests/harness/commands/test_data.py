@@ -177,7 +177,7 @@ def test_the_table_of_formats(inputs: tuple[str, ...], tmp_path: Path) -> None:
         (("pretokenize", "x.yaml", "--sequence-length", "9"), "--sequence-length: a scenario has its own"),
         (
             ("pretokenize", *("--corpus", "/no/x", "--tokenizer", "bpe:300")),
-            "data.corpus.parquet: no file matches /no/x",
+            "data.corpus.path: no /no/x",
         ),
         (("export", "x.yaml", "--format", "llmc", "--out", "y", "--shard-tokens", "0"), "--shard-tokens 0: at least 1"),
         (
