@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
@@ -27,8 +28,14 @@ ROW_GROUP_BYTES = 50e6
 SYLLABLES = ("ka", "to", "mi", "ren", "sol", "ver", "ing", "th", "qu", "on", "est", "ar", "é", "字")
 
 
-def write_corpus(path: Path, gigabytes: float, longest_mb: float) -> int:
-    """Write it row group by row group; returns the bytes of text."""
+def text_bytes(path: Path) -> int:
+    """Of all documents."""
+    batches = pq.ParquetFile(path).iter_batches(1000, use_threads=False)
+    return sum(pc.sum(pc.binary_length(batch.column(0))).as_py() for batch in batches)
+
+
+def write_corpus(path: Path, gigabytes: float, longest_mb: float) -> None:
+    """Write it row group by row group."""
     chance = random.Random(0)
     words = ["".join(chance.choices(SYLLABLES, k=chance.randint(1, 5))) for _ in range(60_000)]
     written = 0
@@ -50,7 +57,6 @@ def write_corpus(path: Path, gigabytes: float, longest_mb: float) -> int:
                 texts.append("\n".join(chance.choices(lines, k=chance.randint(1, 40))))
                 size += 250 * texts[-1].count("\n") + 250
             write(texts)
-    return written
 
 
 def tokenizer_file(corpus: Path) -> str:
@@ -69,6 +75,7 @@ def main() -> int:
     options.add_argument("--format", default="flat", choices=("flat", "token-list", "padded"))
     options.add_argument("--tokenizer-engine", metavar="NAME", help="as of harness data pretokenize")
     options.add_argument("--workers", metavar="N")
+    options.add_argument("--corpus", metavar="FILE", help="keep the corpus there, or take what is there already")
     options.add_argument(
         "--dir", metavar="DIR", help="where the corpus and the tokens go for a while (default: TMPDIR)"
     )
@@ -76,8 +83,10 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="pretokenize-memory-", dir=arguments.dir))
     os.environ["HARNESS_CACHE"] = str(folder / "cache")
     try:
-        corpus = folder / "corpus.parquet"
-        size = write_corpus(corpus, arguments.gigabytes, arguments.longest)
+        corpus = Path(arguments.corpus) if arguments.corpus else folder / "corpus.parquet"
+        if not corpus.exists():
+            write_corpus(corpus, arguments.gigabytes, arguments.longest)
+        size = text_bytes(corpus)
         print(f"corpus: {size / 1e9:.2f} GB of text, {pq.read_metadata(corpus).num_rows:,} documents", flush=True)
         words = ["--corpus", str(corpus), "--tokenizer", tokenizer_file(corpus), "--out", str(folder / "out")]
         for name in ("tokenizer_engine", "workers"):

@@ -52,7 +52,8 @@ def kept_groups(out: Path) -> int:
     return max(path.read_bytes().count(b"\n") - 1, 0) if path.is_file() else 0
 
 
-def one_kill(command: list[str], out: Path, after_s: float, what: str, counts: Counts) -> None:
+def one_kill(command: list[str], out: Path, after_s: float, what: str, counts: Counts) -> bool:
+    """Whether it came in time."""
     process = start(command)
     time.sleep(after_s)
     kill_all(tree(process.pid))
@@ -66,6 +67,7 @@ def one_kill(command: list[str], out: Path, after_s: float, what: str, counts: C
         counts.good("killed before the first group was written" if not groups else "killed with groups kept")
     else:
         counts.good("killed after the folder was in its place")
+    return ended.code != 0
 
 
 def main() -> int:
@@ -96,8 +98,7 @@ def main() -> int:
             for _ in range(min(left, chance.randint(1, 3))):  # one after the other, in the same place
                 after_s = chance.uniform(0.3, 1.0) * seconds[format]
                 command = words_of(corpus, format, out, chance.randint(1, 3))
-                one_kill(command, out / format, after_s, f"{format} after {after_s:.1f} s", counts)
-                left -= 1
+                left -= one_kill(command, out / format, after_s, f"{format} after {after_s:.1f} s", counts)
             if not counts.of(run(words_of(corpus, format, out, chance.randint(1, 3)), LIMIT_S), {0}, f"then {format}"):
                 continue
             if digests(out / format) != expected[format]:
