@@ -11,6 +11,7 @@ from trainer.data.corpus.base import MOST_BYTES, ROW_GROUP, first_line
 from trainer.errors import InputError
 
 _BUFFER_BYTES = 8 * 2**20  # of one read over the network
+_LOCAL_BUFFER_BYTES = 2**20
 
 
 def open_parquet(name: str) -> Any:
@@ -26,7 +27,8 @@ def open_parquet(name: str) -> Any:
             file.seek(0)
             raise _not_parquet(name, file.read(4), error) from error
     try:
-        return pq.ParquetFile(name, memory_map=True)
+        # Pages of a mapped file, and row groups that are read ahead, would stay in memory until its end.
+        return pq.ParquetFile(name, buffer_size=_LOCAL_BUFFER_BYTES, pre_buffer=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         with Path(name).open("rb") as file:
             head = file.read(4)
