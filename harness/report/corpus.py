@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.report.drawing import Picture, drawn, title
 from harness.report.tables import NOT_MEASURED, code, table
-from harness.report.words import count, number, percent
+from harness.report.words import count, number, percent, ratio
 from trainer.data.corpus.statistics import AtLength, CorpusStatistics, LengthBin
 
 if TYPE_CHECKING:
@@ -28,10 +28,18 @@ def page(found: CorpusStatistics, picture: str | None = None) -> str:
         _sentence_of_lengths(found),
         table(["tokens", "documents", "share", "share of tokens", "documents"], _bins(found)),
         "## Padding against packing",
-        "Padded: a document a row, cut off at the sequence length. Packed: documents end to end; of padding there is "
-        "only what the last row lacks.",
+        "Padded: a document a row, cut off at the sequence length; packed: documents end to end. Useful is the share "
+        "of positions that hold a token: the rest is padding, which packed rows have in the last one alone.",
         table(
-            ["sequence length", "padded rows", "padding", "cut off", "packed rows", "packed against padded"],
+            [
+                "sequence length",
+                "padded rows",
+                "useful",
+                "tokens cut off",
+                "packed rows",
+                "useful",
+                "useful tokens a row, packed against padded",
+            ],
             [_at(one) for one in found.at],
         ),
         _advice(found),
@@ -56,7 +64,7 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
         ("unknown tokens", "none: the tokenizer knows every byte" if unknown is None else _share(unknown)),
         ("special tokens within text", _share(found.special_share)),
         ("ids of the tokenizer in use", percent(found.vocabulary_used_share)),
-        ("exact duplicates", f"{found.duplicate_documents:,} documents ({_share(found.duplicate_share)}; "
+        ("exact duplicates", f"{count(found.duplicate_documents, 'document')} ({_share(found.duplicate_share)}; "
          f"{_share(found.duplicate_bytes_share)} of bytes)"),
     ]  # fmt: skip
 
@@ -94,14 +102,15 @@ def _range(one: LengthBin) -> str:
 
 
 def _at(one: AtLength) -> tuple[str, ...]:
-    ratio = one.padded_rows / one.packed_rows if one.packed_rows else 0.0
+    useful, packed = 1 - one.padding_share, 1 - one.packed_padding_share
     return (
         f"{one.sequence_length:,}",
         f"{one.padded_rows:,}",
-        _share(one.padding_share),
+        percent(useful),
         _share(one.cut_off_share),
         f"{one.packed_rows:,}",
-        f"{number(ratio)}x fewer rows" if ratio >= 1 else f"{number(1 / ratio)}x more rows" if ratio else NOT_MEASURED,
+        percent(packed),
+        ratio(packed / useful),
     )
 
 
@@ -111,7 +120,9 @@ def _advice(found: CorpusStatistics) -> str:
     if found.unknown_share is not None and found.unknown_share > 0.001:
         found_odd.append("The tokenizer does not know part of this text: what was there cannot be learned.")
     if found.special_share > 0:
-        found_odd.append("Special tokens stand in the text itself: a model reads them as the ends or marks that they are.")
+        found_odd.append(
+            "Special tokens stand in the text itself: a model reads them as the ends or marks that they are."
+        )
     if found.duplicate_share > 0.01:
         found_odd.append("Documents repeat: held-out copies are kept apart by content, but training sees them again.")
     return " ".join(found_odd)
@@ -144,7 +155,7 @@ def _figure(found: CorpusStatistics) -> Figure:
         axes.set_ylabel("share (%)")
         axes.grid(axis="y", color="#EEEEEE")
         axes.set_axisbelow(True)
-        axes.legend(fontsize=8.5, frameon=False)
+        axes.legend(fontsize=8.5, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     title(figure, f"{found.corpus}: how long its documents are, and what padding them costs")

@@ -71,12 +71,16 @@ class DuplicateCounter:
 
     def _spill(self) -> None:
         if not self._files:
-            self._files = [self._stack.enter_context(tempfile.TemporaryFile()) for _ in range(_PARTS)]
+            self._files = [self._stack.enter_context(_temporary()) for _ in range(_PARTS)]
         rows = self._rows()
         part = rows["high"] % _PARTS
         for number, file in enumerate(self._files):
             file.write(rows[part == number].tobytes())
         self._held = []
+
+
+def _temporary() -> IO[bytes]:
+    return tempfile.TemporaryFile()
 
 
 def _count(rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> Duplicates:

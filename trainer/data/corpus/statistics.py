@@ -35,7 +35,7 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class AtLength:
-    """What rows of ``sequence_length`` would hold: padded (a document each, cut off at its end) and packed (end to end).
+    """What rows of ``sequence_length`` would hold: padded (a document each, cut off there) and packed (end to end).
 
     A share of padding is of the positions in all rows; a share that is cut off is of all tokens.
     """
