@@ -101,9 +101,8 @@ def main() -> int:
             print(f"the command ended with {code}")
             return 1
         peak = used.ru_maxrss * 1024
-        print(
-            f"peak memory {peak / 1e6:,.0f} MB; {seconds:,.0f} s with the check of the corpus, {size / 1e6 / seconds:.1f} MB/s"
-        )
+        speed = f"{seconds:,.0f} s with the check of the corpus, {size / 1e6 / seconds:.1f} MB/s"
+        print(f"peak memory {peak / 1e6:,.0f} MB; {speed}")
         return 1 if peak >= LIMIT_BYTES else 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)
