@@ -25,7 +25,8 @@ OURS = (TEXT, SOURCE)  # by the harness's own trainer; the others are run as the
 class Question:
     """One thing to know: ``name`` of the option, what is asked on a terminal, what is taken without an answer.
 
-    ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous.
+    ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous. ``asked``:
+    whether it is, on a terminal; else it is an option alone.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Question:
     default: str = ""
     of: tuple[str, ...] = ABOUT
     unless: str | None = None
+    asked: bool = True
 
     @property
     def attribute(self) -> str:
@@ -56,9 +58,18 @@ QUESTIONS = (
     ),
     Question("steps", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
     Question("source", "your function that gives a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)),
-    Question("parquet", "your text: Parquet file or glob; empty for Python's own documentation", of=(TEXT,)),
-    Question("column", "its column with the text", "text", (TEXT,)),
-    Question("tokenizer", "your tokenizer: a folder for AutoTokenizer; empty to train one on the text", of=(TEXT,)),
+    Question(
+        "corpus",
+        "your text: a file, folder, glob or URL (Parquet, JSONL, text, Arrow); empty for Python's own documentation",
+        of=(TEXT,),
+    ),
+    Question("parquet", "the same, of Parquet alone: file or glob", of=(TEXT,), unless="corpus", asked=False),
+    Question("column", "its column with the text (text files have none)", "text", (TEXT,)),
+    Question(
+        "tokenizer",
+        "your tokenizer: a tokenizer.json or a folder for AutoTokenizer; empty to train one on the text",
+        of=(TEXT,),
+    ),
     Question("factory", "your function that gives a torch module: MODULE:FUNCTION; empty for a preset", of=OURS),
     Question(
         "model",
@@ -128,7 +139,8 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
     answers: dict[str, str] = {}
     for one in QUESTIONS:
         if about in one.of and not answers.get(one.unless or ""):
-            answers[one.name] = given[one.name] or one.default if one.name in given else _ask(one)
+            asked = one.asked and one.name not in given
+            answers[one.name] = _ask(one) if asked else given.get(one.name) or one.default
         elif one.name in given and about in one.of:
             raise InputError(f"init: --{one.name} does not go with --{one.unless}")
         elif one.name in given:
@@ -222,10 +234,11 @@ _ARMS_OF = {
 
 
 def _data_of_text(answers: Mapping[str, str]) -> str:
-    corpus = "builtin: python-docs # your text: {parquet: 'mine/*.parquet', column: text}"
-    if answers["parquet"]:
-        corpus = f"parquet: {quoted(answers['parquet'])}\n      column: {quoted(answers['column'])}"
-    tokenizer = "train: {kind: bpe, vocab_size: 4096} # yours: {pretrained: FOLDER}"
+    corpus = "builtin: python-docs # your text: {path: mine, column: text}: Parquet, JSONL, text or Arrow; s3:// too"
+    for key, name in (("path", "corpus"), ("parquet", "parquet")):
+        if answers.get(name):
+            corpus = f"{key}: {quoted(answers[name])}\n      column: {quoted(answers['column'])}"
+    tokenizer = "train: {kind: bpe, vocab_size: 4096} # yours: {pretrained: FOLDER or tokenizer.json}"
     if answers["tokenizer"]:
         tokenizer = f"pretrained: {quoted(answers['tokenizer'])}"
     return f"    corpus:\n      {corpus}\n    tokenizer:\n      {tokenizer}"

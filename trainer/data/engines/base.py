@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,16 +36,46 @@ class Engine(Protocol):
         """The same ids end to end, by the fastest way that the engine has."""
 
 
+def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
+    """The same ids end to end, of lists."""
+    import numpy as np
+
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.uint32, count=int(lengths.sum()))
+    return Encoded(ids, lengths)
+
+
+def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
+    """The same ids end to end, of an array for each document."""
+    import numpy as np
+
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    ids = np.concatenate(encoded).astype(np.uint32, copy=False) if len(encoded) else np.empty(0, dtype=np.uint32)
+    return Encoded(ids, lengths)
+
+
+def lists(encoded: Encoded) -> list[list[int]]:
+    """The same ids as a list for each document."""
+    import numpy as np
+
+    ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
+    return [ids[end - length : end] for length, end in zip(encoded.lengths.tolist(), ends, strict=True)]
+
+
+def concatenated(parts: Sequence[Encoded]) -> Encoded:
+    """Several as one, in order."""
+    import numpy as np
+
+    if not parts:
+        return flat([])
+    return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
+
+
 def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
     """Append ``eos_id`` (if any) to each document that has a token. An empty document stays empty."""
     import numpy as np
 
     if eos_id is None:
         return encoded
-    lengths = encoded.lengths + (encoded.lengths > 0)
-    ids = np.full(int(lengths.sum()), eos_id, dtype=np.uint32)
-    ends = np.cumsum(lengths)[lengths > 0] - 1
-    kept = np.ones(len(ids), dtype=bool)
-    kept[ends] = False
-    ids[kept] = encoded.ids
-    return Encoded(ids, lengths)
+    full = encoded.lengths > 0
+    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), encoded.lengths + full)
