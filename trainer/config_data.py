@@ -92,6 +92,9 @@ class DataConfig(Config):
     workers: int = Field(0, ge=0, le=256)
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
+    transport: Literal["dataloader", "ring"] = "dataloader"
+    """How workers hand batches over. dataloader: torch's way, new shared memory for each tensor. ring: through memory
+    that both sides have from the start, a fraction of the cost."""
     pin_memory: bool = False
     tokenize: Literal["batched", "per-sample", "threads", "processes", "pool"] = "batched"
     """How a text-* path tokenizes. batched: one call for all documents that are read at once; per-sample: a call each.

@@ -24,12 +24,20 @@ MOST_KEPT = 8
 class BatchBuffer:
     """The memory of one batch: token ids, labels and, where rows are padded, a mask; int64, (rows, length) each."""
 
-    __slots__ = ("_arrays", "_counts", "flat_ids", "flat_labels", "ids", "labels", "mask")
+    __slots__ = ("_arrays", "_counts", "all", "flat_ids", "flat_labels", "ids", "labels", "mask")
 
-    def __init__(self, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.int64] | None) -> None:
+    def __init__(
+        self,
+        ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        mask: NDArray[np.int64] | None = None,
+        positions: NDArray[np.int64] | None = None,
+    ) -> None:
+        """``positions``: only where a batch comes from another process, that of ``Batch.position_ids``."""
         self.ids, self.labels, self.mask = ids, labels, mask
+        self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
-        self._arrays = [ids, labels] if mask is None else [ids, labels, mask]
+        self._arrays = [one for one in self.all if one is not None]
         self._counts: list[int] = []
 
     def count(self) -> None:

@@ -116,9 +116,7 @@ def test_trying_a_model_draws_nothing() -> None:
 
 
 def test_a_model_of_masked_tokens_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"^data\.documents: separated, but distilbert lets a document att"
-    ):
+    with pytest.raises(InputError, match=r"^data\.documents: separated, but distilbert lets a document att"):
         build_compute(config(preset="distilbert", heads=4), 64)
 
 
