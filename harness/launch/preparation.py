@@ -102,7 +102,8 @@ def prepare_data(
         if data.source is not None:
             tried.check(name, config, code)
         else:
-            fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
+            corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
+            fingerprints[f"corpus {corpus}"] = found.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
-from trainer.data.corpus import Corpus
+from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, choose
 from trainer.data.engines.others import OTHERS
@@ -52,9 +52,14 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Find, train or import the tokenizer, and choose its engine. All is cached, so a second call is cheap."""
+    """Find, train or import the tokenizer, and choose its engine. All is cached, so a second call is cheap.
+
+    Raises InputError where the corpus holds token ids that it does not know.
+    """
     keep_single_threaded()
-    return _with_engine(_prepare(config, corpus), config, corpus)
+    info = _prepare(config, corpus)
+    check_vocabulary(corpus, info.vocab_size)
+    return _with_engine(info, config, corpus)
 
 
 def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
