@@ -9,13 +9,12 @@ more. Whoever starts a copy that outlasts its call keeps the batch until that is
 from __future__ import annotations
 
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
+import torch
+from numpy.typing import NDArray
+from torch import from_numpy
 
 # Beyond these the longest held one is forgotten: its memory lives as long as its tensors, and is not used again.
 MOST_KEPT = 8
@@ -24,7 +23,7 @@ MOST_KEPT = 8
 class BatchBuffer:
     """The memory of one batch: token ids, labels and, where rows are padded, a mask; int64, (rows, length) each."""
 
-    __slots__ = ("_arrays", "_counts", "all", "flat_ids", "flat_labels", "ids", "labels", "mask")
+    __slots__ = ("_counts", "_others", "all", "flat_ids", "flat_labels", "ids", "labels", "mask")
 
     def __init__(
         self,
@@ -37,22 +36,25 @@ class BatchBuffer:
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
-        self._arrays = [one for one in self.all if one is not None]
+        self._others = [one for one in (mask, positions) if one is not None]
         self._counts: list[int] = []
 
     def count(self) -> None:
         """Take note of how many references there are while nobody holds it. Its maker holds none when calling this."""
-        self._counts = [getrefcount(one) for one in self._arrays]
+        others = [getrefcount(one) for one in self._others]
+        self._counts = [getrefcount(self.ids), getrefcount(self.labels), *others]
 
     @property
     def is_free(self) -> bool:
         """Whether no tensor and no array made of it is left."""
-        return [getrefcount(one) for one in self._arrays] == self._counts
+        # Not a loop over the arrays: this is asked several times for each batch.
+        counts = self._counts
+        if getrefcount(self.ids) != counts[0] or getrefcount(self.labels) != counts[1]:
+            return False
+        return not self._others or [getrefcount(one) for one in self._others] == counts[2:]
 
     def tensors(self, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Ids, labels and mask of its first ``rows`` rows, which hold it."""
-        from torch import from_numpy
-
         ids, labels, mask = self.ids, self.labels, self.mask
         if rows < len(ids):
             ids, labels, mask = ids[:rows], labels[:rows], None if mask is None else mask[:rows]
@@ -91,7 +93,5 @@ class BatchBuffers:
     def _array(self) -> NDArray[np.int64]:
         if not self.pinned:
             return np.empty(self._shape, dtype=np.int64)
-        import torch
-
         array: NDArray[Any] = torch.empty(self._shape, dtype=torch.int64, pin_memory=True).numpy()
         return array

@@ -196,6 +196,8 @@ class DataPipeline:
 
     def _rows_for(self, missing_tokens: int) -> int:
         tokens_per_document = self._tokens / self._documents if self._packed else self._length
+        if self._packed and not self._scalar:  # some more, as a second read for the same batch costs as much as a first
+            missing_tokens += missing_tokens // 2
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _watch(self, found: int, tokens: int) -> None:

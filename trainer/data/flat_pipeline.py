@@ -63,14 +63,18 @@ class FlatPipeline:
     ) -> None:
         """``shape``: rows and tokens of each. ``per_epoch``: documents (or windows) of the shard in an epoch."""
         self._open, self._rows, self._length = opened, *shape
+        self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
         self._plan: Plan | None = None
         self._per_epoch, self._injector, self._buffers = per_epoch, injector, buffers
         self._masker, self._separated, self._turns = masker, separated, turns or Turns()
+        self._in_turns = self._turns.of > 1
         self._extra_reads, self._marked = extra_reads if marked else 0, marked
         self._worker, self._batches = start.worker, start.batches
-        self._wide = np.arange(self._rows * self._length)
+        self._wide = np.arange(self._size)
         self._narrow: NDArray[Any] = np.empty(0)
+        self._costs = any(injector.cost_ms(name) for name in (*telemetry.STAGES, "transfer"))
+        self._span: Callable[[str], AbstractContextManager[None]] = telemetry.span if marked else _unmarked
         injector.skip(start.batches)
 
     @property
@@ -80,46 +84,52 @@ class FlatPipeline:
 
     def next_batch(self) -> Batch | None:
         """Build the next batch: spend the declared costs inside its stages and attach its trace."""
-        injector = self._injector
-        with self._span("read"):
+        injector, span, costs = self._injector, self._span, self._costs
+        with span("read"):
             plan = self._plan or self._begin()
-            if skipped := self._skipped():
-                plan.skip(skipped)
+            if self._in_turns:
+                plan.skip(self._skipped())
             found = plan.next(self._rows)
             if found is not None:
                 buffer = self._buffers.take()
-                for _ in range(1 + self._extra_reads):
-                    self._widen(found, buffer.flat_ids)
-            injector.spend("read")
+                ids, labels = buffer.flat_ids, buffer.flat_labels
+                if found.tokens < self._size:
+                    ids, labels = ids[: found.tokens], labels[: found.tokens]
+                self._widen(found, ids)
+                for _ in range(self._extra_reads):
+                    self._widen(found, ids)
+            if costs:
+                injector.spend("read")
         if found is None:
             return None
-        if injector.cost_ms("tokenize"):  # a declared cost is per batch, even where nothing is tokenized
-            with self._span("tokenize"):
+        if costs and injector.cost_ms("tokenize"):  # it is per batch, even where nothing is tokenized
+            with span("tokenize"):
                 injector.spend("tokenize")
-        with self._span("pack"):
+        with span("pack"):
             size, length = found.tokens, self._length
             rows = size // length
-            labels = buffer.flat_labels
-            np.copyto(labels[:size], buffer.flat_ids[:size])
+            labels[:] = ids
             labels[found.starts] = IGNORED
-            ids, targets, _ = buffer.tensors(rows)
+            inputs, targets, _ = buffer.tensors(rows)
             trained = rows * (length - 1) - int(np.count_nonzero(found.starts % length))
             self._batches += 1
             position = Position(self._worker, found.document, found.used, self._batches, self._per_epoch)
-            batch = Batch(ids, targets, None, size, trained, rows, position=position)
+            batch = Batch(inputs, targets, None, size, trained, rows, position=position)
             if self._separated:
                 batch.position_ids = positions_within(found.starts, rows, length)
             if self._masker is not None:
                 batch = self._masker.mask(batch)
-            injector.spend("pack")
-        injector.spend("transfer")
+            if costs:
+                injector.spend("pack")
+        if costs:
+            injector.spend("transfer")
         if self._marked:
             batch.trace = telemetry.take()
         return batch
 
     def _begin(self) -> Plan:
         self._tokens, self._plan = self._open()
-        self._narrow = np.empty(self._rows * self._length, dtype=self._tokens.dtype)
+        self._narrow = np.empty(self._size, dtype=self._tokens.dtype)
         return self._plan
 
     def _skipped(self) -> int:
@@ -129,21 +139,30 @@ class FlatPipeline:
 
     def _widen(self, found: Stretch, ids: NDArray[np.int64]) -> None:
         """Copy the pieces, end to end, as int64."""
-        tokens, size, sources = self._tokens, found.tokens, found.sources
+        tokens, size = self._tokens, found.tokens
         assert tokens is not None
-        if found.adjacent or len(sources) == 1:
-            begin = int(sources[0])
-            ids[:size] = tokens[begin : begin + size]
-        elif len(sources) <= MOST_PIECES:
-            ends = (sources + found.lengths).tolist()
-            views = [tokens[begin:end] for begin, end in zip(sources.tolist(), ends, strict=True)]
-            np.concatenate(views, out=ids[:size], casting="unsafe")
+        if found.adjacent or len(found.sources) == 1:
+            begin = found.sources.item(0) + found.cut
+            ids[:] = tokens[begin : begin + size]
+        elif len(found.sources) <= MOST_PIECES:
+            begins, ends = found.sources.tolist(), found.ends.tolist()
+            begins[0] += found.cut
+            ends[-1] -= found.overhang
+            views = [tokens[begin:end] for begin, end in zip(begins, ends, strict=True)]
+            np.concatenate(views, out=ids, casting="unsafe")
         else:
-            at = np.repeat(sources - found.places, found.lengths)
+            lengths = found.ends - found.sources
+            lengths[0] -= found.cut
+            lengths[-1] -= found.overhang
+            offsets = found.sources - lengths.cumsum()  # of each piece's place in the tokens from that in the stretch
+            offsets += lengths
+            offsets[0] += found.cut
+            at = offsets.repeat(lengths)
             at += self._wide[:size]
             narrow = self._narrow[:size]
             tokens.take(at, out=narrow, mode="clip")  # "raise" would copy once more; every place is within
-            ids[:size] = narrow
+            ids[:] = narrow
 
-    def _span(self, stage: str) -> AbstractContextManager[None]:
-        return telemetry.span(stage) if self._marked else nullcontext()
+
+def _unmarked(_: str) -> AbstractContextManager[None]:
+    return nullcontext()

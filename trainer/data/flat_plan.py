@@ -27,15 +27,16 @@ _BATCHES_AHEAD, _FEWEST, _MOST = 8, 64, 8192  # documents whose places are looke
 class Stretch(NamedTuple):
     """``tokens`` tokens of whole rows: pieces of flat tokens, end to end.
 
-    ``sources``: where each piece begins in the flat tokens; ``places``: and in the stretch; ``lengths``: how many
-    tokens it has. ``starts``: where documents begin in the stretch. ``document``, ``used``: where the next one begins,
-    as in :class:`trainer.data.position.Position`. ``adjacent``: the pieces lie one after the other.
+    Each piece lies from ``sources`` to ``ends``, but for the first ``cut`` tokens of the first one and the last
+    ``overhang`` of the last one. ``starts``: where documents begin in the stretch. ``document``, ``used``: where the
+    next one begins, as in :class:`trainer.data.position.Position`. ``adjacent``: the pieces lie one after the other.
     """
 
     tokens: int
     sources: Places
-    places: Places
-    lengths: Places
+    ends: Places
+    cut: int
+    overhang: int
     starts: Places
     document: int
     used: int
@@ -66,9 +67,12 @@ class DocumentPlan:
         if document:
             order.seek(document)
         self._taken = document  # documents taken of the order so far, empty ones included
-        self._source = self._begin = self._end = self._number = np.empty(0, dtype=np.int64)
-        self._planned, self._at = 0, used  # in tokens, counted from the begin of the first document
-        self._empty_since, self._ended = order.epoch, False
+        # Of the documents that are planned and have a token: where they lie in the flat tokens and in the stream, which
+        # is counted from the begin of the first one, and their numbers.
+        self._source = self._source_end = self._begin = self._end = self._number = np.empty(0, dtype=np.int64)
+        self._first = 0  # which of these the next stretch begins in
+        self._planned, self._at = 0, used  # in tokens of the stream
+        self._empty_since, self._ended, self._sequential = order.epoch, False, not order.shuffled
 
     @property
     def remainder(self) -> int:
@@ -79,32 +83,30 @@ class DocumentPlan:
         at, size = self._at, rows * self._length
         while self._planned < at + size and not self._ended:
             self._plan(at + size - self._planned)
-        size = min(size, (self._planned - at) // self._length * self._length)
-        if size <= 0:
-            return None
-        until = at + size
-        first = int(self._end.searchsorted(at, "right"))
-        last = int(self._end.searchsorted(until, "left"))
-        begins = self._begin[first : last + 1] - at
-        places, sources = begins, self._source[first : last + 1]
-        if (cut := -int(begins[0])) > 0:  # its first tokens went into the stretch before
-            places, sources = begins.copy(), sources.copy()
-            places[0], sources[0] = 0, sources[0] + cut
-            begins = begins[1:]
-        lengths = np.empty(len(places), dtype=np.int64)
-        np.subtract(places[1:], places[:-1], out=lengths[:-1])
-        lengths[-1] = size - places[-1]
-        self._at = until
-        whole = int(self._end[last]) == until
-        document = int(self._number[last]) + whole
-        used = 0 if whole else until - int(self._begin[last])
-        adjacent = not self._order.shuffled and int(sources[-1] + lengths[-1] - sources[0]) == size
-        return Stretch(size, sources, places, lengths, begins, document, used, adjacent)
+        if self._planned < at + size:
+            size = (self._planned - at) // self._length * self._length
+            if size <= 0:
+                return None
+        # numpy's .item and its methods: functions and indexing cost three times as much, and this is all overhead.
+        self._at = until = at + size
+        first, last = self._first, int(self._end.searchsorted(until))
+        sources, ends = self._source[first : last + 1], self._source_end[first : last + 1]
+        starts = self._begin[first : last + 1] - at
+        cut, overhang = -starts.item(0), self._end.item(last) - until
+        if cut > 0:  # its first tokens went into the stretch before
+            starts = starts[1:]
+        document, used = self._number.item(last), until - self._begin.item(last)
+        self._first = last
+        if not overhang:
+            document, used, self._first = document + 1, 0, last + 1
+        adjacent = self._sequential and ends.item(-1) - overhang - sources.item(0) - cut == size
+        return Stretch(size, sources, ends, cut, overhang, starts, document, used, adjacent)
 
     def skip(self, rows: int) -> None:
         self._at += rows * self._length
         while self._planned < self._at and not self._ended:
             self._plan(self._at - self._planned)
+        self._first = int(self._end.searchsorted(self._at, "right"))
 
     def _plan(self, missing_tokens: int) -> None:
         """Look up the places of the next documents; those before the current one are dropped."""
@@ -126,8 +128,9 @@ class DocumentPlan:
                 f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
             )
         ends = self._planned + np.cumsum(lengths)
-        kept = int(self._end.searchsorted(self._at, "right"))
+        kept, self._first = int(self._end.searchsorted(self._at, "right")), 0
         self._source = np.concatenate([self._source[kept:], source])
+        self._source_end = np.concatenate([self._source_end[kept:], source + lengths])
         self._begin = np.concatenate([self._begin[kept:], ends - lengths])
         self._end = np.concatenate([self._end[kept:], ends])
         self._number = np.concatenate([self._number[kept:], numbers])
@@ -155,17 +158,9 @@ class WindowPlan:
             return None
         length = self._length
         sources = windows * length
-        places = np.arange(0, rows * length, length)
-        return Stretch(
-            rows * length,
-            sources,
-            places,
-            np.full(rows, length),
-            self._starts(sources, places),
-            self._taken,
-            0,
-            not self._order.shuffled and int(sources[-1] - sources[0]) == (rows - 1) * length,
-        )
+        adjacent = not self._order.shuffled and int(sources[-1] - sources[0]) == (rows - 1) * length
+        starts = self._starts(sources, np.arange(0, rows * length, length))
+        return Stretch(rows * length, sources, sources + length, 0, 0, starts, self._taken, 0, adjacent)
 
     def skip(self, rows: int) -> None:
         self._take(rows)

@@ -5,7 +5,9 @@ A source opens its files on first use, in the process that reads: a loader worke
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +74,8 @@ class ZeroCopyTextSource:
         """The texts of these rows."""
         if self._chunks is None:
             self._chunks = _chunked(self._columns.open(), self._column)
-        data, found = self._chunks.parts, self._chunks.locate(indices)
-        rows = zip(*(part.tolist() for part in found), strict=True)
-        return [str(data[chunk][1][begin:end], "utf-8") for chunk, begin, end in rows]
+        locate = self._chunks.locate
+        return [str(data[begin:end], "utf-8") for data, begin, end in map(locate, indices.tolist())]
 
 
 class ScalarTokenSource:
@@ -154,29 +155,22 @@ def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
 
 
 class _Chunked:
-    """Finds rows in a chunked column: offsets and values of each chunk, and its first row."""
+    """Finds a row in a chunked column: offsets and values of each chunk, and its first row."""
 
     def __init__(self, parts: list[tuple[Any, Any]], lengths: list[int]) -> None:
-        import numpy as np
+        self._parts = parts
+        self._ends = list(accumulate(lengths))
+        self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
 
-        self.parts = parts
-        self._ends = np.cumsum(lengths)
-        self._starts = self._ends - lengths
+    def locate(self, index: int) -> tuple[Any, int, int]:
+        """The values of the chunk that holds row ``index``, and where those of the row begin and end.
 
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """For each row the chunk that holds it, and where its values begin and end there."""
-        import numpy as np
-
-        if len(self.parts) == 1:
-            offsets = self.parts[0][0]
-            return np.zeros(len(indices), dtype=np.int64), offsets[indices], offsets[indices + 1]
-        chunks = self._ends.searchsorted(indices, side="right")
-        begins, ends = np.empty((2, len(indices)), dtype=np.int64)
-        for chunk in np.unique(chunks).tolist():
-            there = np.flatnonzero(chunks == chunk)
-            rows, offsets = indices[there] - self._starts[chunk], self.parts[chunk][0]
-            begins[there], ends[there] = offsets[rows], offsets[rows + 1]
-        return chunks, begins, ends
+        A text becomes an object of its own in any case. Finding a few rows together by arrays would take longer.
+        """
+        chunk = bisect_right(self._ends, index)
+        offsets, values = self._parts[chunk]
+        row = index - self._starts[chunk]
+        return values, offsets.item(row), offsets.item(row + 1)
 
 
 def _chunked(table: Any, name: str) -> _Chunked:
