@@ -33,6 +33,9 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 
 _MOST_ROWS_PER_READ = 1024
+# How much is read of what a batch of packed arrays lacks: somewhat more, as a second read for it costs as much as the
+# first, and more still while a read takes less than this.
+_LEAST_AHEAD, _MOST_AHEAD, _SHORT_READ_S = 1.5, 6.0, 1e-3
 # How many batches `data.replay` repeats of a user's source. A repetition has 10 or 20 steps (`slice_steps`): each goes
 # through many of them, so that repetitions are alike. They are made before the first step: a slow source makes fewer.
 REPEATED_BATCHES = 32
@@ -100,6 +103,7 @@ class DataPipeline:
         self._length = config.sequence_length
         # Packed rows: the running mean of tokens per document says how many documents to read. It starts as a guess.
         self._documents, self._tokens = 1, config.sequence_length
+        self._ahead = _LEAST_AHEAD
         self._worker, self._batches = start.worker, start.batches
         self._per_epoch, self._skip = order.documents_per_epoch, start.used
         self._bookmark = Bookmark(start)
@@ -117,9 +121,11 @@ class DataPipeline:
         """Build the next batch: spend the declared costs inside its stages and attach its trace."""
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
+            began = monotonic()
             documents = self._read_documents(self._rows_for(missing))
             if documents is None:
                 break
+            self._look_ahead(monotonic() - began)
             with self._span("pack"):
                 self._packer.add(self._with_tokens(documents))
                 if self._skip:  # the document that an earlier run was in the middle of comes first
@@ -196,9 +202,19 @@ class DataPipeline:
 
     def _rows_for(self, missing_tokens: int) -> int:
         tokens_per_document = self._tokens / self._documents if self._packed else self._length
-        if self._packed and not self._scalar:  # some more, as a second read for the same batch costs as much as a first
-            missing_tokens += missing_tokens // 2
+        if self._packed and not self._scalar:
+            missing_tokens = round(missing_tokens * self._ahead)
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
+
+    def _look_ahead(self, took_s: float) -> None:
+        """Read for several batches at once where that is a matter of a millisecond: a call costs a tenth of one.
+
+        Which batches come of it does not depend on that.
+        """
+        if took_s < _SHORT_READ_S:
+            self._ahead = min(_MOST_AHEAD, self._ahead * 2)
+        elif took_s > 3 * _SHORT_READ_S:
+            self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _watch(self, found: int, tokens: int) -> None:
         """Update the mean document length by ``found`` documents with a token.
