@@ -75,9 +75,12 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises InputError where argparse would exit. Takes its arguments from ``command`` the first time it parses."""
+    """Raises InputError where argparse would exit. Takes its arguments from ``command`` the first time it parses.
 
-    def __init__(self, command: Command | None = None, **settings: Any) -> None:
+    ``command``: a :class:`Command`, or what has a module alike (an action of one).
+    """
+
+    def __init__(self, command: Any = None, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
         self._command = command
         self.set_defaults(parser=self)  # the innermost that parsed stays: its options are listed in an error
@@ -108,6 +111,9 @@ def _parser() -> _Parser:
 def _with_all_arguments(parser: _Parser, commands: Sequence[_Parser]) -> _Parser:
     for command in commands:
         command.fill()
+        for listed in command._actions:
+            if isinstance(listed, argparse._SubParsersAction):
+                _with_all_arguments(parser, list(listed.choices.values()))
     return parser
 
 

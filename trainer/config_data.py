@@ -82,9 +82,12 @@ class DataConfig(Config):
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
     pin_memory: bool = False
-    tokenize: Literal["batched", "per-sample", "processes", "pool"] = "batched"
+    tokenize: Literal["batched", "per-sample", "threads", "processes", "pool"] = "batched"
     """How a text-* path tokenizes. batched: one call for all documents that are read at once; per-sample: a call each.
-    processes: their share in each of ``tokenize_processes`` processes started for it; pool: in as many that stay."""
+    threads: their share in each of ``tokenize_threads`` threads, of each loader worker where there are any. processes:
+    in each of ``tokenize_processes`` processes started for it; pool: in as many that stay."""
+    tokenize_threads: int = Field(2, ge=1, le=256)
+    """Threads of ``tokenize: threads``."""
     tokenize_processes: int = Field(2, ge=1, le=256)
     """Processes of ``tokenize: processes`` and ``pool``."""
     timeout_s: float = Field(300, gt=0, le=86_400)
@@ -114,6 +117,6 @@ class DataConfig(Config):
         if self.workers and self.tokenize in ("processes", "pool"):
             raise ValueError(
                 f"tokenize: {self.tokenize} starts processes, which loader workers cannot; allowed with workers "
-                f"{self.workers}: batched, per-sample; or workers 0"
+                f"{self.workers}: batched, per-sample, threads; or workers 0"
             )
         return self

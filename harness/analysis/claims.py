@@ -260,7 +260,7 @@ def _other_keys(config: JsonObject, baseline: JsonObject) -> tuple[str, ...]:
     """Keys in which the arms differ, but for those of the tokenizing strategy."""
     first, second = flatten(config), flatten(baseline)
     keys = {key for key in {*first, *second} if first.get(key) != second.get(key)}
-    return tuple(sorted(keys - {STRATEGY, f"{STRATEGY}_processes"}))
+    return tuple(sorted(keys - {STRATEGY, f"{STRATEGY}_processes", f"{STRATEGY}_threads"}))
 
 
 def _figure(kind: ClaimKind, use: RunUse) -> float | None:

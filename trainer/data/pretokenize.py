@@ -1,7 +1,8 @@
-"""Writes and checks pretokenized files in the two formats of the founding study, each with a manifest of its origin.
+"""Writes and checks pretokenized files, each with a manifest of its origin: the founding study's formats, and flat.
 
 *padded*: one document per row, ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), both of fixed length.
 *token-list*: one document per row, ``tokens`` (list<int32>), whole, ending in the end-of-document id if there is one.
+*flat*: the same tokens end to end in a file that is mapped into memory (:mod:`trainer.data.formats.flat`).
 Row i is document i of the corpus. An empty document is a row without a token (padded: mask 0 throughout).
 """
 
@@ -16,15 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
+from trainer.data.formats.flat import TOKENS, FlatTokens, FlatWriter, open_flat, token_type
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer
 from trainer.errors import InputError
 from trainer.files import read_json
 
-Format = Literal["padded", "token-list"]
+Format = Literal["padded", "token-list", "flat"]
 MANIFEST_SCHEMA = 1
 
 
@@ -34,7 +37,7 @@ class Manifest:
 
     schema: int
     format: str
-    sequence_length: int | None  # None for token-list: it holds whole documents
+    sequence_length: int | None  # None for token-list and flat: they hold whole documents
     corpus: str
     corpus_fingerprint: str
     tokenizer: str
@@ -49,6 +52,7 @@ class Manifest:
     data_bytes: int
     data_fingerprint: str
     writer: str
+    token_type: str | None = None  # of flat tokens: uint16 or uint32
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,12 @@ class Pretokenized:
 
     @property
     def data(self) -> Path:
-        return Path(self.folder) / "data.parquet"
+        """The file with the tokens."""
+        return Path(self.folder) / data_file(self.manifest.format)
+
+    def flat(self) -> FlatTokens:
+        """The tokens of the format *flat*, mapped into memory."""
+        return open_flat(Path(self.folder), np.dtype(self.manifest.token_type).newbyteorder("<"))
 
 
 def pretokenize(
@@ -113,7 +122,7 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
                 f"{folder}: stale or foreign pretokenized data: {name} is {actual[name]!r}, expected {value!r}; "
                 "delete the folder or choose another"
             )
-    data = folder / "data.parquet"
+    data = folder / data_file(format)
     size = data.stat().st_size if data.is_file() else -1
     if size != manifest.data_bytes or cache.file_fingerprint(data) != manifest.data_fingerprint:
         what = (
@@ -146,6 +155,11 @@ def padding_id(info: TokenizerInfo) -> int:
     return info.pad_id if info.pad_id is not None else 0
 
 
+def data_file(format: str) -> str:
+    """The name of the file that holds a format's tokens."""
+    return TOKENS if format == "flat" else "data.parquet"
+
+
 def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> ManifestOrigin:
     return ManifestOrigin(
         schema=MANIFEST_SCHEMA,
@@ -166,6 +180,9 @@ def _write(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if format == "flat":
+        _write_flat(corpus, info, expected, to)
+        return
     fields = (
         {"tokens": pa.int32()} if format == "token-list" else {"input_ids": pa.int32(), "attention_mask": pa.int8()}
     )
@@ -201,8 +218,35 @@ def _write(
     (to / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n")
 
 
+def _write_flat(corpus: Corpus, info: TokenizerInfo, expected: ManifestOrigin, to: Path) -> None:
+    documents = empty = tokens = 0
+    kind = token_type(info.vocab_size)
+    with FlatWriter(to, kind) as writer:
+        for encoded in _encoded(corpus, info):
+            lengths = [len(row) for row in encoded]
+            documents += len(encoded)
+            empty += lengths.count(0)
+            tokens += sum(lengths)
+            writer.add(np.fromiter((one for row in encoded for one in row), np.uint32, sum(lengths)), lengths)
+    if not tokens:
+        raise InputError(f"data.corpus: none of {corpus.name}'s {documents} documents has a token under this tokenizer")
+    data = to / TOKENS
+    manifest = Manifest(
+        **asdict(expected) | {"documents": documents},
+        corpus=corpus.name,
+        tokenizer=info.kind,
+        empty=empty,
+        tokens=tokens,
+        rows_tokens=tokens,
+        data_bytes=data.stat().st_size,
+        data_fingerprint=cache.file_fingerprint(data),
+        writer=f"numpy {np.__version__}",
+        token_type=kind.name,
+    )
+    (to / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+
+
 def _padded_columns(encoded: list[list[int]], length: int, pad_id: int) -> list[Any]:
-    import numpy as np
     import pyarrow as pa
 
     ids = np.full((len(encoded), length), pad_id, dtype=np.int32)

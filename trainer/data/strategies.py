@@ -1,18 +1,21 @@
-"""Tokenizes what is read at once in one call, a call per document, or shared among processes (``data.tokenize``).
+"""Tokenizes what is read at once in one call, a call per document, or shared among threads or processes.
 
-All give the same ids. Processes are forked: the tokenizer is in their memory already, and its libraries run no threads
-of their own here (``keep_single_threaded``).
+``data.tokenize`` says which; all give the same ids. Processes are forked: the tokenizer is in their memory already, and
+its libraries run no threads of their own here (``keep_single_threaded``). Threads begin with the first batch: loader
+workers have been forked by then, and those of a worker are its own.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from trainer.config import DataConfig
-from trainer.data.tokenizers import Tokenizer
+from trainer.data.engines.base import Encoded, Engine, concatenated
 from trainer.errors import InputError, LostBatchError
 from trainer.lifetime import die_with_parent
 
@@ -20,12 +23,14 @@ _LOOK_S = 2.0  # an idle process looks this often whether its parent is still th
 _END_S = 5.0
 
 
-def by_strategy(tokenizer: Tokenizer, config: DataConfig) -> Tokenizer:
+def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
     """``tokenizer``, called as ``config.tokenize`` says."""
     if config.tokenize == "batched":
         return tokenizer
     if config.tokenize == "per-sample":
         return PerSample(tokenizer)
+    if config.tokenize == "threads":
+        return InThreads(tokenizer, config.tokenize_threads)
     stay = config.tokenize == "pool"
     return InProcesses(tokenizer, config.tokenize_processes, stay=stay, timeout_s=config.timeout_s)
 
@@ -33,11 +38,65 @@ def by_strategy(tokenizer: Tokenizer, config: DataConfig) -> Tokenizer:
 class PerSample:
     """One call of the library for each document."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.encode = tokenizer.encode
+    def __init__(self, tokenizer: Engine) -> None:
+        self._tokenizer, self.encode = tokenizer, tokenizer.encode
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        return concatenated([self._tokenizer.encode_flat([text]) for text in texts])
+
+
+class InThreads:
+    """Shares the documents out among threads of this process; each tokenizes its share in one call.
+
+    The libraries let go of Python's lock while they encode. A process that was forked from this one starts its own.
+    """
+
+    def __init__(self, tokenizer: Engine, threads: int) -> None:
+        self.encode = tokenizer.encode
+        self._tokenizer, self._count = tokenizer, threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [ids for share in self._each(self._tokenizer.encode_batch, texts) for ids in share]
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        return concatenated(self._each(self._tokenizer.encode_flat, texts))
+
+    def close(self) -> None:
+        """End the threads; the next batch starts others."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._process == os.getpid():
+            pool.shutdown()
+
+    def _each(self, encode: Callable[[Any], Any], texts: Sequence[str]) -> list[Any]:
+        shares = even_shares(texts, self._count)
+        if len(shares) < 2:
+            return [encode(share) for share in shares]
+        if self._pool is None or self._process != os.getpid():
+            self._pool, self._process = ThreadPoolExecutor(self._count, "tokenize"), os.getpid()
+        others = [self._pool.submit(encode, share) for share in shares[1:]]
+        try:
+            return [encode(shares[0]), *(other.result() for other in others)]
+        finally:
+            wait(others)  # an error of one share must not leave the others running
+
+
+def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
+    """At most ``count`` runs of neighbours, in order, of about as many characters each; none is empty."""
+    shares: list[list[str]] = []
+    total, before, share = sum(map(len, texts)), 0, -1
+    for text in texts:
+        place = min((before + len(text) // 2) * count // total, count - 1) if total else 0
+        if place != share:
+            share = place
+            shares.append([])
+        shares[-1].append(text)
+        before += len(text)
+    return shares
 
 
 class _Worker(NamedTuple):
@@ -51,25 +110,31 @@ class InProcesses:
     ``stay``: they are started once and serve every batch (a pool). Otherwise each batch starts them and ends them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, processes: int, *, stay: bool, timeout_s: float) -> None:
+    def __init__(self, tokenizer: Engine, processes: int, *, stay: bool, timeout_s: float) -> None:
         self.encode = tokenizer.encode
         self._tokenizer, self._count, self._stay, self._timeout_s = tokenizer, processes, stay, timeout_s
         self._workers: list[_Worker] = []
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         shares = [texts[place :: self._count] for place in range(min(self._count, len(texts)))]
+        found: list[list[int]] = [[] for _ in texts]
+        for place, answer in enumerate(self._each("encode_batch", shares)):
+            found[place :: self._count] = answer
+        return found
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        return concatenated(self._each("encode_flat", even_shares(texts, self._count)))
+
+    def _each(self, method: str, shares: list[list[str]]) -> list[Any]:
         while len(self._workers) < len(shares):
             self._workers.append(self._start())
-        found: list[list[int]] = [[] for _ in texts]
         try:
             for worker, share in zip(self._workers, shares, strict=False):
-                self._ask(worker, share)
-            for place, worker in enumerate(self._workers[: len(shares)]):
-                found[place :: self._count] = self._answer(worker)
+                self._ask(worker, method, share)
+            return [self._answer(worker) for worker in self._workers[: len(shares)]]
         finally:
             if not self._stay:
                 self.close()
-        return found
 
     def close(self) -> None:
         """End the processes; the next batch starts others."""
@@ -88,13 +153,13 @@ class InProcesses:
         theirs.close()
         return _Worker(process, ours)
 
-    def _ask(self, worker: _Worker, share: list[str]) -> None:
+    def _ask(self, worker: _Worker, method: str, share: list[str]) -> None:
         try:
-            worker.connection.send(share)
+            worker.connection.send((method, share))
         except ConnectionError as error:
             raise _ended(worker) from error
 
-    def _answer(self, worker: _Worker) -> list[list[int]]:
+    def _answer(self, worker: _Worker) -> Any:
         """What it found. Raises InputError of its own, and LostBatchError where it has ended or takes too long."""
         try:
             if not worker.connection.poll(self._timeout_s):
@@ -107,7 +172,7 @@ class InProcesses:
             raise _ended(worker) from error
         if isinstance(answer, InputError):
             raise answer
-        return list(answer)
+        return answer
 
 
 def _ended(worker: _Worker) -> LostBatchError:
@@ -116,7 +181,7 @@ def _ended(worker: _Worker) -> LostBatchError:
     return LostBatchError(f"process {worker.process.pid} of data.tokenize ended with exit code {code}")
 
 
-def _serve(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
+def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
     """Tokenize what comes until nothing more can come: its other end is closed, or the parent is gone."""
     die_with_parent(parent)  # while it is suspended it could not look
     while os.getppid() == parent:
@@ -124,9 +189,9 @@ def _serve(connection: Connection, tokenizer: Tokenizer, parent: int) -> None:
         if not connection.poll(_LOOK_S):
             continue
         try:
-            texts = connection.recv()
+            method, texts = connection.recv()
             try:
-                connection.send(tokenizer.encode_batch(texts))
+                connection.send(getattr(tokenizer, method)(texts))
             except InputError as error:
                 connection.send(error)
         except (EOFError, ConnectionError):

@@ -10,12 +10,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
 from trainer.data.corpus import Corpus
-from trainer.errors import InputError, one_line
+from trainer.data.engines.base import Engine
+from trainer.data.engines.own import Fast, SentencePiece, Slow
+from trainer.errors import InputError
 from trainer.files import expanded
 
 
@@ -31,14 +33,6 @@ class TokenizerInfo:
     pad_id: int | None
     fingerprint: str  # of the tokenizer's content
     engine: str  # library and version that encodes; another version may split text differently
-
-
-class Tokenizer(Protocol):
-    """Encodes text to plain token ids, without special tokens (:func:`load_tokenizer` returns one)."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
@@ -60,7 +54,7 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     return _sentencepiece_info(config.sentencepiece)
 
 
-def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
+def load_tokenizer(info: TokenizerInfo) -> Engine:
     """Load the tokenizer into this process. Raises InputError where its file is gone, or another one by now."""
     keep_single_threaded()
     location = Path(info.location)
@@ -69,10 +63,10 @@ def load_tokenizer(info: TokenizerInfo) -> Tokenizer:
     if location.is_file() and cache.file_fingerprint(location) != info.fingerprint:
         raise InputError(f"{info.location}: the tokenizer was changed after it was prepared")
     if info.kind == "sentencepiece":
-        return _SentencePiece(sentencepiece_model(info.location))
+        return SentencePiece(sentencepiece_model(info.location))
     if info.location.endswith(".json"):
-        return _Fast(info.location)
-    return _Slow(pretrained.load_auto(info.location))
+        return Fast(info.location)
+    return Slow(pretrained.load_auto(info.location))
 
 
 def document_tokens(encoded: Sequence[list[int]], eos_id: int | None) -> list[list[int]]:
@@ -149,55 +143,3 @@ def sentencepiece_model(location: str) -> Any:
         return sentencepiece.SentencePieceProcessor(model_file=location)
     except (RuntimeError, OSError) as error:
         raise InputError(f"data.tokenizer.sentencepiece: {location} is not a sentencepiece model") from error
-
-
-class _Fast:
-    """Encodes with the `tokenizers` library itself, without the transformers layer above it."""
-
-    def __init__(self, location: str) -> None:
-        import tokenizers
-
-        self._location = location
-        self._tokenizer = tokenizers.Tokenizer.from_file(location)
-        self._tokenizer.no_truncation()  # a saved tokenizer may carry both; documents are cut by packing alone
-        self._tokenizer.no_padding()
-
-    def encode(self, text: str) -> list[int]:
-        try:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        except Exception as error:
-            raise self._cannot(error) from error
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        try:
-            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except Exception as error:
-            raise self._cannot(error) from error
-
-    def _cannot(self, error: Exception) -> InputError:
-        """The library raises plain Exceptions: of a word that a vocabulary without an unknown token lacks, say."""
-        return InputError(f"data.tokenizer: {self._location} cannot encode the corpus: {one_line(str(error))}")
-
-
-class _SentencePiece:
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._model.encode(text, out_type=int))
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return list(self._model.encode(texts, out_type=int, num_threads=1))
-
-
-class _Slow:
-    """Encodes with a transformers tokenizer that has no fast backend."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]

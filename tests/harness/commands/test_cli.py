@@ -15,6 +15,7 @@ import pytest
 
 from harness import __version__
 from harness.cli import COMMANDS
+from harness.commands.data import ACTIONS
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
@@ -86,8 +87,12 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
         assert callable(command.function())
         assert callable(command.module().add_arguments)
     folder = ROOT / "harness" / "commands"
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "api", "arguments", "exit_codes", "output"}
-    assert files == set(COMMANDS)
+    shared = {"__init__", "api", "arguments", "exit_codes", "output", "data_needs"}
+    files = {path.stem for path in folder.glob("*.py")} - shared
+    assert files == set(COMMANDS) | {f"data_{name}" for name in ACTIONS}
+    for action in ACTIONS.values():
+        assert callable(action.function())
+        assert callable(action.module().add_arguments)
 
 
 @pytest.mark.slow
@@ -164,7 +169,7 @@ def test_the_committed_schema_is_the_printed_one() -> None:
     ("words", "line"),
     [
         (["rnu"], f"unknown command 'rnu'; did you mean 'run'? allowed: {', '.join(COMMANDS)}"),
-        (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, verify"),
+        (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, "),
         (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
         (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),
         (["run"], "run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY"),
@@ -325,6 +330,7 @@ def test_a_script_completes_commands_and_their_options(shell: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "undecided-exit" in done.stdout or shell == "tcsh"  # its options stand without dashes, some by a pattern
     assert all(name in done.stdout for name in COMMANDS)
+    assert "token-list" in done.stdout  # of an action of a command
 
 
 @pytest.mark.slow

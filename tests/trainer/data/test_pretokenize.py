@@ -174,3 +174,17 @@ def test_a_corpus_without_a_single_token(tmp_path: Path) -> None:
     config = TokenizerConfig(train=TrainTokenizer(kind="wordpiece", vocab_size=300))  # drops white space
     with pytest.raises(InputError, match=r"none of .* has a token"):
         pretokenize(corpus, prepare_tokenizer(config, corpus), "padded", 16)
+
+
+def test_flat(corpus: Corpus, info: TokenizerInfo, expected: list[list[int]], tmp_path: Path) -> None:
+    made = pretokenize(corpus, info, "flat", 16, tmp_path / "out")
+    flat = made.flat()
+    assert [flat.document(number).tolist() for number in range(flat.documents)] == expected
+    assert (made.manifest.token_type, flat.tokens.dtype.name) == ("uint16", "uint16")
+    assert made.manifest.sequence_length is None
+    assert made.data.stat().st_size == made.manifest.data_bytes == 2 * made.manifest.tokens
+    places = tmp_path / "out" / "documents.bin"
+    content = bytearray(places.read_bytes())
+    content[8] ^= 1
+    places.write_bytes(content)
+    assert "documents.bin is not what was written" in refusal(tmp_path / "out", corpus, info, "flat")

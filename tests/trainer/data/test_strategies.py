@@ -8,6 +8,7 @@ import signal
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from tests.harness.launch.running import alive, wait_for
 from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
-from trainer.data.strategies import InProcesses, by_strategy
+from trainer.data.strategies import InProcesses, InThreads, by_strategy, even_shares
 from trainer.data.tokenizers import load_tokenizer
 from trainer.errors import InputError, LostBatchError
 
@@ -48,20 +49,23 @@ def test_all_give_the_same_ids(train: dict[str, object]) -> None:
     assert expected == [plain.encode(text) for text in TEXTS]
     assert all(len(ids) > 0 for text, ids in zip(TEXTS, expected, strict=True) if text)
     assert max(map(max, filter(None, expected))) < info.vocab_size
-    for tokenize in ("batched", "per-sample", "processes", "pool"):
-        found = by_strategy(load_tokenizer(info), config(tokenize, tokenize_processes=4))
+    for tokenize in ("batched", "per-sample", "threads", "processes", "pool"):
+        found = by_strategy(load_tokenizer(info), config(tokenize, tokenize_processes=4, tokenize_threads=3))
         for _ in range(2):
             assert found.encode_batch(TEXTS) == expected
             assert found.encode_batch(TEXTS[:1]) == expected[:1]  # fewer documents than processes
             assert found.encode_batch([]) == []
-        if isinstance(found, InProcesses):
+            flat = found.encode_flat(TEXTS)
+            assert [part.tolist() for part in np.split(flat.ids, np.cumsum(flat.lengths)[:-1])] == expected
+            assert len(found.encode_flat([]).lengths) == 0
+        if isinstance(found, InProcesses | InThreads):
             found.close()
 
 
 @pytest.mark.slow
 def test_batches_are_the_same() -> None:
     batches = {}
-    for tokenize in ("batched", "per-sample", "processes", "pool"):
+    for tokenize in ("batched", "per-sample", "threads", "processes", "pool"):
         data = config(tokenize)
         with open_batches(data, prepare(data), seed=3) as opened:
             batches[tokenize] = [torch.cat([one.input_ids, one.labels]) for one in islice(opened, 3)]
@@ -132,6 +136,53 @@ def test_what_cannot_be_encoded_is_the_same_error_in_a_process() -> None:
     found = InProcesses(Refuses(), 1, stay=True, timeout_s=60)
     with pytest.raises(InputError, match=r"^cannot encode this$"):
         found.encode_batch(["this"])
+    found.close()
+
+
+def test_shares_are_neighbours_of_about_the_same_length() -> None:
+    texts = ["ab" * 50, *"abcdefgh", "", "x" * 92]
+    assert [len("".join(share)) for share in even_shares(texts, 2)] == [100, 100]
+    for count in (1, 2, 3, 7, 200):
+        shares = even_shares(texts, count)
+        assert [text for share in shares for text in share] == texts
+        assert all(shares)
+        assert len(shares) <= count
+    assert even_shares(["", ""], 3) == [["", ""]]
+    assert even_shares([], 3) == []
+
+
+@pytest.mark.slow
+def test_a_forked_process_starts_threads_of_its_own() -> None:
+    found = InThreads(load_tokenizer(prepare(config("batched")).tokenizer), 2)
+    expected = found.encode_batch(TEXTS)
+    hear, tell = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=lambda: tell.send(found.encode_batch(TEXTS)))
+    child.start()
+    assert hear.poll(60)
+    assert hear.recv() == expected
+    child.join(30)
+    assert child.exitcode == 0
+    found.close()
+
+
+def test_an_error_in_a_thread_is_raised_once_all_have_ended() -> None:
+    class Refuses:
+        ended = 0
+
+        def encode(self, text: str) -> list[int]:
+            raise AssertionError
+
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+            if "bad" in texts:
+                raise InputError("cannot encode bad")
+            self.ended += 1
+            return [[len(text)] for text in texts]
+
+    engine = Refuses()
+    found = InThreads(engine, 3)
+    with pytest.raises(InputError, match=r"^cannot encode bad$"):
+        found.encode_batch(["bad", "one", "two"])
+    assert engine.ended == 2
     found.close()
 
 

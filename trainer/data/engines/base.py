@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,33 @@ class Engine(Protocol):
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """The same ids end to end, by the fastest way that the engine has."""
+
+
+def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
+    """The same ids end to end, of lists."""
+    import numpy as np
+
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.uint32, count=int(lengths.sum()))
+    return Encoded(ids, lengths)
+
+
+def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
+    """The same ids end to end, of an array for each document."""
+    import numpy as np
+
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    ids = np.concatenate(encoded).astype(np.uint32, copy=False) if len(encoded) else np.empty(0, dtype=np.uint32)
+    return Encoded(ids, lengths)
+
+
+def concatenated(parts: Sequence[Encoded]) -> Encoded:
+    """Several as one, in order."""
+    import numpy as np
+
+    if not parts:
+        return flat([])
+    return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
 
 
 def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:

@@ -1,0 +1,37 @@
+"""harness data verify: proves that all data paths agree."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from harness.commands.arguments import PATHS_NOTE, add_overrides
+from harness.commands.data_needs import distinct_needs
+from harness.commands.output import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A scenario, and which of its arms."""
+    parser.epilog = PATHS_NOTE
+    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    add_overrides(parser)
+
+
+def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Compare all data paths batch by batch; 1 where any batch differs."""
+    from trainer.data.verify import verify as compare
+
+    status = 0
+    for need in distinct_needs(arguments, "corpus", "tokenizer", "sequence_length", "batch_size"):
+        found = compare(need, lambda what: print(f"comparing {what}", file=sys.stderr))
+        what = f"sequence length {need.sequence_length}, batch size {need.batch_size}"
+        if found.identical:
+            print(
+                f"identical ({what}): {found.documents} documents, {found.tokens} tokens, {found.batches} batches of "
+                f"{', '.join(found.paths)}; {found.empty} documents without a token, "
+                f"{found.truncated_tokens} tokens truncated by padded rows"
+            )
+        else:
+            say(f"different ({what}): {found.difference}")
+            status = 1
+    return status
