@@ -44,8 +44,8 @@ def section(found: Sequence[DataPath], names: ArmNames) -> str:
             "## The data paths alone",
             *(f"{safe(line)}" for line in _findings(found, names)),
             table(["arm", "ms a sample", "tokens/s", "trained tokens/s", f"times as fast as {against}"], alone),
-            "Medians over the blocks of the data-only controls [95 % interval]. A sample is one row of a batch, with its "
-            f"padding; so do tokens/s and the ratio to {safe(against)}{point} count it.{_loop_note(found)}",
+            "Medians over the blocks of the data-only controls [95 % interval]. A sample is a row of a batch with its "
+            f"padding, which tokens/s and the ratio to {safe(against)}{point} count too.{_loop_note(found)}",
             "What it is worth in training:",
             table(["arm", "step ms", "waits for data, ms a step", "alone", "in training"], training),
             f"*alone* and *in training*: times as fast as {safe(against)}{point}"
