@@ -7,12 +7,15 @@ number of ranks changes no document's place in the order, and no document is los
 documents cannot be divided equally, a shard with one less begins its next epoch earlier.
 Where some documents are held out for evaluation, the order is one of the others.
 
-The order is the same for every data path, so that two paths see the same documents in the same order.
+The order is the same for every data path, so that two paths see the same documents in the same order. A
+:class:`ComputedSampler` gives another order, which takes no memory however many documents (or windows) there are.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from trainer.data.permutation import Permutation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +25,23 @@ if TYPE_CHECKING:
 def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
     """The shard of worker ``worker`` of ``workers`` in rank ``rank`` of ``ranks``, and how many shards there are."""
     return rank * workers + worker, ranks * workers
+
+
+class Sampler(Protocol):
+    """Yields the indices of one shard, epoch after epoch. ``epoch``: that of the next index, unless it is used up."""
+
+    epoch: int
+    shuffled: bool
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """The next indices, at least 1 and at most ``count``, of one epoch; none at the end of an order that has one."""
+
+    @property
+    def documents_per_epoch(self) -> int:
+        """How many the shard has in each epoch."""
+
+    def seek(self, place: int) -> None:
+        """Go to ``place`` of the endless sequence, counted from 0."""
 
 
 class ShardedSampler:
@@ -40,7 +60,7 @@ class ShardedSampler:
         """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._rows = rows
-        self._documents, self._seed, self._shuffle = documents, seed, shuffle
+        self._documents, self._seed, self.shuffled = documents, seed, shuffle
         self._worker, self._workers, self._endless = worker, workers, endless
         self.epoch = 0  # the epoch that the next index belongs to, unless it is used up
         self._shard = self._make_shard(0)
@@ -74,9 +94,55 @@ class ShardedSampler:
     def _make_shard(self, epoch: int) -> NDArray[np.int64]:
         import numpy as np
 
-        if self._shuffle:
+        if self.shuffled:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._documents)
         else:
             order = np.arange(self._documents)
         shard = order[self._worker :: self._workers]
         return shard if self._rows is None else self._rows[shard]
+
+
+class ComputedSampler:
+    """Yields the same shards of another seeded order, each index computed when it is asked for."""
+
+    shuffled = True
+
+    def __init__(
+        self,
+        documents: int,
+        seed: int,
+        worker: int = 0,
+        workers: int = 1,
+        endless: bool = True,
+        rows: NDArray[np.int64] | None = None,
+    ) -> None:
+        """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        assert 0 <= worker < workers <= documents, (worker, workers, documents)
+        self._documents, self._seed, self._rows = documents, seed, rows
+        self._worker, self._workers, self._endless = worker, workers, endless
+        self.epoch = self._position = 0
+        self._order = Permutation(documents, (seed, 0))
+
+    @property
+    def documents_per_epoch(self) -> int:
+        return (self._documents - self._worker + self._workers - 1) // self._workers
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        import numpy as np
+
+        if self._position == self.documents_per_epoch and self._endless:
+            self._begin(self.epoch + 1)
+        last = min(self._position + count, self.documents_per_epoch)
+        taken = self._order(self._worker + np.arange(self._position, last) * self._workers)
+        self._position = last
+        return taken if self._rows is None else self._rows[taken]
+
+    def seek(self, place: int) -> None:
+        epoch, position = divmod(place, self.documents_per_epoch)
+        if epoch != self.epoch:
+            self._begin(epoch)
+        self._position = position
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch, self._position = epoch, 0
+        self._order = Permutation(self._documents, (self._seed, epoch))
