@@ -15,6 +15,8 @@ from pathlib import Path
 # Of a process that cannot be seen from here (another machine, another container, before a reboot, an earlier version
 # of this code): nothing that is being written stays unwritten for as long.
 _FOREIGN_S = 24 * 3600.0
+_ABANDONED_S = 7 * 24 * 3600.0  # what a killed process can go on from, where it does not within this time
+_PARTIAL = ".partial"
 _OWNED = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})\.(?P<pid>[0-9]+)\.[0-9]+\.tmp")
 
 
@@ -23,10 +25,15 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_place()}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
+def partial_path(path: Path) -> Path:
+    """The name beside ``path`` of what a process has begun that another one may go on with."""
+    return path.with_name(f".{path.name}{_PARTIAL}")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files and folders in ``folder`` that nobody is writing any more; what cannot be, stays."""
     try:
-        found = [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith(".tmp")]
+        found = [path for path in folder.iterdir() if path.name.startswith(".") and path.suffix in (".tmp", _PARTIAL)]
     except OSError:
         return
     for path in found:
@@ -43,13 +50,12 @@ def remove(path: Path) -> None:
 
 
 def _is_left(path: Path) -> bool:
+    if path.suffix == _PARTIAL:
+        return _unwritten_s(path) > _ABANDONED_S
     owned = _OWNED.fullmatch(path.name)
     if owned is not None and owned["place"] == _place():
         return not _is_alive(int(owned["pid"]))
-    try:
-        return time.time() - _last_written_s(path) > _FOREIGN_S
-    except OSError:  # gone meanwhile: its owner lives
-        return False
+    return _unwritten_s(path) > _FOREIGN_S
 
 
 def _is_alive(pid: int) -> bool:
@@ -62,8 +68,12 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _last_written_s(path: Path) -> float:
-    return max(one.lstat().st_mtime for one in (path, *path.rglob("*")))
+def _unwritten_s(path: Path) -> float:
+    """Seconds since anything in it was written; 0 where it is gone meanwhile: its owner lives."""
+    try:
+        return time.time() - max(one.lstat().st_mtime for one in (path, *path.rglob("*")))
+    except OSError:
+        return 0.0
 
 
 @cache

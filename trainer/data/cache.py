@@ -11,14 +11,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import MACHINE_FAULTS, InputError, cannot_write, one_line
 from trainer.files import expanded, read_json, write_text
-from trainer.leftovers import remove, remove_leftovers, temporary_path
+from trainer.leftovers import partial_path, remove, remove_leftovers, temporary_path
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
 DIGESTS = "digests.json"  # of every other file in a cached folder
@@ -31,8 +31,13 @@ _REMEDY = "HARNESS_CACHE=DIR chooses another cache"
 # file system's clock may be written again without a trace: it is not remembered.
 _known: dict[tuple[str | int, ...], str] = {}
 _TICK_NS = 100_000_000
+_LARGE_BYTES = 128 << 20  # hashing as much again takes longer than waiting for the next tick
 
 Check = Callable[[Path], object]
+# Builds what an entry holds in the folder that it is given. It may return a mapping: the digests of files that it has
+# hashed while it wrote them.
+Build = Callable[[Path], object]
+JOURNAL = ".journal"  # folder of what a build can go on from; it is no part of the entry
 
 
 def cache_root() -> Path:
@@ -63,7 +68,7 @@ def file_digest(path: Path) -> str:
     """The sha256 of a file's content, read once per process unless the file changes. Raises OSError."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
-        identity = (str(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        identity = _identity(path, stat)
         if (known := _known.get(identity)) is not None:
             return known
         settled = time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _TICK_NS
@@ -71,6 +76,10 @@ def file_digest(path: Path) -> str:
     if settled:
         _known[identity] = found
     return found
+
+
+def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
+    return (str(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def known_digests() -> list[list[str | int]]:
@@ -115,40 +124,39 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
     return value
 
 
-def folder(kind: str, key: object, build: Callable[[Path], None], check: Check = lambda _: None) -> Path:
+def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
     """The cached folder ``kind/<key>``, built by ``build(temporary folder)`` where it does not exist or is damaged.
 
-    ``check(folder)`` raises InputError where the content is not what was asked for.
+    ``check(folder)`` raises InputError where the content is not what was asked for. ``resumable``: see
+    :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
-    def build_entry(to: Path) -> None:
-        build(to)
+    def build_entry(to: Path) -> object:
+        digests = build(to)
         write_text(to / ENTRY, _entry_of(target))
+        return digests
 
     _discard_damaged(target, check)
     if not target.is_dir():
-        create_folder(target, build_entry)
+        create_folder(target, build_entry, resumable=resumable)
     return target
 
 
-def create_folder(target: Path, build: Callable[[Path], None]) -> None:
+def create_folder(target: Path, build: Build, *, resumable: bool = False) -> None:
     """Build a folder beside ``target`` and rename it, so that no reader sees an incomplete one; its digests are kept.
 
-    Where another process was faster, keep its folder and drop ours: both have the same content.
+    Where another process was faster, keep its folder and drop ours: both have the same content. ``resumable``: what a
+    killed or interrupted process leaves is what ``build`` is given next, with its ``JOURNAL``; where ``build`` fails,
+    nothing stays.
     """
-    temporary = temporary_path(target)
-
-    def make() -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove(temporary)  # of a killed process that had this one's id
-        temporary.mkdir()
-
-    _guard(target, make)
-    try:
+    with _partial(target) if resumable else _temporary(target) as temporary:
+        if temporary is None:  # another process was building it, and has
+            return
         try:
-            build(temporary)
-            _write_digests(temporary)
+            written = build(temporary)
+            digests = written if isinstance(written, Mapping) else {}
+            _write_digests(temporary, digests)
         except OSError as error:
             if error.errno in MACHINE_FAULTS:
                 raise cannot_write(target, error, _REMEDY) from error
@@ -158,8 +166,73 @@ def create_folder(target: Path, build: Callable[[Path], None]) -> None:
         except OSError:
             if not target.is_dir():
                 raise
+        else:
+            remove(target / JOURNAL)
+            for name, digest in digests.items():
+                _trust_written(target / name, digest)
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """A new folder beside ``target`` that no other process uses; it is removed in any case."""
+    temporary = temporary_path(target)
+
+    def make() -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove(temporary)  # of a killed process that had this one's id
+        temporary.mkdir()
+
+    _guard(target, make)
+    try:
+        yield temporary
     finally:
         remove(temporary)
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path | None]:
+    """The folder beside ``target`` that a killed process may have begun; it stays when this one is interrupted.
+
+    Where another process works in it, or the file system has no locks: a folder of our own, as for any other entry.
+    None where ``target`` has been made meanwhile.
+    """
+    partial = partial_path(target)
+    opened: list[int] = []
+
+    def take() -> bool:
+        while True:
+            partial.mkdir(parents=True, exist_ok=True)
+            opened[:] = [os.open(partial, os.O_RDONLY)]
+            try:
+                fcntl.flock(opened[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            try:
+                if partial.stat().st_ino == os.fstat(opened[0]).st_ino:
+                    return True
+            except FileNotFoundError:
+                pass
+            os.close(opened.pop())  # it was finished, and renamed, between the two
+
+    taken: list[bool] = []
+    try:
+        _guard(target, lambda: taken.append(take()))
+        if not taken[0]:
+            with _temporary(target) as temporary:
+                yield temporary
+        elif target.is_dir():
+            remove(partial)
+            yield None
+        else:
+            try:
+                yield partial
+            except Exception:
+                remove(partial)
+                raise
+            remove(partial)  # where the other's folder was kept
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
@@ -224,9 +297,18 @@ def _entry_of(target: Path) -> str:
     return f"{target.parent.name}/{target.name}"
 
 
-def _write_digests(folder: Path) -> None:
-    digests = {path.name: file_digest(path) for path in _files(folder)}
+def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
+    digests = {path.name: known.get(path.name) or file_digest(path) for path in _files(folder)}
     write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n")
+
+
+def _trust_written(path: Path, digest: str) -> None:
+    """Do not hash again what this process hashed while it wrote it, once nobody can write it without a trace."""
+    stat = path.stat()
+    if stat.st_size >= _LARGE_BYTES:
+        time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)
+        if _identity(path, path.stat()) == _identity(path, stat):
+            _known[_identity(path, stat)] = digest
 
 
 def _files(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from trainer.files import expanded
 
 ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
 _KEY = "data.corpus.parquet"
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def _open(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path, memory_map=True)
+        # Pages of a mapped file, and row groups that are read ahead, would stay in memory until its end.
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         with path.open("rb") as file:
             starts_as_parquet = file.read(4) == b"PAR1"

@@ -9,26 +9,35 @@ Row i is document i of the corpus. An empty document is a row without a token (p
 from __future__ import annotations
 
 import json
-import os
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
-from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
-from trainer.data.formats.flat import TOKENS, FlatTokens, FlatWriter, open_flat, token_type
-from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer
+from trainer.data.corpus import Corpus
+from trainer.data.formats.flat import TOKENS, FlatTokens, open_flat, token_type
+from trainer.data.formats.journal import TokenJournal
+from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
+from trainer.data.token_groups import TokenGroups, corpus_groups
+from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
-from trainer.files import read_json
+from trainer.files import read_json, write_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Format = Literal["padded", "token-list", "flat"]
 MANIFEST_SCHEMA = 1
+MANIFEST = "manifest.json"
+TokenSource = Callable[[int], TokenGroups]  # the tokens of all documents from this number on
+Progress = Callable[[int, int], object]  # documents and bytes of text that are done, since the last call
 
 
 @dataclass(frozen=True)
@@ -88,27 +97,39 @@ class Pretokenized:
 
 
 def pretokenize(
-    corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int, out: Path | None = None
+    corpus: Corpus,
+    info: TokenizerInfo,
+    format: Format,
+    sequence_length: int,
+    out: Path | None = None,
+    *,
+    workers: int | None = None,
+    tokens: TokenSource | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Pretokenized:
     """Tokenize the corpus into ``out`` (or the cache), unless the same data are there already.
 
     Damaged data in the cache are made again. An ``out`` that holds something else is refused with the reason and never
-    overwritten.
+    overwritten. Memory is bounded whatever the corpus' size. A process that is killed has kept the finished groups of
+    documents: the next one goes on behind them, with the same result. ``workers``: threads or processes (default: one a
+    core); the result does not depend on their number. ``tokens``: what gives the groups from a document's number on,
+    where something else than this process tokenizes. ``progress(documents, text_bytes)`` is called with what is done.
     """
     expected = _expected(corpus, info, format, sequence_length)
+    source = tokens or partial(corpus_groups, corpus, info, workers=workers)
 
-    def build(to: Path) -> None:
-        _write(corpus, info, format, sequence_length, expected, to)
+    def build(to: Path) -> dict[str, str]:
+        return _write(corpus, info, expected, to, source, progress)
 
     def check(folder: Path) -> Manifest:
         return check_manifest(folder, corpus, info, format, sequence_length)
 
     if out is None:
-        target = cache.folder("pretokenized", asdict(expected), build, check)
+        target = cache.folder("pretokenized", asdict(expected), build, check, resumable=True)
     else:
         target = out.absolute()
         if not target.exists():
-            cache.create_folder(target, build)
+            cache.create_folder(target, build, resumable=True)
     return Pretokenized(str(target), check(target))
 
 
@@ -136,7 +157,7 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest. Raises InputError where there is none, or where another program wrote it."""
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
         content = read_json(path)
         if content.get("schema") != MANIFEST_SCHEMA:
@@ -174,115 +195,84 @@ def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_leng
     )
 
 
+class _Tally:
+    """Counts what is written."""
+
+    def __init__(self, longest: int | None) -> None:
+        self.documents = self.empty = self.tokens = self.rows_tokens = 0
+        self._longest = longest  # tokens of a row; None where documents are whole
+
+    def add(self, lengths: NDArray[np.int64]) -> None:
+        self.documents += len(lengths)
+        self.empty += len(lengths) - int(np.count_nonzero(lengths))
+        self.tokens += int(lengths.sum())
+        self.rows_tokens += int((lengths if self._longest is None else np.minimum(lengths, self._longest)).sum())
+
+
 def _write(
-    corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int, expected: ManifestOrigin, to: Path
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    corpus: Corpus, info: TokenizerInfo, expected: ManifestOrigin, to: Path, source: TokenSource, progress: Progress
+) -> dict[str, str]:
+    """Write the folder; the digests of those of its files that were hashed on the way.
 
-    if format == "flat":
-        _write_flat(corpus, info, expected, to)
-        return
-    fields = (
-        {"tokens": pa.int32()} if format == "token-list" else {"input_ids": pa.int32(), "attention_mask": pa.int8()}
-    )
-    schema = pa.schema([(name, pa.list_(kind)) for name, kind in fields.items()])
-    data = to / "data.parquet"
-    documents = empty = tokens = rows_tokens = 0
-    with pq.ParquetWriter(data, schema, compression="snappy") as writer:
-        for encoded in _encoded(corpus, info):
-            lengths = [len(row) for row in encoded]
-            documents += len(encoded)
-            empty += lengths.count(0)
-            tokens += sum(lengths)
-            if format == "padded":
-                rows_tokens += sum(min(length, sequence_length) for length in lengths)
-                columns = _padded_columns(encoded, sequence_length, padding_id(info))
-            else:
-                rows_tokens += sum(lengths)
-                columns = [pa.array(encoded, pa.list_(pa.int32()))]
-            writer.write_table(pa.table(columns, schema=schema), row_group_size=ROW_GROUP)
-    if not tokens:
-        raise InputError(f"data.corpus: none of {corpus.name}'s {documents} documents has a token under this tokenizer")
+    Every format is made from flat tokens in a journal, which is all that a killed process need not do again.
+    """
+    kind, tally = token_type(info.vocab_size), _Tally(expected.sequence_length)
+    with TokenJournal(to / cache.JOURNAL, asdict(expected), kind) as journal, _rows_writer(expected, to) as rows:
+        for ids, lengths in journal.kept():
+            tally.add(lengths)
+            rows.add(ids, lengths)
+        progress(journal.documents, 0)
+        for group in source(journal.documents):
+            journal.add(group.ids, group.lengths)
+            tally.add(group.lengths)
+            rows.add(group.ids, group.lengths)
+            progress(len(group.lengths), group.text_bytes)
+        digests = journal.finish() if expected.format == "flat" else {}
+    if tally.documents != corpus.documents:
+        raise InputError(
+            f"data.corpus: {tally.documents} documents in {corpus.name}, {corpus.documents} when it was prepared; run "
+            "it again"
+        )
+    if not tally.tokens:
+        raise InputError(
+            f"data.corpus: none of {corpus.name}'s {tally.documents} documents has a token under this tokenizer"
+        )
+    data = to / data_file(expected.format)
+    flat = expected.format == "flat"
     manifest = Manifest(
-        **asdict(expected) | {"documents": documents},
+        **asdict(expected),
         corpus=corpus.name,
         tokenizer=info.kind,
-        empty=empty,
-        tokens=tokens,
-        rows_tokens=rows_tokens,
+        empty=tally.empty,
+        tokens=tally.tokens,
+        rows_tokens=tally.rows_tokens,
         data_bytes=data.stat().st_size,
-        data_fingerprint=cache.file_fingerprint(data),
-        writer=f"pyarrow {pa.__version__}",
+        data_fingerprint=digests[TOKENS][: cache.FINGERPRINT_LENGTH] if flat else cache.file_fingerprint(data),
+        writer=_library(flat),
+        token_type=kind.name if flat else None,
     )
-    (to / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    write_text(to / MANIFEST, json.dumps(asdict(manifest), indent=1) + "\n")
+    return digests
 
 
-def _write_flat(corpus: Corpus, info: TokenizerInfo, expected: ManifestOrigin, to: Path) -> None:
-    documents = empty = tokens = 0
-    kind = token_type(info.vocab_size)
-    with FlatWriter(to, kind) as writer:
-        for encoded in _encoded(corpus, info):
-            lengths = [len(row) for row in encoded]
-            documents += len(encoded)
-            empty += lengths.count(0)
-            tokens += sum(lengths)
-            writer.add(np.fromiter((one for row in encoded for one in row), np.uint32, sum(lengths)), lengths)
-    if not tokens:
-        raise InputError(f"data.corpus: none of {corpus.name}'s {documents} documents has a token under this tokenizer")
-    data = to / TOKENS
-    manifest = Manifest(
-        **asdict(expected) | {"documents": documents},
-        corpus=corpus.name,
-        tokenizer=info.kind,
-        empty=empty,
-        tokens=tokens,
-        rows_tokens=tokens,
-        data_bytes=data.stat().st_size,
-        data_fingerprint=cache.file_fingerprint(data),
-        writer=f"numpy {np.__version__}",
-        token_type=kind.name,
-    )
-    (to / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+class _NoRows:
+    """Of flat tokens, which the journal holds already."""
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Nothing more."""
 
 
-def _padded_columns(encoded: list[list[int]], length: int, pad_id: int) -> list[Any]:
-    import pyarrow as pa
-
-    ids = np.full((len(encoded), length), pad_id, dtype=np.int32)
-    mask = np.zeros((len(encoded), length), dtype=np.int8)
-    for row, tokens in enumerate(encoded):
-        kept = tokens[:length]
-        ids[row, : len(kept)] = kept
-        mask[row, : len(kept)] = 1
-    offsets = pa.array(np.arange(len(encoded) + 1, dtype=np.int32) * length)
-    return [pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1))) for values in (ids, mask)]
+def _rows_writer(expected: ManifestOrigin, to: Path) -> AbstractContextManager[Any]:
+    if expected.format == "flat":
+        return nullcontext(_NoRows())
+    data = to / data_file(expected.format)
+    if expected.format == "token-list":
+        return TokenListWriter(data)
+    assert expected.sequence_length is not None
+    return PaddedWriter(data, expected.sequence_length, expected.pad_id)
 
 
-def _encoded(corpus: Corpus, info: TokenizerInfo) -> Iterator[list[list[int]]]:
-    """Yield token lists by row group, in order. Encoding releases the GIL, so plain threads use every core."""
-    tokenizer = load_tokenizer(info)
-    threads = os.cpu_count() or 1
-    pending: deque[Future[list[list[int]]]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for texts in _row_groups(corpus):
-            pending.append(pool.submit(tokenizer.encode_batch, texts))
-            if len(pending) > threads:
-                yield document_tokens(pending.popleft().result(), info.eos_id)
-        while pending:
-            yield document_tokens(pending.popleft().result(), info.eos_id)
-    finally:
-        pool.shutdown(cancel_futures=True)  # interrupted, it waits for what is being encoded, not for the queue
-
-
-def _row_groups(corpus: Corpus) -> Iterator[list[str]]:
-    """Yield ``ROW_GROUP`` documents at a time, whatever the files' own row groups are; fewer only at the end."""
-    held: list[str] = []
-    for texts in iter_texts(corpus):
-        held.extend(texts)
-        while len(held) >= ROW_GROUP:
-            yield held[:ROW_GROUP]
-            held = held[ROW_GROUP:]
-    if held:
-        yield held
+def _library(flat: bool) -> str:
+    """What wrote the file with the tokens."""
+    name = "numpy" if flat else "pyarrow"
+    return f"{name} {version(name)}"

@@ -75,9 +75,10 @@ class FlatWriter:
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64] | Sequence[int]) -> None:
         """Append documents: their ids end to end, and how many each has."""
-        ends = self._last + np.cumsum(np.asarray(lengths, "<i8"))
-        ids.astype(self._dtype, copy=False).tofile(self._tokens)
-        ends.tofile(self._places)
+        ends = self._last + np.cumsum(np.asarray(lengths, "<i8"), dtype="<i8")
+        # Not by tofile, whose error of a full disk does not say that it is one.
+        for file, values in ((self._tokens, np.ascontiguousarray(ids, self._dtype)), (self._places, ends)):
+            file.write(values.data.cast("B") if len(values) else b"")
         if len(ends):
             self._last = int(ends[-1])
 

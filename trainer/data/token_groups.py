@@ -1,0 +1,164 @@
+"""Turns a corpus' documents into tokens on all cores, a bounded group of documents at a time, in their order.
+
+Whoever joins the groups gets the same tokens whatever the number of workers: a document is encoded by itself, and
+groups come in the order of the corpus. Nothing is forked: engines that let go of Python's lock while they encode are
+called from threads, the others from processes that start afresh.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from errno import ENOMEM
+from typing import TYPE_CHECKING, Any
+
+from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
+from trainer.data.engines.base import Engine, with_end_of_text
+from trainer.data.engines.own import Slow
+from trainer.data.tokenizers import TokenizerInfo, load_tokenizer
+from trainer.errors import InputError
+from trainer.lifetime import die_with_parent
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+GROUP_BYTES = 2 << 20  # of text in a group: some 20 ms of the fastest engine, where handing it over takes 0.1 ms
+IN_FLIGHT_BYTES = 64 << 20  # of text that is being encoded or waits to be written; a larger document goes by itself
+READ_BYTES = 4 << 20  # of text that is read at once
+_EXPANSION = 3  # text to compressed file, about
+
+
+@dataclass(frozen=True)
+class TextGroup:
+    """Documents that are encoded in one call. ``text_bytes``: of their UTF-8."""
+
+    texts: list[str]
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class TokenGroup:
+    """The finished tokens of consecutive documents, end to end, each with its end-of-document id.
+
+    ``ids``: (tokens,) of the type in which they are stored. ``lengths``: (documents,) int64.
+    """
+
+    ids: NDArray[Any]
+    lengths: NDArray[np.int64]
+    text_bytes: int
+
+
+TokenGroups = Iterator[TokenGroup]
+
+
+def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
+    """The tokens of the corpus' documents from number ``start`` on."""
+    return encoded_groups(text_groups(_texts_from(corpus, start)), info, workers)
+
+
+def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
+    """Cut documents into groups of at most 1000 and ``GROUP_BYTES``; a longer document is a group by itself."""
+    texts: list[str] = []
+    total = 0
+    for batch in batches:
+        for text in batch:
+            size = utf8_bytes(text)
+            if texts and (len(texts) == ROW_GROUP or total + size > GROUP_BYTES):
+                yield TextGroup(texts, total)
+                texts, total = [], 0
+            texts.append(text)
+            total += size
+    if texts:
+        yield TextGroup(texts, total)
+
+
+def utf8_bytes(text: str) -> int:
+    """How many bytes ``text`` takes as UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: int | None = None) -> TokenGroups:
+    """Encode groups of documents, in their order. This is all that a machine of a cluster does with its share.
+
+    ``workers``: threads, or processes where the engine holds Python's lock (default: as many as this process may use
+    cores). What is in flight is bounded by ``IN_FLIGHT_BYTES`` of text, and by ``workers`` + 1 groups.
+    """
+    count = workers or len(os.sched_getaffinity(0))
+    engine = load_tokenizer(info)
+    if count == 1:
+        for group in groups:
+            yield _encode(engine, info, group)
+        return
+    executor, encode = _executor(engine, info, count)
+    pending: deque[tuple[Future[TokenGroup], int]] = deque()
+    held_bytes = 0
+
+    def first() -> TokenGroup:
+        nonlocal held_bytes
+        future, size = pending.popleft()
+        held_bytes -= size
+        try:
+            return future.result()
+        except BrokenProcessPool as error:
+            raise OSError(ENOMEM, "a process that tokenizes was ended from outside (out of memory?)") from error
+
+    try:
+        for group in groups:
+            while pending and (len(pending) > count or held_bytes + group.text_bytes > IN_FLIGHT_BYTES):
+                yield first()
+            pending.append((executor.submit(encode, group), group.text_bytes))
+            held_bytes += group.text_bytes
+        while pending:
+            yield first()
+    finally:
+        executor.shutdown(cancel_futures=True)  # interrupted, it waits for what is being encoded, not for the queue
+
+
+def _executor(engine: Engine, info: TokenizerInfo, count: int) -> tuple[Executor, Callable[[TextGroup], TokenGroup]]:
+    if not isinstance(engine, Slow):
+        return ThreadPoolExecutor(count, "tokenize"), lambda group: _encode(engine, info, group)
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
+    return ProcessPoolExecutor(count, spawn, _begin, (info, os.getpid())), _encode_here
+
+
+def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup:
+    from trainer.data.formats.flat import token_type
+
+    encoded = with_end_of_text(engine.encode_flat(group.texts), info.eos_id)
+    if len(encoded.ids) and (largest := int(encoded.ids.max())) >= info.vocab_size:
+        raise InputError(
+            f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
+        )
+    return TokenGroup(encoded.ids.astype(token_type(info.vocab_size)), encoded.lengths, group.text_bytes)
+
+
+_here: list[tuple[Engine, TokenizerInfo]] = []  # of a process that tokenizes
+
+
+def _begin(info: TokenizerInfo, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    die_with_parent(parent)
+    _here.append((load_tokenizer(info), info))
+
+
+def _encode_here(group: TextGroup) -> TokenGroup:
+    return _encode(*_here[0], group)
+
+
+def _texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
+    """The corpus' documents without the first ``start``, few of them at once where they are long."""
+    from pathlib import Path
+
+    file_bytes = sum(Path(file).stat().st_size for file in corpus.files)
+    mean_bytes = max(file_bytes * _EXPANSION // max(corpus.documents, 1), 1)
+    for texts in iter_texts(corpus, max(1, min(ROW_GROUP, READ_BYTES // mean_bytes))):
+        if start < len(texts):
+            yield texts[start:]
+        start = max(start - len(texts), 0)
