@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
 from trainer.compute.base import Loss, Stateful
+from trainer.compute.in_flight import InFlight
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, validate
+from trainer.compute.separation import check_separation
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -59,6 +61,9 @@ class TorchCompute:
         if self._own is not None:
             self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
+        self._pinned, self._in_flight = config.data.pin_memory, InFlight()
+        if config.data.documents == "separated" and config.data.source is None:
+            check_separation(config, self._model)
         self._shifted = objective_of(config.model) == "causal"
         self._attention = partial(attention.kernels, config)
         self.attention: str | None = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -95,12 +100,21 @@ class TorchCompute:
         mask = None  # see _run_model
         if batch.masked and batch.attention_mask is not None:
             mask = batch.attention_mask.to(self._device, non_blocking=True)
-        return replace(
+        positions = None
+        if batch.position_ids is not None:
+            positions = batch.position_ids.to(self._device, non_blocking=True)
+        copied = replace(
             batch,
             input_ids=batch.input_ids.to(self._device, non_blocking=True),
             labels=batch.labels.to(self._device, non_blocking=True),
             attention_mask=mask,
+            position_ids=positions,
         )
+        if self._pinned and self._device.type == "cuda":  # a copy from pageable memory has read it when it returns
+            event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._in_flight.hold(batch, event.query)
+        return copied
 
     def forward(self, batch: Batch) -> Loss:
         for _ in range(self._extra_forwards):
@@ -122,7 +136,9 @@ class TorchCompute:
         # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it, and
         # attention with a mask is not computed by the fastest kernels. A user's source may pad before the text.
         mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
-        if mask and not self._takes_mask:
+        if batch.position_ids is not None:
+            mask["position_ids"] = batch.position_ids
+        if batch.masked and not self._takes_mask:
             raise InputError(
                 f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
                 "attention_mask; pad after the text, or give its forward that parameter"

@@ -30,7 +30,10 @@ class BatchBuffer:
         self.ids, self.labels, self.mask = ids, labels, mask
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
         self._arrays = [ids, labels] if mask is None else [ids, labels, mask]
-        del ids, labels, mask  # else the counts would hold this call's own references
+        self._counts: list[int] = []
+
+    def count(self) -> None:
+        """Take note of how many references there are while nobody holds it. Its maker holds none when calling this."""
         self._counts = [getrefcount(one) for one in self._arrays]
 
     @property
@@ -73,6 +76,7 @@ class BatchBuffers:
         if len(kept) == MOST_KEPT:
             kept.pop()
         buffer = BatchBuffer(self._array(), self._array(), self._array() if self._mask else None)
+        buffer.count()
         kept.insert(0, buffer)
         return buffer
 

@@ -90,9 +90,7 @@ class DataPipeline:
         else:
             own = buffers or buffers_of(config)
             separated = config.documents == "separated"
-            self._packer = (
-                ArrayPacked(length, own, separated=separated) if packed else ArrayPadded(length, pad_id, own)
-            )
+            self._packer = ArrayPacked(length, own, separated=separated) if packed else ArrayPadded(length, pad_id, own)
         self._packed, self._batch_size = packed, config.batch_size
         self._order, self._injector, self._marked = order, injector, marked
         self._masker = None if prepared.masking is None else Masker(prepared.masking, *draws, start.batches)
@@ -113,7 +111,7 @@ class DataPipeline:
     @property
     def remainder(self) -> int:
         """Tokens held back because they do not fill a row yet."""
-        return self._packer.remainder
+        return int(self._packer.remainder)
 
     def next_batch(self) -> Batch | None:
         """Build the next batch: spend the declared costs inside its stages and attach its trace."""
@@ -135,7 +133,7 @@ class DataPipeline:
                 with self._span(stage):
                     self._charge(stage)
         with self._span("pack"):
-            batch = self._packer.pack(rows)
+            batch: Batch = self._packer.pack(rows)
             if self._masker is not None:
                 batch = self._masker.mask(batch)
             batch.position = self._after(rows)
@@ -184,9 +182,9 @@ class DataPipeline:
             self._watch(int(np.count_nonzero(full)), len(documents.ids))
             return documents if full.all() else Encoded(documents.ids, lengths[full])
         listed: list[Document] = [document for document in documents if _has_tokens(document)]
-        lengths = [len(document) if self._packed else _has_tokens(document) for document in documents]
-        self._bookmark.add(np.array(lengths, dtype=np.int64))
-        self._watch(len(listed), sum(lengths))
+        counts = [len(document) if self._packed else _has_tokens(document) for document in documents]
+        self._bookmark.add(np.array(counts, dtype=np.int64))
+        self._watch(len(listed), sum(counts))
         return listed
 
     def _after(self, rows: int) -> Position:
@@ -258,7 +256,7 @@ def training_order(
         windows = windows_of(config, prepared)
         if workers > windows:
             raise InputError(
-                f"data.shuffle: windows: {prepared.corpus.name} has {windows} of {config.sequence_length} tokens, fewer "
+                f"data.shuffle: windows: {prepared.corpus.name} has {windows} of {config.sequence_length} tokens, less "
                 f"than the {workers} workers and ranks that divide them; allowed: fewer of those, or global_order true"
             )
         return ComputedSampler(windows, seed, worker, workers, endless)

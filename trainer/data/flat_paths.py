@@ -67,8 +67,9 @@ def flat_pipeline(
 
     def opened() -> tuple[NDArray[Any], Plan]:
         flat = open_tokens(config, prepared)
-        plan = WindowPlan if config.shuffle == "windows" else DocumentPlan
-        return flat.tokens, plan(flat, order, length, start.document, start.used)
+        if config.shuffle == "windows":
+            return flat.tokens, WindowPlan(flat, order, length, start.document)
+        return flat.tokens, DocumentPlan(flat, order, length, start.document, start.used)
 
     return FlatPipeline(
         opened,

@@ -42,7 +42,8 @@ class FlatPipeline:
     """Runs a packed data path over flat tokens in one process, one batch at a time.
 
     ``opened`` opens the tokens, within the first batch's reading, and says what to make of them. A dose
-    (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked unless ``marked``.
+    (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked where ``marked``
+    is False.
     """
 
     def __init__(

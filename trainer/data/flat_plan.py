@@ -45,7 +45,9 @@ class Stretch(NamedTuple):
 class Plan(Protocol):
     """The endless (or one epoch's) stream of tokens, in stretches."""
 
-    remainder: int
+    @property
+    def remainder(self) -> int:
+        """Tokens that do not fill a row."""
 
     def next(self, rows: int) -> Stretch | None:
         """The next ``rows`` rows; fewer at the end of a stream that has one, then None."""
@@ -135,14 +137,17 @@ class DocumentPlan:
 class WindowPlan:
     """Takes each row from a window of its own. What is left over at the end of the flat tokens is never taken."""
 
-    def __init__(self, flat: FlatTokens, order: Sampler, length: int, window: int = 0, used: int = 0) -> None:
-        """``order``: of the windows; ``window``: where an earlier run was, which used whole ones."""
-        assert not used, used
+    def __init__(self, flat: FlatTokens, order: Sampler, length: int, window: int = 0) -> None:
+        """``order``: of the windows; ``window``: where an earlier run was."""
         self._places, self._order, self._length = flat.places, order, length
         if window:
             order.seek(window)
         self._taken = window
-        self.remainder = len(flat.tokens) % length
+        self._remainder = len(flat.tokens) % length
+
+    @property
+    def remainder(self) -> int:
+        return self._remainder
 
     def next(self, rows: int) -> Stretch | None:
         windows = self._take(rows)

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import BatchPipeline, make_pipeline
-from trainer.data.order import shard_of
+from trainer.data.dataset import BatchPipeline, buffers_of, make_pipeline
+from trainer.data.order import shard_of, turn_of
 from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.tokenizers import keep_single_threaded
@@ -168,7 +168,7 @@ class Batches:
             self.close()
             raise batch
         self.position.receive(batch.position)
-        return batch.pin_memory() if self._pin else batch
+        return batch.pin_memory() if self._pin else batch  # of buffers that are pinned, nothing is left to do
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
         """Which workers have ended, where ``error`` is what torch raises of it, at any place of the main thread."""
@@ -215,10 +215,11 @@ def open_batches(
         config = config.model_copy(update={"inject": None})
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
-        shard = shard_of(0, 1, rank.number, rank.of)
-        return Batches(
-            _endless(make_pipeline(config, prepared, seed, *shard, _at(start, 0, shard[0]))), pin, position=start
-        )
+        shard = _part(config, 0, 1, rank)
+        arrays = config.source is None and (config.is_flat or config.access == "zero-copy")
+        buffers = buffers_of(config, pinned=True) if pin and arrays else None
+        pipeline = make_pipeline(config, prepared, seed, *shard, _at(start, 0, shard[0]), buffers)
+        return Batches(_endless(pipeline), pin, position=start)
     made_again = 0 if config.source is None else -(-start.received // config.workers)
     late = LateBatch(config.workers, config.timeout_s, made_again)
     loader = DataLoader(
@@ -248,13 +249,18 @@ class _BatchDataset(IterableDataset[Any]):
         assert worker is not None
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
         role = self._start.role(worker.id)
-        shard = shard_of(role, worker.num_workers, self._rank.number, self._rank.of)
+        shard = _part(self._config, role, worker.num_workers, self._rank)
         try:
             yield from _endless(
                 make_pipeline(self._config, self._prepared, self._seed, *shard, _at(self._start, role, shard[0]))
             )
         except InputError as error:
             yield error
+
+
+def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
+    """Which part of the documents, or of the batches of one global order, that worker of ``rank`` makes."""
+    return (turn_of if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, role: int, shard: int) -> Position:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 

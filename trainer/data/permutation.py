@@ -2,9 +2,9 @@
 
 A Feistel network over the next power of four is a permutation whatever its round function is (Luby and Rackoff 1988,
 "How to construct pseudorandom permutations from pseudorandom functions"). What falls outside of n is sent through
-it again until it falls inside, which leaves a permutation of the numbers below n (Black and Rogaway 2002, "Ciphers with
-arbitrary finite domains", section 4: cycle walking). n is more than a quarter of the domain, so a place takes fewer than
-four passes in the mean.
+it again until it falls inside, which leaves a permutation of the numbers below n (Black and Rogaway 2002, "Ciphers
+with arbitrary finite domains", section 4: cycle walking). n is more than a quarter of the domain, so a place takes
+fewer than four passes in the mean.
 """
 
 from __future__ import annotations

@@ -220,4 +220,5 @@ def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSourc
     if config.access == "zero-copy":
         assert config.path == "tokens-padded", config.path
         return PaddedSource(files, rows, config.sequence_length)
-    return ScalarTokenSource(files, ("tokens",) if config.path == "tokens-stream" else ("input_ids", "attention_mask"), rows)
+    columns = ("tokens",) if config.path == "tokens-stream" else ("input_ids", "attention_mask")
+    return ScalarTokenSource(files, columns, rows)
