@@ -70,7 +70,7 @@ COMMANDS = {
         "harness.commands.doctor:doctor", "check whether this machine is fit for studies, with a fix for each problem"
     ),
     "completion": Command("harness.commands.completion:completion", "print what completes these words in a shell"),
-    "data": Command("harness.commands.data:data", "write pretokenized files, and verify that all data paths agree"),
+    "data": Command("harness.commands.data:data", "write tokens in any format, and verify that all data paths agree"),
 }
 
 

@@ -20,11 +20,21 @@ class TrainTokenizer(Config):
 
 
 class TokenizerConfig(Config):
-    """Exactly one of: train, pretrained (a directory or name for AutoTokenizer), sentencepiece (a model file)."""
+    """Exactly one of: train; pretrained (a directory or name for AutoTokenizer, or a tokenizer.json); sentencepiece (a
+    model file)."""
 
     train: TrainTokenizer | None = None
     pretrained: str | None = None
     sentencepiece: str | None = None
+    engine: Literal["tokenizers", "sentencepiece", "tiktoken", "gigatoken", "fastokens", "auto"] | None = None
+    """The library that encodes; null: the one that the tokenizer was made for. Another must prove on the corpus, before
+    it is used, that its ids are the same. auto: the fastest of those installed that does. Each is an extra."""
+    prove: Literal["sample", "corpus"] | None = None
+    """What another engine must prove itself on: up to 4 MB of the corpus (null: the same), or all of it."""
+    special_tokens_in_text: Literal["as-special", "as-text", "refuse"] | None = None
+    """What a document's text that reads like a special token becomes: that token's id, ids of its characters, or the
+    end of the study before it begins. null: what the tokenizer's own library does (`tokenizers`: as-special,
+    sentencepiece: as-text)."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> TokenizerConfig:
@@ -34,18 +44,33 @@ class TokenizerConfig(Config):
 
 
 class CorpusConfig(Config):
-    """Exactly one of: builtin, or parquet (a file or glob) with its text column."""
+    """Exactly one of: builtin; parquet (a file or glob) with its text column; path, for any format and place."""
 
     builtin: Literal["python-docs"] | None = None
     parquet: str | None = None
+    path: str | None = None
+    """A file, a folder, a glob, or a URL of one (s3://, gs://, file://, or what fsspec knows): Parquet, JSONL, text,
+    Arrow files and streams, or what Hugging Face's save_to_disk writes. JSONL and text may be gzip or Zstandard. A
+    remote file is known by its size and ETag, and its documents are hashed when they are first read."""
+    format: Literal["auto", "parquet", "jsonl", "text", "arrow"] = "auto"
+    """Of path. auto: by the name and, where it does not say it, by the first bytes."""
     column: str = "text"
+    """Strings; with path also lists of token ids (no tokenizer is run then; data.tokenizer is the one that made them)
+    or lists of messages {role, content}, which chat_template renders. Text files have no columns."""
+    split: Literal["file", "line", "blank-line"] = "file"
+    """What a document of a text file is: the file, a line, or what stands between blank lines."""
+    chat_template: str | None = None
+    """For a column of messages: a Jinja file, or the folder of a tokenizer that has one; rendered in a sandbox."""
     documents: int | None = Field(None, ge=1)
     """Use only the first N documents."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> CorpusConfig:
-        if (self.builtin is None) == (self.parquet is None):
-            raise ValueError("give exactly one of builtin, parquet")
+        if sum(value is not None for value in (self.builtin, self.parquet, self.path)) != 1:
+            raise ValueError("give exactly one of builtin, parquet, path")
+        others = {"format": self.format != "auto", "split": self.split != "file", "chat_template": self.chat_template}
+        if self.path is None and (given := [name for name, value in others.items() if value]):
+            raise ValueError(f"{given[0]} goes with path, not with {'builtin' if self.builtin else 'parquet'}")
         return self
 
 

@@ -30,8 +30,12 @@ class Action(NamedTuple):
 
 ACTIONS = {
     "pretokenize": Action(
-        "harness.commands.data_pretokenize:pretokenize", "write the pretokenized files that a scenario's arms need"
+        "harness.commands.data_pretokenize:pretokenize",
+        "write pretokenized files, of a corpus or for a scenario's arms",
     ),
+    "export": Action("harness.commands.data_export:export", "write tokens as the files of llm.c or nanoGPT"),
+    "import": Action("harness.commands.data_import:read", "make a corpus of the files of llm.c or nanoGPT"),
+    "formats": Action("harness.commands.data_formats:formats", "print what each format takes: bytes and seconds"),
     "verify": Action("harness.commands.data_verify:verify", "prove that all data paths yield the same batches"),
 }
 

@@ -1,16 +1,114 @@
-"""Finds which data configurations a command of ``harness data`` is about: those of a scenario's arms."""
+"""Finds what a command of ``harness data`` is about: the data of a scenario's arms, or a corpus and a tokenizer."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from harness.commands.arguments import load_plan
+from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.config import DataConfig
+    from trainer.data.corpus import Corpus
+    from trainer.data.tokenizers import TokenizerInfo
+
+Content = TypeVar("Content")
+_TRAINED = ("bpe", "unigram", "wordpiece", "sentencepiece")
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """SCENARIO, or --corpus and --tokenizer."""
+    parser.epilog = PATHS_NOTE
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="scenario file (scenarios/*.yaml)")
+    add_corpus(parser)
+    add_overrides(parser)
+
+
+def add_corpus(parser: argparse.ArgumentParser) -> None:
+    """--corpus, --column and --tokenizer."""
+    parser.add_argument(
+        "--corpus",
+        metavar="PATH",
+        help="instead of a scenario: python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
+    )
+    parser.add_argument("--column", default="text", metavar="NAME", help="of the corpus (default: %(default)s)")
+    add_tokenizer(parser)
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """--tokenizer."""
+    parser.add_argument(
+        "--tokenizer", metavar="NAME",
+        help="a tokenizer.json, a folder or name for AutoTokenizer, a SentencePiece .model, or KIND:SIZE (bpe:4096) to "
+        "train one on the corpus",
+    )  # fmt: skip
+
+
+def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
+    """What the arguments are about: one configuration, or those of the arms that differ in ``keys``."""
+    given = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
+    if arguments.scenario is not None:
+        if also := [name for name, value in given.items() if value is not None]:
+            raise InputError(f"data {arguments.action}: {also[0]} goes without a scenario")
+        return distinct_needs(arguments, *keys)
+    if missing := [name for name, value in given.items() if value is None]:
+        raise InputError(f"data {arguments.action}: which data? give a scenario, or {' and '.join(missing)}")
+    if arguments.set or arguments.arm:
+        raise InputError(f"data {arguments.action}: --set and --arm are of a scenario")
+    return [of_corpus(arguments)]
+
+
+def of_corpus(arguments: argparse.Namespace) -> DataConfig:
+    """The configuration of --corpus and --tokenizer."""
+    from trainer.config import DataConfig
+
+    where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
+    content: dict[str, object] = {
+        "corpus": {**where, "column": arguments.column},
+        "tokenizer": tokenizer_setting(arguments.tokenizer),
+    }
+    if getattr(arguments, "sequence_length", None) is not None:
+        content["sequence_length"] = arguments.sequence_length
+    return validated(DataConfig, content, "data")
+
+
+def tokenizer_setting(name: str) -> dict[str, object]:
+    """``data.tokenizer`` for what --tokenizer names."""
+    kind, _, size = name.partition(":")
+    if kind in _TRAINED and size:
+        return {"train": {"kind": kind, "vocab_size": size}}
+    return {"sentencepiece" if name.endswith(".model") else "pretrained": name}
+
+
+def validated(model: type[Content], content: object, place: str) -> Content:
+    """A configuration of what the command line says. Raises InputError with the first key that is wrong."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(model).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([place, *map(str, first["loc"])])
+        raise InputError(f"{key}: {first['msg']}, got {first['input']!r}") from error
+
+
+def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
+    """The corpus and the tokenizer, found or built."""
+    from trainer.data.corpus import prepare_corpus
+    from trainer.data.tokenizers import prepare_tokenizer
+
+    corpus = prepare_corpus(need.corpus)
+    return corpus, prepare_tokenizer(need.tokenizer, corpus)
+
+
+def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
+    """The one configuration; InputError where the arms need several, of which ``what`` takes one."""
+    if len(needs) > 1:
+        raise InputError(f"{what}: the arms need {len(needs)} different sets; select with --arm or --set")
+    return needs[0]
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:

@@ -1,90 +1,94 @@
-"""harness data pretokenize: writes the pretokenized files that a scenario's arms need."""
+"""harness data pretokenize: writes the pretokenized files of a corpus, or those that a scenario's arms need."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import PATHS_NOTE, add_overrides
-from harness.commands.data_needs import distinct_needs
+from harness.commands.data_needs import add_inputs, needs_of, only, prepared
 from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.corpus import Corpus
-    from trainer.data.pretokenize import Format
+    from trainer.data.pretokenize import Format, Pretokenized, TokenSource
     from trainer.data.spark import SparkTokens
     from trainer.data.tokenizers import TokenizerInfo
 
+# Flat tokens come first: whatever else is asked for is made from them.
 FORMATS: dict[str, tuple[Format, ...]] = {
     "padded": ("padded",),
     "token-list": ("token-list",),
     "flat": ("flat",),
     "both": ("padded", "token-list"),
-    "all": ("padded", "token-list", "flat"),
+    "all": ("flat", "padded", "token-list"),
 }
+ENGINES = ("local", "spark")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A scenario, and which of its arms; formats and where they go."""
-    parser.epilog = PATHS_NOTE
+    """What is tokenized, into which formats, where to and by what."""
+    add_inputs(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="both", help="both: padded and token-list")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
-    parser.add_argument("--engine", choices=("local", "spark"), default="local", help="who tokenizes (default: local)")
+    parser.add_argument("--sequence-length", type=int, metavar="N", help="of padded rows, without a scenario")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one a core)")
+    parser.add_argument("--engine", choices=ENGINES, default="local", help="what tokenizes (default: %(default)s)")
     parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*], all cores of this machine)")
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a share (default: 600)"
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
-    add_overrides(parser)
 
 
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write (or find) the pretokenized files, and print where each lies."""
-    from trainer.data import pretokenize as module
-    from trainer.data.corpus import prepare_corpus
-    from trainer.data.tokenizers import prepare_tokenizer
-
-    _check_engine(arguments)
     formats = FORMATS[arguments.format]
-    needs = distinct_needs(arguments, "corpus", "tokenizer", *(("sequence_length",) if "padded" in formats else ()))
-    if arguments.out is not None and len(needs) > 1:
-        raise InputError(
-            f"--out {arguments.out}: the arms need {len(needs)} different sets; select with --arm or --set"
-        )
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InputError(f"--workers {arguments.workers}: at least 1")
+    if arguments.sequence_length is not None and arguments.scenario is not None:
+        raise InputError("--sequence-length: a scenario has its own; use --set data.sequence_length=N")
+    _check_engine(arguments)
+    needs = needs_of(arguments, "corpus", "tokenizer", *(("sequence_length",) if "padded" in formats else ()))
+    if arguments.out is not None:
+        only(needs, f"--out {arguments.out}")
     for need in needs:
-        corpus = prepare_corpus(need.corpus)
-        tokenizer = prepare_tokenizer(need.tokenizer, corpus)
-        with _tokens(arguments, corpus, tokenizer) as tokens:
+        corpus, tokenizer = prepared(need)
+        with _spark(arguments, corpus, tokenizer) as spark:
+            tokens: TokenSource | None = spark
             for format in formats:
                 out = Path(arguments.out) / format if arguments.out is not None else None
-                made = module.pretokenize(corpus, tokenizer, format, need.sequence_length, out, tokens=tokens)
+                made = _pretokenized(corpus, tokenizer, format, need.sequence_length, out, arguments.workers, tokens)
                 facts = made.manifest
                 length = f", sequence length {facts.sequence_length}" if facts.sequence_length else ""
                 say(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
+                if format == "flat":
+                    from trainer.data.pretokenize import groups_of
+
+                    tokens = groups_of(made.flat())
     return 0
 
 
 def _check_engine(arguments: argparse.Namespace) -> None:
     """Refuse options that do not go with the engine, and Spark where it is not installed, before any work."""
+    others = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
+    for name in others:
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
     if arguments.engine == "spark":
         from trainer.data.spark_driver import check_installed
 
         if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
             raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
         check_installed()
-        return
-    for name in ("master", "timeout"):
-        if getattr(arguments, name) is not None:
-            raise InputError(f"--{name}: goes with --engine spark")
 
 
 @contextmanager
-def _tokens(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """What tokenizes in place of this process, for all formats; None where nothing does."""
+def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
+    """Spark, which tokenizes in place of this process and once for all formats; None where it was not asked for."""
     if arguments.engine == "local":
         yield None
         return
@@ -100,3 +104,27 @@ def _tokens(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerI
         done = True
     finally:
         tokens.close(keep=not done)  # what is finished is not done again
+
+
+def _pretokenized(
+    corpus: Corpus,
+    tokenizer: TokenizerInfo,
+    format: Format,
+    sequence_length: int,
+    out: Path | None,
+    workers: int | None,
+    tokens: TokenSource | None,
+) -> Pretokenized:
+    from harness.launch.progress import TextProgress
+    from trainer.data import pretokenize as module
+
+    with TextProgress(f"{corpus.name} to {format}", corpus.documents) as progress:
+        try:
+            return module.pretokenize(
+                corpus, tokenizer, format, sequence_length, out, workers=workers, tokens=tokens, progress=progress
+            )
+        except KeyboardInterrupt:
+            if progress.documents:
+                kept = f"{progress.documents:,} of {corpus.documents:,} documents are kept"
+                print(f"harness: {kept}; the same command goes on behind them", file=sys.stderr)
+            raise

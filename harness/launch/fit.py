@@ -16,7 +16,7 @@ from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
 from trainer.config import TrainerConfig
 from trainer.data import pretrained
-from trainer.data.corpus import matching_files
+from trainer.data.corpus import check_there
 from trainer.data.tokenizers import sentencepiece_file
 from trainer.errors import InputError
 from trainer.model_files import model_files, objective_of
@@ -79,8 +79,7 @@ def _check_files(_name: str, config: TrainerConfig) -> None:
     corpus, tokenizer = config.data.corpus, config.data.tokenizer
     if config.data.source is not None:
         return  # which reads what it likes
-    if corpus.builtin is None and corpus.parquet is not None:
-        matching_files(corpus.parquet)
+    check_there(corpus)
     if tokenizer.pretrained is not None:
         pretrained.check_there(tokenizer.pretrained)
     if tokenizer.sentencepiece is not None:

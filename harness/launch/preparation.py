@@ -102,7 +102,8 @@ def prepare_data(
         if data.source is not None:
             tried.check(name, config, code)
         else:
-            fingerprints[f"corpus {data.corpus.parquet or data.corpus.builtin}"] = found.corpus.fingerprint
+            corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
+            fingerprints[f"corpus {corpus}"] = found.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:
@@ -140,6 +141,8 @@ def _message(
         "hashed": known_digests(),
         "files": files,
     }
+    if prepared.tokenizer.proof is not None:
+        message["engine"] = prepared.tokenizer.engine
     if (factory := config.model.factory) is not None:
         files["model.factory"] = tried.files("model.factory", factory, code)
         message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])

@@ -156,6 +156,57 @@ class Progress:
         self._doing, self._since_s = what, time.monotonic()
 
 
+class TextProgress:
+    """Counts documents and bytes of text; shows the share that is done, MB/s and the time left.
+
+    It is called with what was done since the last call. On a terminal its line rewrites itself; in a log there is one
+    now and then, and none where all is done before the first is due.
+    """
+
+    def __init__(self, what: str, documents: int) -> None:
+        self.documents = 0
+        self._what, self._all = what, documents
+        self._kept: int | None = None
+        self._bytes = 0
+        self._begun_s = time.monotonic()
+        self._signs = SignsOfLife(self._line)
+        self._live: Any = None
+
+    def __enter__(self) -> Self:
+        if is_terminal():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._line)
+            self._live.start()
+        else:
+            self._signs.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._signs.__exit__ if self._live is None else self._live.stop)()
+
+    def __call__(self, documents: int, text_bytes: int) -> None:
+        """The first call says what an earlier process has done."""
+        if self._kept is None:
+            self._kept = documents
+        self.documents += documents
+        self._bytes += text_bytes
+        if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
+            self._signs.show(self._line())
+
+    def _line(self) -> str:
+        elapsed_s = max(time.monotonic() - self._begun_s, 1e-9)
+        done = self.documents - (self._kept or 0)
+        left = f"about {_clock(elapsed_s * (self._all - self.documents) / done)} left" if done else "time left unknown"
+        rate = f"{self._bytes / 1e6 / elapsed_s:.1f} MB/s | " if self._bytes else ""
+        kept = f", {self._kept:,} of them before" if self._kept else ""
+        return (
+            f"{visible(self._what)}: {self.documents:,} of {self._all:,} documents{kept} | {rate}"
+            f"{_clock(elapsed_s)} gone, {left}"
+        )
+
+
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

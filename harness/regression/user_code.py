@@ -106,10 +106,12 @@ def _anchored(config: TrainerConfig) -> TrainerConfig:
     for key in ("config", "pretrained"):
         if isinstance(model[key], str):
             model[key] = str(expanded(model[key]).absolute())
-    for section, key in ((corpus, "parquet"), (tokenizer, "sentencepiece"), (tokenizer, "pretrained")):
-        # Whatever is no folder may be a name on the hub.
-        if section[key] is not None and (key != "pretrained" or expanded(section[key]).is_dir()):
-            section[key] = str(expanded(section[key]).absolute())
+    files = ("parquet", "path", "chat_template")
+    for section, key in (*((corpus, key) for key in files), (tokenizer, "sentencepiece"), (tokenizer, "pretrained")):
+        name = section[key]
+        # Whatever is not here may be a name on the hub.
+        if name is not None and "://" not in name and (key != "pretrained" or expanded(name).exists()):
+            section[key] = str(expanded(name).absolute())
     if isinstance(device, dict):
         for key in ("emulated", "recorded"):
             if device[key] is not None and (key == "recorded" or is_file_name(device[key])):

@@ -15,7 +15,7 @@ Nested = dict[str, Json]
 # that `--set data.corpus.parquet=mine.parquet` is enough.
 EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("data", "tokenizer"): ("train", "pretrained", "sentencepiece"),
-    ("data", "corpus"): ("builtin", "parquet"),
+    ("data", "corpus"): ("builtin", "parquet", "path"),
     ("model",): ("preset", "config", "pretrained", "factory"),
 }
 

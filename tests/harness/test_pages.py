@@ -20,7 +20,14 @@ from tests.harness.synthetic import Arm, build, write
 HELP = [
     *([], ["run"], ["report"], ["trace"], ["schema"], ["whatif"], ["audit"], ["regress"], ["compare"]),
     *(["baseline", "save"], ["baseline", "check"], ["baseline", "list"], ["doctor"]),
-    *(["data", "pretokenize"], ["data", "verify"]),
+    *(
+        ["data"],
+        ["data", "pretokenize"],
+        ["data", "verify"],
+        ["data", "export"],
+        ["data", "import"],
+        ["data", "formats"],
+    ),
 ]
 
 

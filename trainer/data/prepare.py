@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.config import DataConfig, EvaluationConfig, Objective
-from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.corpus import Corpus, by_row, prepare_corpus
 from trainer.data.pretokenize import Format, pretokenize
 from trainer.data.split import DocumentSplit, prepare_split
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
@@ -58,11 +58,13 @@ def prepare(
     if config.source is not None:
         return _of_source(config.source, places, files)
     corpus = prepare_corpus(config.corpus)
+    if format_of(config) is None and corpus.content == "tokens":
+        by_row(corpus, f"data.path: {config.path}")  # says in one line what reads token ids
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
     split = prepare_split(evaluation, corpus) if evaluation is not None else None
     format = format_of(config)
     if format is None:
-        return Prepared(corpus, tokenizer, None, split=split)
+        return Prepared(by_row(corpus, f"data.path: {config.path}"), tokenizer, None, split=split)
     return Prepared(
         corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder, split=split
     )

@@ -22,10 +22,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus
+from trainer.data.formats.exchange import document_chunks
 from trainer.data.formats.flat import TOKENS, FlatTokens, open_flat, token_type
 from trainer.data.formats.journal import TokenJournal
 from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
-from trainer.data.token_groups import TokenGroups, corpus_groups
+from trainer.data.token_groups import TokenGroup, TokenGroups, corpus_groups
 from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
@@ -131,6 +132,16 @@ def pretokenize(
         if not target.exists():
             cache.create_folder(target, build, resumable=True)
     return Pretokenized(str(target), check(target))
+
+
+def groups_of(flat: FlatTokens) -> TokenSource:
+    """Flat tokens that are there already, as the source of another format."""
+
+    def groups(start: int) -> TokenGroups:
+        for ids, lengths in document_chunks(flat, start):
+            yield TokenGroup(ids, lengths, 0)
+
+    return groups
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:

@@ -25,7 +25,11 @@ _KEY = "data.tokenizer.pretrained"
 
 
 def import_tokenizer(name: str) -> Path:
-    """Return the cached folder of the tokenizer ``name`` (a directory, or a name on the Hugging Face hub)."""
+    """Return the cached folder of the tokenizer ``name``: a directory, a tokenizer.json, or a name on the hub."""
+    if (file := expanded(name).absolute()).is_file():
+        if not (file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file()):
+            return _import_file(file)
+        name = str(file.parent)  # whose other files say what is special
     source = _local_folder(name)
     if source is None:
         _check_hub_resolves(name)
@@ -57,9 +61,32 @@ def import_tokenizer(name: str) -> Path:
     return cache.folder("tokenizer", key, build, train_tokenizer.read_facts)
 
 
+def _import_file(file: Path) -> Path:
+    """Import a tokenizer.json that lies by itself. It names no special tokens: ``<|endoftext|>`` ends documents if it
+    is one of its special tokens, else nothing does."""
+
+    def build(to: Path) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing else
+            raise InputError(f"{_KEY}: {file} is no tokenizer.json ({shorten(str(error), 200)})") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        vocabulary = tokenizer.get_vocab()
+        train_tokenizer.largest_id(vocabulary, str(file))
+        special = {token.content: at for at, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        train_tokenizer.save(tokenizer, to)
+        train_tokenizer.write_facts(to, vocabulary, special.get(train_tokenizer.END_OF_TEXT), None, None)
+
+    key = ["tokenizer.json", version("tokenizers"), cache.file_fingerprint(file)]
+    return cache.folder("tokenizer", key, build, train_tokenizer.read_facts)
+
+
 def check_there(name: str) -> None:
     """InputError where the tokenizer ``name`` is not on this machine and cannot be looked for elsewhere."""
-    if _local_folder(name) is None:
+    if not expanded(name).is_file() and _local_folder(name) is None:
         _check_hub_resolves(name)
 
 

@@ -132,7 +132,8 @@ def documents(corpus: Corpus, first: int, count: int) -> Iterator[list[str]]:
 
 
 def _from(corpus: Corpus, first: int) -> Iterator[list[str]]:
-    if all("://" not in file and file.endswith(".parquet") for file in corpus.files) and _holds_text(corpus):
+    local = all("://" not in file for file in corpus.files)
+    if local and (corpus.format, corpus.content) == ("parquet", "text"):
         yield from _from_row_groups(corpus, first)
         return
     skip = first
@@ -140,18 +141,6 @@ def _from(corpus: Corpus, first: int) -> Iterator[list[str]]:
         if skip < len(texts):
             yield texts[skip:]
         skip = max(skip - len(texts), 0)
-
-
-def _holds_text(corpus: Corpus) -> bool:
-    """Whether the column is of strings, which are documents as they are. Of an unreadable file its reader reports."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        kind = pq.read_schema(corpus.files[0]).field(corpus.column).type
-    except (pa.ArrowException, OSError, KeyError):
-        return True
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _from_row_groups(corpus: Corpus, first: int) -> Iterator[list[str]]:

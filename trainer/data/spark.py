@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 from trainer.data import cache
@@ -43,7 +42,9 @@ class SparkTokens:
 
         ``timeout_s``: how long Spark may take to start, and to end a share.
         """
-        key = [asdict(corpus), asdict(tokenizer)]
+        if corpus.content == "tokens":
+            raise InputError(f"--engine spark: {corpus.name} holds token ids: there is nothing to tokenize")
+        key = [corpus.fingerprint, corpus.documents, tokenizer.fingerprint, tokenizer.engine, tokenizer.eos_id]
         self.folder = partial_path(folder.absolute() / f"spark-{cache.fingerprint(key)}")
         self.job = ShareJob.of(corpus, tokenizer, self.folder)
         self._master, self._timeout_s = master, timeout_s

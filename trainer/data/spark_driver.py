@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from trainer.data.shares import ShareJob, write_share
-from trainer.data.tokenizers import engine
 from trainer.errors import InputError, one_line
 from trainer.lifetime import die_with_parent
 
@@ -117,6 +116,8 @@ class SparkDriver:
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             event = json.loads(line)
+            if "JAVA_GATEWAY_EXITED" in event.get("error", ""):
+                raise InputError(f"{_HOW}: the Java machine ended before it was ready{self._last_line()}")
             if "error" in event:
                 raise InputError(f"{_HOW}: {event['error']}")
             if not self._ready:
@@ -186,7 +187,7 @@ def _run(job: ShareJob, missing: list[int], master: str, report: Any) -> None:
     session.sparkContext.addFile(str(location), recursive=location.is_dir())
     report(ready=True)
     parts = min(len(missing), _MOST_PARTITIONS)
-    if not all(file.endswith(".parquet") for file in job.corpus.files):
+    if (job.corpus.format, job.corpus.content) != ("parquet", "text"):
         # Every task reads the corpus from its beginning to its shares: few tasks, each with a run of them.
         parts = min(parts, max(1, session.sparkContext.defaultParallelism) * _WAVES)
     places = session.range(0, len(missing), 1, parts)
@@ -209,19 +210,31 @@ def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterato
     return write
 
 
-@lru_cache(maxsize=4)
+_here: dict[str, ShareJob] = {}  # of an executor, by folder
+
+
 def on_executor(job: ShareJob) -> ShareJob:
     """The job with the tokenizer that came with it: the driver's file lies on another machine."""
-    from pyspark import SparkFiles
+    if job.folder not in _here:
+        from pyspark import SparkFiles
 
-    info = job.tokenizer
-    here = replace(info, location=SparkFiles.get(Path(info.location).name))
-    if (found := engine(here.kind, here.location)) != info.engine:
-        raise InputError(
-            f"an executor has {found}, this machine {info.engine}: they may split text differently; install the same "
-            "version on all"
-        )
-    return replace(job, tokenizer=here)
+        info = job.tokenizer
+        asked, found = " ".join(info.engine.split()[:2]), f"{info.library} {_version(info.library)}"
+        if found != asked:
+            raise InputError(
+                f"an executor has {found}, this machine {asked}: they may split text differently; install the same "
+                "version on all"
+            )
+        here = replace(info, location=SparkFiles.get(Path(info.location).name))
+        _here[job.folder] = replace(job, tokenizer=here)
+    return _here[job.folder]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "missing"
 
 
 _RAISED = re.compile(r"^(?:[\w.]+\.)?InputError: (.+)$", re.MULTILINE)

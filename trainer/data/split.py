@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config import EvaluationConfig
 from trainer.data import cache
-from trainer.data.corpus import Corpus, iter_texts
+from trainer.data.corpus import Corpus, iter_contents
 from trainer.errors import InputError
 from trainer.files import read_json
 
@@ -45,9 +45,10 @@ class DocumentSplit:
         return _load(self.folder, _HELD_OUT)
 
 
-def content_hash(text: str) -> int:
+def content_hash(content: str | bytes) -> int:
     """64 bits of BLAKE2b of a document, under a name of their own: no other use of a hash draws the same split."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=b"held-out")
+    encoded = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    digest = hashlib.blake2b(encoded, digest_size=8, person=b"held-out")
     return int.from_bytes(digest.digest(), "big")
 
 
@@ -88,15 +89,15 @@ def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
     training: list[int] = []
     held: list[tuple[int, int]] = []
     empty = held_empty = row = 0
-    for texts in iter_texts(corpus):
-        for text in texts:
-            found = content_hash(text)
+    for contents in iter_contents(corpus):
+        for content in contents:
+            found = content_hash(content)
             if found % BUCKETS < buckets:
                 held.append((found, row))
-                held_empty += not text
+                held_empty += not content
             else:
                 training.append(row)
-                empty += not text
+                empty += not content
             row += 1
     np.save(folder / _TRAINING, np.array(training, dtype=np.int64))
     np.save(folder / _HELD_OUT, np.array([row for _, row in sorted(held)], dtype=np.int64))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from errno import ENOMEM
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
-from trainer.data.engines.base import Engine, with_end_of_text
+from trainer.data.corpus import ROW_GROUP, Corpus, iter_encoded, iter_texts
+from trainer.data.engines.base import Encoded, Engine, with_end_of_text
 from trainer.data.engines.own import Slow
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer
 from trainer.errors import InputError
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 GROUP_BYTES = 2 << 20  # of text in a group: some 20 ms of the fastest engine, where handing it over takes 0.1 ms
 IN_FLIGHT_BYTES = 64 << 20  # of text that is being encoded or waits to be written; a larger document goes by itself
-READ_BYTES = 4 << 20  # of text that is read at once
-_EXPANSION = 3  # text to compressed file, about
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,8 @@ TokenGroups = Iterator[TokenGroup]
 
 def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
     """The tokens of the corpus' documents from number ``start`` on."""
+    if corpus.content == "tokens":
+        return _stored_from(corpus, info, start)
     return encoded_groups(text_groups(_texts_from(corpus, start)), info, workers)
 
 
@@ -129,14 +129,19 @@ def _executor(engine: Engine, info: TokenizerInfo, count: int) -> tuple[Executor
 
 
 def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup:
+    return _stored(engine.encode_flat(group.texts), info, group.text_bytes)
+
+
+def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
+    """Plain ids as they are stored."""
     from trainer.data.formats.flat import token_type
 
-    encoded = with_end_of_text(engine.encode_flat(group.texts), info.eos_id)
+    encoded = with_end_of_text(ids, info.eos_id)
     if len(encoded.ids) and (largest := int(encoded.ids.max())) >= info.vocab_size:
         raise InputError(
             f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
         )
-    return TokenGroup(encoded.ids.astype(token_type(info.vocab_size)), encoded.lengths, group.text_bytes)
+    return TokenGroup(encoded.ids.astype(token_type(info.vocab_size)), encoded.lengths, text_bytes)
 
 
 _here: list[tuple[Engine, TokenizerInfo]] = []  # of a process that tokenizes
@@ -153,12 +158,21 @@ def _encode_here(group: TextGroup) -> TokenGroup:
 
 
 def _texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
-    """The corpus' documents without the first ``start``, few of them at once where they are long."""
-    from pathlib import Path
-
-    file_bytes = sum(Path(file).stat().st_size for file in corpus.files)
-    mean_bytes = max(file_bytes * _EXPANSION // max(corpus.documents, 1), 1)
-    for texts in iter_texts(corpus, max(1, min(ROW_GROUP, READ_BYTES // mean_bytes))):
+    """The corpus' documents without the first ``start``."""
+    for texts in iter_texts(corpus):
         if start < len(texts):
             yield texts[start:]
         start = max(start - len(texts), 0)
+
+
+def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups:
+    """The documents of a corpus of token ids without the first ``start``: each ends in one end-of-text id."""
+    import numpy as np
+
+    for encoded in iter_encoded(corpus, eos_id=info.eos_id):
+        skipped = min(start, len(encoded.lengths))
+        start -= skipped
+        lengths = encoded.lengths[skipped:]
+        if len(lengths):
+            ids = encoded.ids[int(np.sum(encoded.lengths[:skipped])) :]
+            yield _stored(Encoded(ids, lengths), info, 0)

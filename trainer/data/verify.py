@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts, prepare_corpus
+from trainer.data.corpus import ROW_GROUP, Corpus, by_row, iter_texts, prepare_corpus
 from trainer.data.dataset import Epoch, is_packed
 from trainer.data.prepare import Prepared, format_of
 from trainer.data.pretokenize import Pretokenized, padding_id, pretokenize
@@ -55,7 +55,7 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
 
     It takes about five tokenizations of the corpus. ``progress`` is called with a line for each comparison.
     """
-    corpus = prepare_corpus(config.corpus)
+    corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
     whole = pretokenize(corpus, info, "token-list", config.sequence_length)
     padded = pretokenize(corpus, info, "padded", config.sequence_length)

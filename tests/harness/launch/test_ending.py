@@ -79,7 +79,7 @@ def test_a_signal_while_data_are_prepared_leaves_nothing_half_written(
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     seen: list[Path] = []
 
-    def terminated(_: Path) -> None:
+    def terminated(*_: object) -> None:
         seen.extend((tmp_path / "cache").rglob(".*.tmp"))
         signal.raise_signal(signal.SIGTERM)
 

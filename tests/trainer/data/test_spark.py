@@ -99,7 +99,7 @@ def test_documents_from_the_middle_are_read_without_the_row_groups_before_them(
         assert found == texts[first:last]
     # What is no parquet is read from its beginning, by whatever reads that corpus.
     monkeypatch.setattr(shares, "iter_texts", lambda _: iter([texts[:7], texts[7:1500], texts[1500:]]))
-    as_jsonl = replace(corpus, files=("a.jsonl",))
+    as_jsonl = replace(corpus, files=("a.jsonl",), format="jsonl")
     assert [text for some in documents(as_jsonl, 5, 1600) for text in some] == texts[5:1605]
 
 
@@ -191,7 +191,7 @@ def scenario(corpus: Corpus, tmp_path: Path) -> str:
 @pytest.mark.parametrize("option", [("--master", "local"), ("--timeout", "5")])
 def test_options_of_spark_need_the_engine(option: tuple[str, str], scenario: str) -> None:
     done = harness("data", "pretokenize", scenario, *option)
-    assert (done.returncode, done.stderr) == (2, f"harness: {option[0]}: goes with --engine spark\n")
+    assert (done.returncode, done.stderr) == (2, f"harness: {option[0]}: does not go with --engine local\n")
 
 
 def test_without_pyspark_or_java_it_is_one_line(scenario: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -245,7 +245,11 @@ def _java(folder: Path, script: str) -> Path:
 @pytest.mark.parametrize(
     ("script", "timeout_s", "line"),
     [
-        ("echo 'Error: no memory for the heap' >&2; exit 1", 60, "--engine spark: .*"),
+        (
+            "echo 'Error: no memory' >&2; exit 1",
+            60,
+            "--engine spark: the Java machine ended before it was ready: Error: no memory",
+        ),
         ("exec sleep 1000", 3, r"--engine spark: Spark was not ready within 3 s \(--timeout\).*"),
     ],
     ids=["dies", "hangs"],

@@ -54,6 +54,14 @@ def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
     return Encoded(ids, lengths)
 
 
+def lists(encoded: Encoded) -> list[list[int]]:
+    """The same ids as a list for each document."""
+    import numpy as np
+
+    ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
+    return [ids[end - length : end] for length, end in zip(encoded.lengths.tolist(), ends, strict=True)]
+
+
 def concatenated(parts: Sequence[Encoded]) -> Encoded:
     """Several as one, in order."""
     import numpy as np

@@ -1,0 +1,67 @@
+"""harness data export: writes a corpus' tokens as the files of another trainer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.commands.data_needs import add_inputs, needs_of, only, prepared
+from harness.commands.output import say
+from trainer.errors import InputError
+
+FORMATS = ("llmc", "nanogpt")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is written, in which format, and where to."""
+    add_inputs(parser)
+    parser.add_argument("--format", choices=FORMATS, required=True, help="llmc: shards of llm.c; nanogpt: two files")
+    parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
+    parser.add_argument(
+        "--name",
+        default="tokens",
+        metavar="NAME",
+        help="of llmc's shards, NAME_train_000001.bin (default: %(default)s)",
+    )
+    parser.add_argument("--shard-tokens", type=int, metavar="N", help="of llmc; shard 0 is validation (default: 1e8)")
+    parser.add_argument(
+        "--validation-share", type=float, metavar="SHARE", help="of nanogpt's documents, in val.bin (default: 0.0005)"
+    )
+
+
+def export(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Tokenize the corpus, unless the cache has its tokens, and write them."""
+    from trainer.data.formats.export import Division, Vocabulary
+    from trainer.data.formats.export import export as write
+    from trainer.data.formats.llmc import SHARD_TOKENS
+    from trainer.data.formats.nanogpt import VALIDATION_SHARE
+    from trainer.data.pretokenize import pretokenize
+
+    _check(arguments)
+    corpus, tokenizer = prepared(only(needs_of(arguments, "corpus", "tokenizer"), "data export"))
+    flat = pretokenize(corpus, tokenizer, "flat", 2).flat()
+    share = VALIDATION_SHARE if arguments.validation_share is None else arguments.validation_share
+    division = Division(arguments.name, arguments.shard_tokens or SHARD_TOKENS, share)
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
+    made = write(flat, arguments.format, vocabulary, tokenizer.fingerprint, Path(arguments.out), division)
+    for name in made.files:
+        say(str(Path(arguments.out) / name))
+    say(f"{made.tokens} tokens of {made.documents} documents; {made.empty} without a token leave no trace")
+    if made.eos_id is None:
+        say("the tokenizer has no end-of-text id: documents cannot be told apart again")
+    if arguments.format == "llmc" and len(made.files) == 1:
+        say("all of it is shard 0, which llm.c validates with: --shard-tokens N makes smaller shards")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.shard_tokens is not None and arguments.shard_tokens < 1:
+        raise InputError(f"--shard-tokens {arguments.shard_tokens}: at least 1")
+    if arguments.shard_tokens is not None and arguments.shard_tokens >= 2**31:
+        raise InputError(
+            f"--shard-tokens {arguments.shard_tokens}: the header's number is an int32, at most {2**31 - 1}"
+        )
+    if arguments.validation_share is not None and not 0 <= arguments.validation_share < 1:
+        raise InputError(f"--validation-share {arguments.validation_share}: from 0 to below 1")
+    if Path(arguments.name).name != arguments.name or not arguments.name:
+        raise InputError(f"--name {arguments.name!r}: a file's name, without a folder")

@@ -1,0 +1,43 @@
+"""harness data import: makes a corpus of token ids of another trainer's files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.commands.data_export import FORMATS
+from harness.commands.data_needs import add_tokenizer, tokenizer_setting, validated
+from harness.commands.output import say
+from trainer.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The files, their format and tokenizer, and where the corpus goes."""
+    parser.add_argument("files", metavar="FILE", nargs="+", help=".bin files, in the order of their tokens")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="of the files")
+    parser.add_argument("--out", metavar="FILE", required=True, help="the corpus: a parquet file with a column tokens")
+    add_tokenizer(parser)
+
+
+def read(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Write the corpus, and say what could not be recovered."""
+    from trainer.config import TokenizerConfig
+    from trainer.data.corpus import Corpus
+    from trainer.data.formats.export import Vocabulary, import_tokens
+    from trainer.data.tokenizers import prepare_tokenizer
+
+    setting = tokenizer_setting(arguments.tokenizer) if arguments.tokenizer is not None else None
+    if setting is None or "train" in setting:
+        raise InputError("data import: --tokenizer names the one that made the files; none can be trained on token ids")
+    config = validated(TokenizerConfig, setting, "--tokenizer")
+    tokenizer = prepare_tokenizer(config, Corpus("", (), "", 0, 0, ""))
+    out = Path(arguments.out)
+    if out.exists():
+        raise InputError(f"--out {out}: there is something already; choose a new file")
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
+    found = import_tokens(arguments.format, [Path(file) for file in arguments.files], vocabulary, out)
+    say(f"{out}: {found.documents} documents, {found.tokens} tokens with the end-of-text id that each ends in")
+    if found.cut:
+        say("the first or the last document is cut: it begins before these files, or goes on behind them")
+    say(f"lost: {'; '.join(found.lost)}")
+    return 0

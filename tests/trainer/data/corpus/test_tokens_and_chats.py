@@ -1,0 +1,287 @@
+"""Columns of token ids are read without a tokenizer; columns of messages are rendered as transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.trainer.data.corpus.corpora import arrow, jsonl, parquet, saved_to_disk
+from tests.trainer.data.test_packing import assert_same
+from trainer.config import CorpusConfig, DataConfig, EvaluationConfig, TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import iter_encoded, iter_texts, prepare_corpus
+from trainer.data.dataset import Epoch, held_out_batches
+from trainer.data.prepare import prepare
+from trainer.data.tokenizers import document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.data.verify import verify
+from trainer.errors import InputError
+
+Make = Callable[..., DataConfig]
+IDS = "input_ids"
+TOKEN_WRITERS: dict[str, Callable[[Path, list[list[int]]], Path]] = {
+    "parquet": lambda folder, ids: parquet(folder, ids, pa.list_(pa.int32()), IDS),
+    "large lists of uint16": lambda folder, ids: parquet(folder, ids, pa.large_list(pa.uint16()), IDS),
+    "jsonl": lambda folder, ids: jsonl(folder, ids, IDS),
+    "arrow": lambda folder, ids: arrow(folder / "data.arrow", ids, None, IDS),
+    "save_to_disk": lambda folder, ids: saved_to_disk(folder, ids, IDS),
+}
+
+
+def ids_of(config: DataConfig, texts: list[str], end: bool) -> list[list[int]]:
+    info = prepare_tokenizer(config.tokenizer, prepare_corpus(config.corpus))
+    ids = load_tokenizer(info).encode_batch(texts)
+    return document_tokens(ids, info.eos_id) if end else ids
+
+
+def refused(path: Path | str, **settings: Any) -> str:
+    with pytest.raises(InputError) as error:
+        prepare_corpus(CorpusConfig(path=str(path), **settings))
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("name", TOKEN_WRITERS)
+@pytest.mark.parametrize("path", ["tokens-padded", "tokens-stream"])
+def test_stored_tokens_make_the_same_batches_as_the_text(
+    tmp_path: Path, texts: list[str], corpus_file: str, trained: str, make_config: Make, path: str, name: str, end: bool
+) -> None:
+    """Whether documents are stored with their end-of-text or without it."""
+    shared = {"path": path, "tokenizer": TokenizerConfig(pretrained=trained)}
+    of_text = make_config(corpus=CorpusConfig(path=corpus_file), **shared)
+    stored = TOKEN_WRITERS[name](tmp_path, ids_of(of_text, texts, end))
+    of_tokens = make_config(corpus=CorpusConfig(path=str(stored), column=IDS), **shared)
+    prepared = prepare(of_tokens)
+    assert (prepared.corpus.content, prepared.corpus.documents, prepared.corpus.empty) == ("tokens", 60, 3)
+    assert prepared.tokenizer.eos_id is not None
+    for left, right in zip(Epoch(of_text, prepare(of_text), 1), Epoch(of_tokens, prepared, 1), strict=True):
+        assert_same(left, right)
+
+
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> str:
+    return str(parquet(tmp_path_factory.mktemp("text"), texts))
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_file: str) -> str:
+    """A tokenizer.json of a tokenizer with an end-of-text, in a file of its own."""
+    config = TokenizerConfig(train=TrainTokenizer(vocab_size=300))
+    return prepare_tokenizer(config, prepare_corpus(CorpusConfig(path=corpus_file))).location
+
+
+def test_encoded_documents_are_what_was_stored(tmp_path: Path) -> None:
+    stored = [[1, 2, 9], [], [9], [3], [9, 9]]
+    corpus = prepare_corpus(CorpusConfig(path=str(parquet(tmp_path, stored, None, IDS)), column=IDS))
+    assert corpus.largest_id == 9
+    for rows in (1, 2, 100):
+        for eos_id, expected in ((None, stored), (9, [[1, 2], [], [], [3], [9]]), (5, stored)):
+            found = []
+            for encoded in iter_encoded(corpus, rows, eos_id):
+                assert (encoded.ids.dtype, encoded.lengths.dtype) == (np.uint32, np.int64)
+                assert len(encoded.lengths) <= rows
+                found += [part.tolist() for part in np.split(encoded.ids, encoded.lengths.cumsum()[:-1])]
+            assert found == expected
+
+
+def test_stored_tokens_can_be_held_out(tmp_path: Path, texts: list[str], trained: str, make_config: Make) -> None:
+    config = make_config(tokenizer=TokenizerConfig(pretrained=trained), path="tokens-padded")
+    stored = jsonl(tmp_path, ids_of(config, texts, end=False), IDS)
+    of_tokens = config.model_copy(update={"corpus": CorpusConfig(path=str(stored), column=IDS)})
+    prepared = prepare(of_tokens, evaluation=EvaluationConfig(fraction=0.3))
+    assert prepared.split is not None
+    assert prepared.split.training + prepared.split.held_out == len(texts)
+    assert held_out_batches(of_tokens, prepared, 2)
+
+
+def test_stored_tokens_have_no_text(tmp_path: Path, trained: str, make_config: Make) -> None:
+    corpus = CorpusConfig(path=str(jsonl(tmp_path, [[1, 2]], IDS)), column=IDS)
+    with pytest.raises(InputError, match="holds token ids, and no text"):
+        next(iter_texts(prepare_corpus(corpus)))
+    with pytest.raises(InputError, match="give the tokenizer that made them"):
+        prepare(make_config(corpus=corpus, path="tokens-stream"))  # asks for one to be trained
+    pretrained = make_config(corpus=corpus, tokenizer=TokenizerConfig(pretrained=trained), path="text-stream")
+    with pytest.raises(InputError, match=r"data.path: text-stream tokenizes text, .* allowed: data.path tokens-padded"):
+        prepare(pretrained)
+    with pytest.raises(InputError, match="harness data verify tokenizes text"):
+        verify(pretrained)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (
+            [[1], [2, 70000]],
+            "row 1 (from 0): column 'input_ids' holds the id 70,000, and the tokenizer's ids end at 299",
+        ),
+        ([[1], [], [2, -1]], "row 2 (from 0): -1 is no token id; allowed: 0 to 2,147,483,647"),
+        ([[1, 2**40]], f"row 0 (from 0): {2**40} is no token id"),
+        ([[1], [2, None]], "row 1 (from 0): a token id is null"),
+        ([[1], None, [2]], "1 null (first: "),
+        ([[], []], "empty corpus: 2 documents, all of them empty"),
+    ],
+)
+@pytest.mark.parametrize(
+    "write", [jsonl, lambda folder, rows, column: parquet(folder, rows, pa.list_(pa.int64()), column)]
+)
+def test_ids_that_are_none(
+    tmp_path: Path, trained: str, write: Callable[[Path, list[Any], str], Path], rows: list[Any], line: str
+) -> None:
+    path = write(tmp_path, rows, IDS)
+    with pytest.raises(InputError) as error:
+        prepare_tokenizer(TokenizerConfig(pretrained=trained), prepare_corpus(CorpusConfig(path=str(path), column=IDS)))
+    assert line in str(error.value)
+    assert str(path) in str(error.value)
+
+
+CHATS = [
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hallo, <b>漢字</b>?"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}],
+    [{"role": "user", "content": ""}],
+]
+TEMPLATE = """\
+{{ bos_token }}
+{% for message in messages %}
+    {%- if message.name is defined %}({{ message.name | tojson }}){% endif %}
+<|{{ message['role'] }}|>{{ message['content'] | trim }}{{ eos_token }}
+{% endfor %}
+{% generation %}{% endgeneration %}
+"""
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory, trained: str) -> Path:
+    """A tokenizer's folder with a template, as transformers saves it."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("chatty")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=trained, eos_token="<|endoftext|>", bos_token="<s>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("write", [jsonl, lambda folder, rows, column: parquet(folder, rows, None, column)])
+@pytest.mark.parametrize("where", ["folder", "jinja", "config"])
+def test_chats_are_rendered_as_transformers_does(
+    tmp_path: Path, chatty: Path, write: Callable[[Path, list[Any], str], Path], where: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    template = chatty
+    if where == "jinja":
+        template = chatty / "chat_template.jinja"
+    elif where == "config":  # as older versions save it
+        template = tmp_path / "old"
+        template.mkdir()
+        config = json.loads((chatty / "tokenizer_config.json").read_text())
+        config["chat_template"] = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+        (template / "tokenizer_config.json").write_text(json.dumps(config))
+    path = write(tmp_path, CHATS, "messages")
+    corpus = prepare_corpus(CorpusConfig(path=str(path), column="messages", chat_template=str(template)))
+    assert corpus.content == "chat"
+    tokenizer = AutoTokenizer.from_pretrained(chatty)
+    expected = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in CHATS]
+    assert [text for part in iter_texts(corpus, 2) for text in part] == expected
+    assert "<|endoftext|>" in expected[0]
+
+
+def test_the_template_is_part_of_the_fingerprint_and_never_todays_date(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, CHATS, "messages")
+
+    def corpus(template: str) -> Any:
+        (tmp_path / "t.jinja").write_text(template)
+        return prepare_corpus(CorpusConfig(path=str(path), column="messages", chat_template=str(tmp_path / "t.jinja")))
+
+    first = corpus("{{ messages[0].role }}")
+    assert first.fingerprint != corpus("{{ messages[0].content }}x").fingerprint
+    dated = corpus("\n  {% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}")
+    assert next(iter_texts(dated)) == ["\n26 Jul 2024"] * 3
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{{ messages[0].__class__.__mro__ }}", "row 0 (from 0): the template"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", "row 0 (from 0): the template"),
+        ("{{ cycler.__init__.__globals__.os.system('touch harmed') }}", "row 0 (from 0): the template"),
+        ("{% for x in messages %}", "row 0 (from 0): the template"),
+        ("{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}", "row 1 (from 0): the "),
+        ("{{ 1 / 0 }}", "fails: division by zero"),
+    ],
+)
+def test_a_template_that_fails_or_reaches_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jinja").write_text(template)
+    path = jsonl(tmp_path, CHATS, "messages")
+    assert line in refused(path, column="messages", chat_template=str(tmp_path / "t.jinja"))
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_chats_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    settings = {"column": "messages", "chat_template": str(tmp_path / "t.jinja")}
+    assert "holds chats; give data.corpus.chat_template" in refused(
+        jsonl(tmp_path, CHATS, "messages"), column="messages"
+    )
+    path = jsonl(tmp_path, [CHATS[0], [{"role": "user", "text": "a"}]], "messages")
+    assert f"{path}, row 1 (from 0): message 0 has no 'content'; its keys: 'role', 'text'" in refused(path, **settings)
+    path = jsonl(tmp_path, [CHATS[0], None], "messages")
+    assert f"1 null (first: {path}, row 1, from 0); every document must be a list of messages" in refused(
+        path, **settings
+    )
+    path = jsonl(tmp_path, [CHATS[0], "text"], "messages")
+    assert "row 1 (from 0): column 'messages' holds a string; allowed: a list of messages" in refused(path, **settings)
+    assert "holds text, and no lists of messages" in refused(
+        jsonl(tmp_path, ["a"]), chat_template=str(tmp_path / "t.jinja")
+    )
+    pq.write_table(pa.table({"messages": [[{"from": "a", "value": "b"}]]}), tmp_path / "other.parquet")
+    assert "message 0 has no 'role'; its keys: 'from', 'value'" in refused(tmp_path / "other.parquet", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("no", None, "no "),
+        ("t.jinja", b"\xff\xfe", "cannot be read as text"),
+        ("t.jinja", b" " * (2**20 + 1), "more than 1,048,576 bytes"),
+        ("tokenizer_config.json", b"{}", "names no chat_template"),
+        ("tokenizer_config.json", b"{", "cannot be read as JSON"),
+    ],
+)
+def test_templates_that_are_none(tmp_path: Path, name: str, content: bytes | None, line: str) -> None:
+    path = jsonl(tmp_path, CHATS, "messages")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert line in refused(path, column="messages", chat_template=str(tmp_path / name))
+
+
+def test_a_lone_tokenizer_json_is_a_tokenizer(tmp_path: Path, trained: str, corpus_file: str) -> None:
+    corpus = prepare_corpus(CorpusConfig(path=corpus_file))
+    lone = tmp_path / "mine.json"
+    lone.write_bytes(Path(trained).read_bytes())
+    info = prepare_tokenizer(TokenizerConfig(pretrained=str(lone)), corpus)
+    folder = prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(vocab_size=300)), corpus)
+    assert (info.vocab_size, info.eos_id, info.kind) == (folder.vocab_size, folder.eos_id, "pretrained")
+    assert load_tokenizer(info).encode("the quick brown") == load_tokenizer(folder).encode("the quick brown")
+    lone.write_text("{}")
+    with pytest.raises(InputError, match=r"is no tokenizer\.json"):
+        prepare_tokenizer(TokenizerConfig(pretrained=str(lone)), corpus)
+
+
+def test_a_tokenizer_json_in_its_folder_keeps_what_the_folder_says(chatty: Path, corpus_file: str) -> None:
+    corpus = prepare_corpus(CorpusConfig(path=corpus_file))
+    by_folder, by_file = (
+        prepare_tokenizer(TokenizerConfig(pretrained=str(path)), corpus) for path in (chatty, chatty / "tokenizer.json")
+    )
+    assert by_folder == by_file
+    assert by_file.bos_id is not None

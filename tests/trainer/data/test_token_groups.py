@@ -1,0 +1,99 @@
+"""Documents become tokens in bounded groups, in order, whatever the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from trainer.config import CorpusConfig, TokenizerConfig
+from trainer.data import token_groups
+from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.token_groups import TextGroup, corpus_groups, encoded_groups, text_groups
+from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus_glob: str) -> Corpus:
+    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
+
+
+@pytest.fixture(scope="module")
+def info(corpus: Corpus, tokenizer_config: TokenizerConfig) -> TokenizerInfo:
+    return prepare_tokenizer(tokenizer_config, corpus)
+
+
+def documents(groups: Iterator[token_groups.TokenGroup]) -> list[list[int]]:
+    found = []
+    for group in groups:
+        places = np.concatenate([[0], np.cumsum(group.lengths)])
+        found += [group.ids[start:end].tolist() for start, end in pairwise(places)]
+    return found
+
+
+def test_groups_are_bounded_in_documents_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_groups, "GROUP_BYTES", 10)
+    groups = list(text_groups([["12345", "123456"], ["é" * 4, "", "x" * 50], ["y"]]))
+    assert [group.texts for group in groups] == [["12345"], ["123456"], ["éééé", ""], ["x" * 50], ["y"]]
+    assert [group.text_bytes for group in groups] == [5, 6, 8, 50, 1]
+    assert [len(group.texts) for group in text_groups([[""] * 2500])] == [1000, 1000, 500]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("start", [0, 1, 44, 60])
+def test_the_tokens_are_those_of_each_document(
+    corpus: Corpus, info: TokenizerInfo, texts: list[str], monkeypatch: pytest.MonkeyPatch, workers: int, start: int
+) -> None:
+    monkeypatch.setattr(token_groups, "GROUP_BYTES", 200)
+    expected = document_tokens([load_tokenizer(info).encode(text) for text in texts], info.eos_id)
+    found = list(corpus_groups(corpus, info, start, workers))
+    assert documents(iter(found)) == expected[start:]
+    assert sum(group.text_bytes for group in found) == sum(len(text.encode()) for text in texts[start:])
+    assert {group.ids.dtype.name for group in found} <= {"uint16"}
+
+
+def test_no_more_text_is_read_than_may_be_in_flight(info: TokenizerInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_groups, "IN_FLIGHT_BYTES", 100)
+    read: list[int] = []
+
+    def groups() -> Iterator[TextGroup]:
+        for number in range(20):
+            read.append(number)
+            yield TextGroup(["x" * 60], 60)
+
+    for done, _ in enumerate(encoded_groups(groups(), info, workers=4)):
+        assert len(read) <= done + 2  # one is encoded, one is held by the reader
+    assert len(read) == 20
+
+
+def test_what_the_engine_cannot_encode_ends_it_at_once(info: TokenizerInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load_tokenizer(info)
+
+    def refuse(_: object) -> None:
+        raise InputError("no such word")
+
+    monkeypatch.setattr(engine, "encode_flat", refuse)
+    monkeypatch.setattr(token_groups, "load_tokenizer", lambda _: engine)
+    with pytest.raises(InputError, match="no such word"):
+        list(encoded_groups(text_groups([["a"]] * 3), info, workers=2))
+
+
+def test_an_id_outside_of_the_vocabulary_is_refused_and_not_cut_off(info: TokenizerInfo) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match=r"gave the id \d+, outside of its vocabulary of 5"):
+        list(encoded_groups(text_groups([["a fox"]]), replace(info, vocab_size=5), workers=1))
+
+
+@pytest.mark.slow
+def test_an_engine_that_holds_pythons_lock_works_in_processes(
+    info: TokenizerInfo, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of transformers without a fast backend; here any engine is taken for one."""
+    monkeypatch.setattr(token_groups, "Slow", type(load_tokenizer(info)))
+    monkeypatch.setattr(token_groups, "GROUP_BYTES", 2000)
+    expected = document_tokens([load_tokenizer(info).encode(text) for text in texts], info.eos_id)
+    assert documents(encoded_groups(text_groups([texts]), info, workers=2)) == expected

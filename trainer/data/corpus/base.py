@@ -1,0 +1,53 @@
+"""Defines a corpus: which files its documents lie in, how they are read, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from trainer.data.corpus.chat import ChatTemplate
+
+Format = Literal["parquet", "jsonl", "text", "arrow"]
+Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
+Split = Literal["file", "line", "blank-line"]
+
+ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
+MOST_BYTES = 16 * 2**20  # of documents that are handed on together, unless a single one is larger
+LARGEST_DOCUMENT = 2**31 - 1  # bytes: the offsets of Arrow's strings and lists are int32
+MOST_CHARACTERS = 300  # of another library's message in one of ours
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents, in the order of ``files`` and rows. Only the first ``documents`` are used. It is picklable."""
+
+    name: str
+    files: tuple[str, ...]  # absolute paths, or URLs
+    column: str
+    documents: int  # rows used, empty ones included
+    empty: int  # how many of these are the empty string: counted here, skipped by every data path
+    fingerprint: str  # of the files' content, the column, the number of documents, and how they are read
+    format: Format = "parquet"
+    content: Content = "text"
+    split: Split = "file"  # what a document of a text file is
+    template: ChatTemplate | None = None  # of a column of chats
+    largest_id: int | None = None  # of a column of token ids
+    largest_at: str = ""  # where that id is, for messages
+
+
+def bounded(values: Any, rows: int) -> Iterator[Any]:
+    """Cut an Arrow array into slices of at most ``rows`` and, unless it is one row, :data:`MOST_BYTES`."""
+    start = 0
+    while start < len(values):
+        piece = values.slice(start, rows)
+        while len(piece) > 1 and piece.nbytes > MOST_BYTES:
+            piece = piece.slice(0, len(piece) // 2)
+        yield piece
+        start += len(piece)
+
+
+def first_line(error: BaseException) -> str:
+    """Another library's message in a line that a terminal can show."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:MOST_CHARACTERS]

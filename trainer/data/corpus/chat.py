@@ -1,0 +1,118 @@
+"""Renders chats with a Jinja template, in the sandbox of transformers: a template reaches nothing but its chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.data.corpus.base import MOST_CHARACTERS
+from trainer.errors import InputError, one_line
+from trainer.files import expanded
+
+KEY = "data.corpus.chat_template"
+_FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LONGEST_BYTES = 2**20  # of a template; the longest in use have some ten thousand
+# Some templates write today's date. A corpus must not change from day to day: it is always the one that the templates
+# of Llama 3 write where they are given none. (A macro hides the function; the newline ends its line.)
+_DATE = "26 Jul 2024"
+_NO_CLOCK = "{% macro strftime_now(format) %}" + _DATE + "{% endmacro %}\n"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template's text, and the tokens that it may write. It is picklable."""
+
+    source: str
+    tokens: tuple[tuple[str, str], ...]  # bos_token and its like
+    name: str
+
+
+def load_template(location: str) -> ChatTemplate:
+    """The template in ``location``: a Jinja file, or a tokenizer's folder.
+
+    Special tokens are those of the ``tokenizer_config.json`` in that folder, or beside that file. Raises InputError
+    where there is no template.
+    """
+    path = expanded(location).absolute()
+    if not path.exists():
+        raise InputError(f"{KEY}: no {location}; allowed: a Jinja file, or a tokenizer's folder that has a template")
+    folder = path if path.is_dir() else path.parent
+    config = _config(folder / _CONFIG)
+    source = _text(path) if path.is_file() and path.suffix != ".json" else _of_folder(folder, config)
+    if source is None:
+        raise InputError(f"{KEY}: {location} has no {_FILE}, and {_CONFIG} there names no chat_template")
+    tokens = []
+    for name in _TOKENS:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            tokens.append((name, value))
+    return ChatTemplate(source, tuple(tokens), str(path))
+
+
+def _of_folder(folder: Path, config: dict[str, Any]) -> str | None:
+    if (folder / _FILE).is_file():
+        return _text(folder / _FILE)
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = next(
+            (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), 0
+        )
+    return found if isinstance(found, str) else None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({one_line(error)})") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LONGEST_BYTES + 1)
+        if len(content) <= _LONGEST_BYTES:
+            return content.decode()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{KEY}: {path}: cannot be read as text ({one_line(error)})") from error
+    raise InputError(f"{KEY}: {path}: more than {_LONGEST_BYTES:,} bytes; a chat template is a short text")
+
+
+def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int) -> list[str]:
+    """Each chat as text. ``name`` and ``first``: the file and row of the first one, for messages.
+
+    Raises InputError for a row that is no list of messages, or that the template refuses.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = _NO_CLOCK * ("strftime_now" in template.source) + template.source
+    tokens: dict[str, Any] = dict(template.tokens)
+    texts = []
+    for row, chat in enumerate(chats, start=first):
+        _check(chat, f"{name}, row {row} (from 0)")
+        try:
+            (text,), _ = render_jinja_template(conversations=[chat], chat_template=source, **tokens)
+            text.encode()
+        except Exception as error:  # of Jinja a dozen kinds, and whatever an expression of the template raises
+            reason = one_line(error)[:MOST_CHARACTERS] or type(error).__name__
+            raise InputError(f"{name}, row {row} (from 0): the template {template.name} fails: {reason}") from error
+        texts.append(text)
+    return texts
+
+
+def _check(chat: Any, where: str) -> None:
+    if not isinstance(chat, list) or not all(isinstance(one, dict) for one in chat):
+        raise InputError(f"{where}: not a list of messages; allowed: {{role, content}} each")
+    for number, message in enumerate(chat):
+        missing = [key for key in ("role", "content") if key not in message]
+        if "role" in missing or (missing and "tool_calls" not in message):  # a call of a tool may have no content
+            has = ", ".join(map(repr, message)) or "none"
+            raise InputError(f"{where}: message {number} has no {missing[0]!r}; its keys: {has}")

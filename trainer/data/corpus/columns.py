@@ -1,0 +1,98 @@
+"""Reads one column of a corpus' file, whatever its format: strings, lists of token ids, or lists of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.data.corpus import arrow, jsonl, parquet, text
+from trainer.data.corpus.base import Content, Format, Split, first_line
+from trainer.errors import InputError
+
+_ALLOWED = "strings, lists of whole numbers (token ids), or lists of objects (messages)"
+
+
+def content_of(name: str, format: Format, column: str) -> Content:
+    """What the file's column holds. Raises InputError where there is no such column, or it holds something else."""
+    if format == "text":
+        return "text"
+    if format == "jsonl":
+        return jsonl.content(name, column)
+    kind = column_type(name, format, column)
+    found = _content(kind)
+    if found is None:
+        raise InputError(f"{name}: column {column!r} is {kind}; allowed: {_ALLOWED}")
+    return found
+
+
+def column_type(name: str, format: Format, column: str) -> Any:
+    """The Arrow type of a Parquet or Arrow file's column. Raises InputError where it is not there, or there twice."""
+    schema = (parquet if format == "parquet" else arrow).schema(name)
+    if column not in schema.names:
+        raise InputError(f"{name}: no column {column!r}; it has {', '.join(schema.names) or 'no columns'}")
+    if schema.names.count(column) > 1:
+        raise InputError(f"{name}: {schema.names.count(column)} columns named {column!r}; it must be one")
+    return schema.field(column).type
+
+
+def read(name: str, format: Format, column: str, content: Content, split: Split) -> Iterator[Any]:
+    """Yield the documents in order: Arrow arrays of strings or lists of integers, or lists of lists of messages.
+
+    Every array is checked as a whole (offsets, UTF-8): no bit of a damaged file reaches a tokenizer unseen.
+    """
+    import pyarrow as pa
+
+    if format == "text":
+        yield from text.read(name, split)
+    elif format == "jsonl":
+        yield from jsonl.read(name, column, content)
+    else:
+        for values in (parquet if format == "parquet" else arrow).read(name, column):
+            try:
+                values.validate(full=True)
+                plain = _plain(values)
+            except pa.ArrowException as error:
+                raise InputError(f"{name}: damaged {format} file ({first_line(error)})") from error
+            yield _messages(plain) if content == "chat" else plain
+
+
+def _content(kind: Any) -> Content | None:
+    import pyarrow as pa
+
+    is_type = pa.types
+    if is_type.is_dictionary(kind):
+        kind = kind.value_type
+    if is_type.is_string(kind) or is_type.is_large_string(kind) or is_type.is_string_view(kind):
+        return "text"
+    if is_type.is_list(kind) or is_type.is_large_list(kind) or is_type.is_fixed_size_list(kind):
+        if is_type.is_integer(kind.value_type):
+            return "tokens"
+        if is_type.is_struct(kind.value_type):
+            return "chat"
+    return None
+
+
+def _plain(values: Any) -> Any:
+    """The same values without a dictionary, a view or a fixed size."""
+    import pyarrow as pa
+
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        values = values.dictionary_decode()
+        kind = values.type
+    if pa.types.is_string_view(kind):
+        return values.cast(pa.large_string())
+    if pa.types.is_fixed_size_list(kind):
+        return values.cast(pa.large_list(kind.value_type))
+    return values
+
+
+def _messages(values: Any) -> list[Any]:
+    """Rows of Python objects. A key that a message lacks is null in a table: it is left out, as JSON has it."""
+    return [None if chat is None else [_without_nulls(one) for one in chat] for chat in values.to_pylist()]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value

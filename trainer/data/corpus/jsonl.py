@@ -1,0 +1,132 @@
+"""Reads JSON Lines: an object a line. Arrow parses block by block; what it refuses is gone through line by line.
+
+The second way says which row is wrong and what is wrong with it. It also reads what JSON allows and Arrow does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.data.corpus import lines
+from trainer.data.corpus.base import Content
+from trainer.errors import InputError, one_line
+
+_SHOWN_KEYS = 12
+
+
+def content(name: str, column: str) -> Content:
+    """What the column holds, by the first row whose value is not null."""
+    keys: list[str] = []
+    for block in lines.blocks(name):
+        for row, found in _objects(name, block, 0):
+            keys = keys or list(found)[:_SHOWN_KEYS]
+            value = found.get(column)
+            if isinstance(value, str):
+                return "text"
+            if isinstance(value, list):
+                return "chat" if value and isinstance(value[0], dict) else "tokens"
+            if value is not None:
+                raise _wrong(name, row, column, value, "a string, a list of token ids or a list of messages")
+            if column not in found:
+                raise InputError(
+                    f"{name}, row {row} (from 0): no column {column!r}; it has {', '.join(map(repr, keys)) or 'none'}"
+                )
+    return "text"  # empty, or nulls alone, which are refused where rows are counted
+
+
+def read(name: str, column: str, content: Content) -> Iterator[Any]:
+    """Yield the column as Arrow arrays (strings, lists of int64) or, for chats, as lists of lists of messages."""
+    row = 0
+    for block in lines.blocks(name):
+        values = None if content == "chat" else _parsed(block, column, content)
+        if values is None:
+            values = _values(name, block, row, column, content)
+        yield values
+        row += len(values)
+
+
+def _parsed(block: bytes, column: str, content: Content) -> Any:
+    """The column by Arrow's reader; None where it refuses the block or does not see a row in each line."""
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    kind = pa.string() if content == "text" else pa.list_(pa.int64())
+    try:
+        table = pj.read_json(
+            pa.BufferReader(block),
+            pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pj.ParseOptions(explicit_schema=pa.schema([(column, kind)]), unexpected_field_behavior="ignore"),
+        )
+        values = table.column(0).combine_chunks()
+        values.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return None
+    rows = block.count(b"\n") + (not block.endswith(b"\n"))
+    return values if len(values) == rows else None
+
+
+def _values(name: str, block: bytes, first: int, column: str, content: Content) -> Any:
+    import pyarrow as pa
+
+    found: list[Any] = []
+    for row, one in _objects(name, block, first):
+        value = one.get(column)
+        if value is None and column not in one:
+            raise InputError(f"{name}, row {row} (from 0): no column {column!r}")
+        if value is not None:
+            _check(name, row, column, value, content)
+        found.append(value)
+    if content == "chat":
+        return found
+    try:
+        return pa.array(found, pa.string() if content == "text" else pa.list_(pa.int64()))
+    except (pa.ArrowException, OverflowError) as error:  # an id that is no 64-bit integer
+        raise InputError(f"{name}: column {column!r}: {one_line(error)}") from error
+
+
+def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line's object with its row. Blank lines are no rows."""
+    row = first
+    for line in block.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line.removeprefix(b"\xef\xbb\xbf") if row == 0 else line)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
+            hint = "; a .json file must have an object a line, too" if row == 0 else ""
+            raise InputError(f"{name}, row {row} (from 0): not JSON ({reason}){hint}") from error
+        if not isinstance(found, dict):
+            raise InputError(f"{name}, row {row} (from 0): {_kind(found)}, not an object; give an object a line")
+        yield row, found
+        row += 1
+
+
+def _check(name: str, row: int, column: str, value: object, content: Content) -> None:
+    if content == "text":
+        if not isinstance(value, str):
+            raise _wrong(name, row, column, value, "a string, as in the first row")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{name}, row {row} (from 0): column {column!r} holds half of a surrogate pair "
+                f"(\\u{ord(value[error.start]):04x}), which no UTF-8 text has"
+            ) from error
+    elif not isinstance(value, list):
+        what = "token ids" if content == "tokens" else "messages"
+        raise _wrong(name, row, column, value, f"a list of {what}, as in the first row")
+    elif content == "tokens" and not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        odd = next(one for one in value if not isinstance(one, int) or isinstance(one, bool))
+        raise _wrong(name, row, column, odd, "whole numbers, the token ids")
+
+
+def _wrong(name: str, row: int, column: str, value: object, allowed: str) -> InputError:
+    return InputError(f"{name}, row {row} (from 0): column {column!r} holds {_kind(value)}; allowed: {allowed}")
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return "null" if value is None else kinds.get(type(value), "an object")

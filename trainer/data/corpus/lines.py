@@ -1,0 +1,62 @@
+"""Reads files of bytes in blocks that end at a line's end, decompressed where they are gzip or Zstandard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.data.corpus import places
+from trainer.data.corpus.base import LARGEST_DOCUMENT
+from trainer.errors import InputError
+
+BLOCK = 8 * 2**20  # bytes
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def open_stream(name: str) -> Any:
+    """The file's bytes, decompressed; by its first bytes, whatever its name is. Close it after use."""
+    import pyarrow as pa
+
+    file = places.open_file(name)
+    head = read(name, file, 4)
+    file.seek(0)
+    codec = next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
+    return file if codec is None else pa.CompressedInputStream(file, codec)
+
+
+def read(name: str, stream: Any, most: int) -> bytes:
+    """The next bytes, ``most`` of them where there are as many. Raises InputError where the file is damaged."""
+    import pyarrow as pa
+
+    parts = []
+    try:
+        while most > 0 and (part := stream.read(most)):
+            parts.append(part)
+            most -= len(part)
+    except (pa.ArrowException, OSError) as error:
+        raise places.unreadable(name, error) from error
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def blocks(name: str) -> Iterator[bytes]:
+    """Yield the file in blocks of whole lines. A line longer than a block is a block of its own."""
+    with open_stream(name) as stream:
+        parts: list[bytes] = []
+        size = 0
+        while block := read(name, stream, BLOCK):
+            end = block.rfind(b"\n") + 1
+            if end:
+                parts.append(block[:end])
+                yield b"".join(parts) if len(parts) > 1 else parts[0]
+                parts, size = [], 0
+            parts.append(block[end:])
+            size += len(block) - end
+            if size > LARGEST_DOCUMENT:
+                raise too_large(name)
+        if last := b"".join(parts):
+            yield last
+
+
+def too_large(name: str, row: int | None = None) -> InputError:
+    where = name if row is None else f"{name}, row {row}"
+    return InputError(f"{where}: a document of more than {LARGEST_DOCUMENT:,} bytes; divide it")

@@ -1,0 +1,79 @@
+"""Reads a column of a Parquet file, a bounded number of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.data.corpus import places
+from trainer.data.corpus.base import MOST_BYTES, ROW_GROUP, first_line
+from trainer.errors import InputError
+
+_BUFFER_BYTES = 8 * 2**20  # of one read over the network
+_LOCAL_BUFFER_BYTES = 2**20
+
+
+def open_parquet(name: str) -> Any:
+    """Open a ParquetFile. The error distinguishes a truncated file from one that never was parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if places.is_remote(name):
+        file = places.open_file(name)
+        try:
+            return pq.ParquetFile(file, buffer_size=_BUFFER_BYTES)
+        except (pa.ArrowException, OSError) as error:
+            file.seek(0)
+            raise _not_parquet(name, file.read(4), error) from error
+    try:
+        # Pages of a mapped file, and row groups that are read ahead, would stay in memory until its end.
+        return pq.ParquetFile(name, buffer_size=_LOCAL_BUFFER_BYTES, pre_buffer=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        with Path(name).open("rb") as file:
+            head = file.read(4)
+        raise _not_parquet(name, head, error) from error
+    except OSError as error:
+        raise places.unreadable(name, error) from error
+
+
+def _not_parquet(name: str, head: bytes, error: BaseException) -> InputError:
+    if head == b"PAR1":
+        return InputError(f"{name}: truncated or damaged parquet file (its footer cannot be read)")
+    if isinstance(error, OSError):
+        return InputError(f"{name}: cannot be read ({first_line(error)})")
+    return InputError(f"{name}: not a parquet file")
+
+
+def schema(name: str) -> Any:
+    """The file's Arrow schema."""
+    import pyarrow as pa
+
+    try:
+        return open_parquet(name).schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(name, error) from error
+
+
+def read(name: str, column: str) -> Iterator[Any]:
+    """Yield the column's values as Arrow arrays: fewer rows at a time where they are large."""
+    import pyarrow as pa
+
+    file = open_parquet(name)
+    try:
+        rows = _rows(file.metadata)
+        for batch in file.iter_batches(rows, columns=[column], use_threads=False):
+            yield batch.column(0)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(name, error) from error
+
+
+def damaged(name: str, error: BaseException) -> InputError:
+    return InputError(f"{name}: damaged parquet file ({first_line(error)})")
+
+
+def _rows(metadata: Any) -> int:
+    """So many rows that they hold about :data:`MOST_BYTES`, by the mean of the row group whose rows are largest."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
+    return max(1, min(ROW_GROUP, int(MOST_BYTES / mean))) if mean else ROW_GROUP

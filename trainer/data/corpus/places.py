@@ -1,0 +1,250 @@
+"""Finds and opens a corpus' files: here, or behind a URL (S3 and its like by pyarrow, other schemes by fsspec).
+
+A local file is known by its content. A remote one is known by its size and its ETag (its time of change, where the
+server gives no ETag); its documents are hashed while they are checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from trainer.data.corpus.base import first_line
+from trainer.errors import MACHINE_FAULTS, InputError
+from trainer.files import expanded
+
+KEY = "data.corpus.path"
+# What pyarrow opens by itself, without a package of the service.
+_NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_CONNECT_S, _ATTEMPTS = 10, 3
+_WILD = "*?["
+
+
+def scheme_of(path: str) -> str | None:
+    """``s3`` of ``s3://bucket/file``; None for a path of this machine."""
+    scheme, mark, _ = path.partition("://")
+    return scheme.lower() if mark and scheme.isascii() and scheme.replace("+", "").isalnum() else None
+
+
+def is_remote(path: str) -> bool:
+    """Whether it is behind a URL. A ``file://`` URL is a path of this machine."""
+    return scheme_of(path) not in (None, "file")
+
+
+def local(path: str) -> str:
+    """A ``file://`` URL as the path that it stands for; any other path as it is."""
+    if scheme_of(path) != "file":
+        return path
+    parts = path.split("://", 1)[1]
+    host, _, rest = parts.partition("/")
+    if host not in ("", "localhost"):
+        raise InputError(f"{KEY}: {path}: a file:// URL names no other machine; allowed: file:///PATH")
+    return "/" + unquote(rest)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a pattern names: files in order, and whether they were found by going through a folder."""
+
+    files: tuple[str, ...]
+    folder: str | None = None
+
+
+def find(pattern: str) -> Found:
+    """The file, the folder's files or those that the glob matches; InputError where there is none.
+
+    Of a folder these are all that are not hidden, in the order of their paths.
+    """
+    pattern = local(pattern)
+    return _remote(pattern) if is_remote(pattern) else _local(pattern)
+
+
+def _local(pattern: str) -> Found:
+    path = expanded(pattern)
+    if path.is_file():
+        return Found((str(path.absolute()),))
+    if path.is_dir():
+        root = path.absolute()
+        names = [str(one) for one in _under(root) if not _hidden(one.relative_to(root).parts)]
+        if not names:
+            raise InputError(f"{KEY}: the folder {pattern} holds no file")
+        return Found(tuple(names), str(root))
+    names = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
+    files = sorted(str(Path(name).absolute()) for name in names if Path(name).is_file())
+    if not files:
+        raise InputError(f"{KEY}: no file matches {pattern}" if set(_WILD) & set(pattern) else f"{KEY}: no {pattern}")
+    return Found(tuple(files))
+
+
+def _under(root: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{KEY}: {error.filename}: cannot be read ({error.strerror})") from error
+
+    found = [Path(folder) / name for folder, _, names in os.walk(root, onerror=refuse) for name in names]
+    return sorted(path for path in found if path.is_file())
+
+
+def _hidden(parts: Iterable[str]) -> bool:
+    return any(part.startswith((".", "_")) for part in parts)
+
+
+def _remote(url: str) -> Found:
+    import pyarrow.fs as fs
+
+    _check_url(url)
+    scheme = url.split("://", 1)[0]
+    with _one_line(url):
+        filesystem, path = _resolved(url)
+        info = filesystem.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return Found((url,))
+        if info.type == fs.FileType.Directory:
+            root = PurePosixPath(path)
+            below = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+            names = [
+                one.path
+                for one in below
+                if one.type == fs.FileType.File and not _hidden(PurePosixPath(one.path).relative_to(root).parts)
+            ]
+            if not names:
+                raise InputError(f"{KEY}: the folder {url} holds no file")
+            return Found(tuple(_url(scheme, name) for name in sorted(names)), url.rstrip("/"))
+        if not set(_WILD) & set(path):
+            raise InputError(f"{KEY}: no {url}")
+        from fsspec.implementations.arrow import ArrowFSWrapper
+
+        matching = ArrowFSWrapper(filesystem).glob(path)
+        names = sorted(one.path for one in filesystem.get_file_info(list(matching)) if one.type == fs.FileType.File)
+    if not names:
+        raise InputError(f"{KEY}: no file matches {url}")
+    return Found(tuple(_url(scheme, name) for name in names))
+
+
+def _url(scheme: str, path: str) -> str:
+    return path if "://" in path else f"{scheme}://{path}"
+
+
+def check_scheme(path: str) -> None:
+    """InputError for a URL that nothing here can open, without a look at the network."""
+    if is_remote(path):
+        _check_url(path)
+        with _one_line(path):
+            _resolved(path)
+
+
+def open_file(name: str) -> Any:
+    """A pyarrow file with random access. Raises InputError where it cannot be opened."""
+    import pyarrow as pa
+
+    if is_remote(name):
+        with _one_line(name):
+            filesystem, path = _resolved(name)
+            return filesystem.open_input_file(path)
+    try:
+        return pa.memory_map(name) if Path(name).stat().st_size else pa.BufferReader(b"")  # which cannot be mapped
+    except OSError as error:
+        raise unreadable(name, error) from error
+
+
+def unreadable(name: str, error: BaseException) -> Exception:
+    """What to raise where ``name`` cannot be read: the machine's own fault as it is, else an InputError."""
+    if isinstance(error, OSError) and error.errno in MACHINE_FAULTS and error.errno != errno.EIO:
+        return error
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    return InputError(f"{name}: cannot be read ({reason})")
+
+
+def identity(url: str) -> list[str | int]:
+    """What changes where a remote file does: its address, size, and ETag or time of change."""
+    with _one_line(url):
+        filesystem, path = _resolved(url)
+        with filesystem.open_input_file(path) as file:
+            facts = {str(key): str(value) for key, value in (_metadata(file) or {}).items()}
+            size = int(file.size())
+        etag = facts.get("ETag")
+        return [url, size, etag or str(filesystem.get_file_info(path).mtime_ns)]
+
+
+def _metadata(file: Any) -> Any:
+    try:
+        return {_text(key): _text(value) for key, value in (file.metadata() or {}).items()}
+    except (NotImplementedError, OSError):
+        return None
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _check_url(url: str) -> None:
+    if "@" in url.split("://", 1)[1].partition("/")[0]:
+        hidden = url.split("@", 1)[1]
+        raise InputError(
+            f"{KEY}: ...@{hidden}: a scenario is kept with its study and holds no credentials; leave them to the "
+            "environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws)"
+        )
+
+
+def _resolved(url: str) -> tuple[Any, str]:
+    """The filesystem and the path within it."""
+    scheme, rest = url.split("://", 1)
+    if scheme.lower() == "s3":
+        return _s3(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""), rest.rstrip("/")
+    if scheme.lower() in _NATIVE:
+        import pyarrow.fs as fs
+
+        filesystem, path = fs.FileSystem.from_uri(url)
+        return filesystem, path
+    filesystem = _of_fsspec(scheme.lower())
+    stripped = filesystem.handler.fs._strip_protocol(url)
+    return filesystem, stripped[0] if isinstance(stripped, list) else str(stripped)
+
+
+@lru_cache(maxsize=8)
+def _s3(endpoint: str) -> Any:
+    """``endpoint``: of a server that is not Amazon's; "" for Amazon's own."""
+    import pyarrow.fs as fs
+
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    parts = urlsplit(endpoint)
+    place = {"endpoint_override": parts.netloc or parts.path, "scheme": parts.scheme or "https"} if endpoint else {}
+    return fs.S3FileSystem(
+        region=region or ("us-east-1" if endpoint else None),
+        connect_timeout=_CONNECT_S,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+        **place,
+    )
+
+
+@lru_cache(maxsize=8)
+def _of_fsspec(scheme: str) -> Any:
+    import pyarrow.fs as fs
+
+    try:
+        import fsspec
+
+        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme)))
+    except (ImportError, ValueError) as error:
+        known = ", ".join(("file", *_NATIVE))
+        raise InputError(
+            f"{KEY}: {scheme}://: {first_line(error)}; allowed: {known}, and what fsspec has a package for"
+        ) from error
+
+
+@contextmanager
+def _one_line(url: str) -> Iterator[None]:
+    """Turn what a server or its library raises into one line that names the address."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # each filesystem has errors of its own
+        raise InputError(f"{url}: cannot be read ({first_line(error)})") from error

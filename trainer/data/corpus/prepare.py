@@ -1,0 +1,251 @@
+"""Finds the corpus and checks it once: every document is read before any run is paid for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.config import CorpusConfig
+from trainer.data import cache, python_docs
+from trainer.data.corpus import chat, columns, formats, places
+from trainer.data.corpus.base import ROW_GROUP, Content, Corpus
+from trainer.data.corpus.reading import pieces
+from trainer.errors import InputError
+from trainer.files import expanded
+
+_PARQUET = "data.corpus.parquet"
+_LARGEST_ID = 2**31 - 1  # a model's embedding has a row for each id
+_DOCUMENTS: dict[Content, str] = {
+    "text": "every document must be a string (an empty one is allowed)",
+    "tokens": "every document must be a list of token ids (an empty one is allowed)",
+    "chat": "every document must be a list of messages",
+}
+
+
+def prepare_corpus(config: CorpusConfig) -> Corpus:
+    """Find the corpus, or build the builtin one, and check it once. Raises InputError where it cannot be used.
+
+    Its files are hashed at each call, which takes less time than a run's reading them; the check is remembered. A
+    remote file is asked for its size and ETag at each call, and its documents are hashed when it is checked.
+    """
+    cache.clean()
+    corpus, key = _named(config)
+    known = [_identity(name) for name in corpus.files]
+    remote = any(places.is_remote(name) for name in corpus.files)
+    reading: list[object] = []
+    if (corpus.format, corpus.content) != ("parquet", "text"):
+        template = None if corpus.template is None else [corpus.template.source, corpus.template.tokens]
+        reading = [corpus.format, corpus.content, corpus.split, template]
+
+    def check() -> list[Any]:
+        found = _check(corpus, key, config.documents, remote)
+        return [found.documents, found.empty] if not (reading or remote) else list(asdict(found).values())
+
+    remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading], check)
+    found = _Checked(*remembered)
+    contents = [found.digest] if remote else known
+    fingerprint = cache.fingerprint(contents, corpus.column, found.documents, *reading)
+    return replace(
+        corpus,
+        documents=found.documents,
+        empty=found.empty,
+        fingerprint=fingerprint,
+        largest_id=found.largest_id,
+        largest_at=found.largest_at,
+    )
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The file ``pattern``, or those that it matches, in order; InputError where there is none."""
+    import glob
+
+    path = expanded(pattern)
+    if path.is_dir():
+        raise InputError(
+            f"{_PARQUET}: {pattern} is a folder; give a file or a glob such as {pattern.rstrip('/')}/*.parquet, or "
+            "data.corpus.path"
+        )
+    if path.is_file():
+        return [path.absolute()]
+    names = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
+    found = sorted(Path(name).absolute() for name in names if Path(name).is_file())
+    if not found:
+        raise InputError(f"{_PARQUET}: no file matches {pattern}")
+    return found
+
+
+def check_there(config: CorpusConfig) -> None:
+    """InputError where its files are not there. Of a URL only the scheme is looked at, not the network."""
+    if config.parquet is not None:
+        matching_files(config.parquet)
+    if config.path is not None:
+        if places.is_remote(config.path):
+            places.check_scheme(config.path)
+        else:
+            formats.choose(config.path, config.format)
+    if config.chat_template is not None:
+        chat.load_template(config.chat_template)
+
+
+def _named(config: CorpusConfig) -> tuple[Corpus, str]:
+    """The corpus before anything of it is counted, and the key that names it."""
+    if config.builtin is not None:
+        return _uncounted(config.builtin, (str(_builtin_file()),), "text"), "data.corpus.builtin"
+    if config.parquet is not None:
+        files = tuple(map(str, matching_files(config.parquet)))
+        for name in files:
+            _check_strings(name, config.column)
+        return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET
+    assert config.path is not None
+    chosen = formats.choose(config.path, config.format)
+    if chosen.format != "text" and config.split != "file":
+        raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
+    contents = {name: columns.content_of(name, chosen.format, config.column) for name in chosen.files}
+    content = contents[chosen.files[0]]
+    if odd := next((name for name, one in contents.items() if one != content), None):
+        raise InputError(
+            f"{odd}: column {config.column!r} holds {contents[odd]}, and that of {chosen.files[0]} {content}"
+        )
+    template = None
+    if content == "chat":
+        if config.chat_template is None:
+            raise InputError(
+                f"{places.KEY}: column {config.column!r} of {config.path} holds chats; give {chat.KEY}: a Jinja file, "
+                "or the folder of a tokenizer that has a template"
+            )
+        template = chat.load_template(config.chat_template)
+    elif config.chat_template is not None:
+        raise InputError(
+            f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
+        )
+    corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
+    return replace(corpus, format=chosen.format, content=content, split=config.split, template=template), places.KEY
+
+
+def _uncounted(name: str, files: tuple[str, ...], column: str) -> Corpus:
+    return Corpus(name, files, column, documents=0, empty=0, fingerprint="")
+
+
+def _check_strings(name: str, column: str) -> None:
+    """The key ``parquet`` takes columns of strings alone, which are read by row without a copy."""
+    import pyarrow as pa
+
+    kind = columns.column_type(name, "parquet", column)
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InputError(f"{name}: column {column!r} is {kind}, not string")
+
+
+def _builtin_file() -> Path:
+    import sys
+
+    root = python_docs.stdlib()
+
+    def build(folder: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.table({"text": pa.array(python_docs.collect(root), pa.string())})
+        pq.write_table(table, folder / "data.parquet", row_group_size=ROW_GROUP, compression="snappy")
+
+    key = ["python-docs", python_docs.RECIPE, sys.version, sys.implementation.name, str(root)]
+    return cache.folder("corpus", key, build) / "data.parquet"
+
+
+def _identity(name: str) -> str | list[str | int]:
+    return places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name))
+
+
+@dataclass
+class _Checked:
+    """What one pass over all documents found."""
+
+    documents: int = 0
+    empty: int = 0
+    largest_id: int | None = None
+    largest_at: str = ""
+    digest: str = ""  # of the documents; of remote ones alone
+
+
+def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
+    """Check the first ``limit`` documents and count them."""
+    found, digest = _Checked(), _Digest()
+    nulls, first_null = 0, ""
+    for name, row, values in pieces(corpus, limit):
+        if values.null_count:
+            first_null = first_null or f"{name}, row {row + values.is_null().index(True).as_py()}"
+            nulls += values.null_count
+        elif corpus.content == "tokens":
+            _check_ids(found, name, row, values)
+        found.documents += len(values)
+        found.empty += _count_empty(values, corpus.content)
+        if hashed:
+            digest.add(values, corpus.content)
+    if nulls:
+        raise InputError(
+            f"{key}: column {corpus.column!r} holds {nulls} null{'s' if nulls > 1 else ''} (first: {first_null}, "
+            f"from 0); {_DOCUMENTS[corpus.content]}"
+        )
+    if found.documents == found.empty:
+        what = "no documents" if not found.documents else f"{found.documents} documents, all of them empty"
+        where = "" if corpus.format == "text" else f"column {corpus.column!r} of "
+        raise InputError(f"{key}: empty corpus: {what} in {where}{', '.join(corpus.files[:3])}")
+    found.digest = digest.text() if hashed else ""
+    return found
+
+
+def _check_ids(found: _Checked, name: str, row: int, values: Any) -> None:
+    """Note the largest id. Raises InputError for one that can be none."""
+    import pyarrow.compute as pc
+
+    flat = values.flatten()
+
+    def place(at: int) -> str:
+        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+        return f"{name}, row {row + int(lengths.cumsum().searchsorted(at, side='right'))} (from 0)"
+
+    if flat.null_count:
+        raise InputError(f"{place(flat.is_null().index(True).as_py())}: a token id is null")
+    bounds = pc.min_max(flat).as_py()
+    least, most = bounds["min"], bounds["max"]
+    if least is None:  # empty documents alone
+        return
+    odd = least if least < 0 else most if most > _LARGEST_ID else None
+    if odd is not None:
+        raise InputError(f"{place(flat.index(odd).as_py())}: {odd} is no token id; allowed: 0 to {_LARGEST_ID:,}")
+    if found.largest_id is None or most > found.largest_id:
+        found.largest_id, found.largest_at = most, place(flat.index(most).as_py())
+
+
+def _count_empty(values: Any, content: Content) -> int:
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(values) if content == "tokens" else pc.binary_length(values)
+    return int(pc.sum(pc.equal(lengths, 0)).as_py() or 0)
+
+
+class _Digest:
+    """Hashes documents one after the other: their bytes, and their lengths apart, whatever arrays they come in."""
+
+    def __init__(self) -> None:
+        self._bytes, self._lengths = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, values: Any, content: Content) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if content == "tokens":
+            self._bytes.update(values.flatten().cast(pa.int64()).to_numpy(zero_copy_only=False).tobytes())
+            lengths = pc.list_value_length(values)
+        else:
+            plain = pc.fill_null(values, "").cast(pa.large_string())
+            _, offsets, data = plain.buffers()
+            ends = memoryview(offsets).cast("q")[plain.offset : plain.offset + len(plain) + 1]
+            if data is not None and len(plain):
+                self._bytes.update(memoryview(data)[ends[0] : ends[-1]])
+            lengths = pc.binary_length(plain)
+        self._lengths.update(lengths.cast(pa.int64()).to_numpy(zero_copy_only=False).tobytes())
+
+    def text(self) -> str:
+        return hashlib.sha256(self._bytes.digest() + self._lengths.digest()).hexdigest()
