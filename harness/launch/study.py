@@ -109,10 +109,13 @@ def run_study(
         fingerprints=data.fingerprints,
         id=new_study_id(),
         notes=list(data.notes),
+        left_out={name: list(modules) for name, modules in plan.left_out.items()},
     )
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = create_folder(out, plan.scenario.name)
     print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
+    for name, modules in plan.left_out.items():
+        print(f"{name} is left out: it needs {', '.join(modules)}, not installed here", file=sys.stderr)
     with only_one(folder):
         return _execute(folder, record, data, sequential)
 

@@ -22,7 +22,7 @@ SETTABLE = (
     "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "limits",
     "probes",
 )  # fmt: skip
-FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
+FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif", "requires", "isolated_baseline")
 LOOP = "loop"  # like COMMAND, the key of a scenario whose arms are programs as they are
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 
