@@ -101,11 +101,15 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
     """
     if data is None:
         return
+    if (engine := data.get("engine", prepared.tokenizer.engine)) != prepared.tokenizer.engine:
+        raise InputError(
+            f"the tokenizer's engine is no longer what the study was begun with ({engine}, now "
+            f"{prepared.tokenizer.engine}): one study must not mix the two; name one in data.tokenizer.engine"
+        )
     corpus = "code of data.source" if config.data.source is not None else "corpus"
     for what, name, found, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
-        ("tokenizer's", "engine", prepared.tokenizer.engine, data.get("engine", prepared.tokenizer.engine)),
         (*_model_named(config), model, data.get("model", model)),
     ):
         if found != begun:
