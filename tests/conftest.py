@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from harness.report import plots
 from harness.report.drawing import Picture
+from tests.__main__ import MARKED
 from tests.commands import fork_servers
 from tests.examples import examples
 
@@ -66,6 +67,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if chosen is None:
         chosen = config.stash[_made_cache] = tempfile.mkdtemp(prefix="harness-test-cache-")
     os.environ["HARNESS_CACHE"] = chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each part of `python -m tests` finds the files of its tests by their text."""
+    parts = {"processes": ("slow",), "alone": ("alone", "gpu")}
+    seen = {
+        (item.path, part) for item in items for part, marks in parts.items() if any(map(item.get_closest_marker, marks))
+    }
+    for path, part in seen:
+        if not MARKED[part].search(path.read_text()):
+            raise pytest.UsageError(
+                f"{path}: its mark is not found by MARKED in tests/__main__.py: {MARKED[part].pattern}"
+            )
 
 
 def pytest_collection_finish() -> None:
