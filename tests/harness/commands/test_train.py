@@ -72,48 +72,36 @@ def test_a_goal_says_how_far_and_the_line_how_long() -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_it_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+def test_killed_and_stopped_it_goes_on_with_the_same_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in a process of its own; stopped, and on to its end, in this one: each process imports for six seconds."""
+    from harness.cli import main
+
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
     scenario = tmp_path / "small.yaml"
     scenario.write_text(SCENARIO.format(corpus=corpus))
 
-    def start(out: str, *words: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "harness",
-            "train",
-            str(scenario),
-            "--steps",
-            "60",
-            "--out",
-            str(tmp_path / out),
-        ]
-        return subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def words(out: str, *more: str) -> list[str]:
+        return ["train", str(scenario), "--arm", "plain", "--steps", "60", "--out", str(tmp_path / out), *more]
 
-    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-        out, err = process.communicate(timeout=300)
-        return process.returncode, out + err
-
-    def hit(process: subprocess.Popen[str], number: signal.Signals, steps: int) -> tuple[int, str]:
+    assert main(words("one")) == 0
+    assert "done: 60 steps, 2,880 tokens" in capsys.readouterr().out
+    assert (tmp_path / "one/loss.png").read_bytes().startswith(b"\x89PNG")
+    command = [sys.executable, "-m", "harness", *words("two")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until = time.monotonic() + 240
-        while not (tmp_path / f"two/checkpoints/step-{steps:08d}").exists():
+        while not (tmp_path / "two/checkpoints/step-00000020").exists():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < until
             os.sched_yield()
-        process.send_signal(number)
-        return ended(process)
-
-    code, text = ended(start("one", "--arm", "plain"))
-    assert code == 0, text
-    assert "done: 60 steps, 2,880 tokens" in text
-    assert (tmp_path / "one/loss.png").read_bytes().startswith(b"\x89PNG")
-    assert hit(start("two", "--arm", "plain"), signal.SIGKILL, 20)[0] == -signal.SIGKILL
-    code, text = hit(start("two", "--arm", "plain", "--resume"), signal.SIGTERM, 40)
-    assert code == 130, text
-    assert "go on with the same command and --resume" in text
-    code, text = ended(start("two", "--arm", "plain", "--resume"))
-    assert code == 0, text
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    with monkeypatch.context() as patch:
+        ending_at(40, patch)
+        assert main(words("two", "--resume")) == 130
+    assert "go on with the same command and --resume" in "".join(capsys.readouterr())
+    assert main(words("two", "--resume")) == 0
     assert (tmp_path / "two/losses.csv").read_bytes() == (tmp_path / "one/losses.csv").read_bytes()
 
 
