@@ -36,6 +36,7 @@ from trainer.compute.build import build_compute
 from trainer.config import TrainerConfig, recorded_config
 from trainer.data.prepare import prepare
 from trainer.lifetime import die_with_parent
+from trainer.model import build_model, resolve_shape
 
 OURS, LEDGER, NANOGPT, TRANSFORMERS = "ours", "ours+ledger", "nanogpt", "transformers"
 LOG_EVERY = 10  # steps, as nanoGPT's log_interval; the Trainer keeps its own 500
@@ -95,9 +96,13 @@ class Rows:
 
 
 def model_of(config: TrainerConfig) -> Any:
-    """The model that our trainer would train, from its seed, with its threads."""
-    compute = build_compute(config, prepare(config.data).vocab_size)
-    return compute.parts()["model"]
+    """The model that our trainer would train, from its seed, with its threads, and nothing else of ours."""
+    assert config.compute.threads is not None
+    torch.set_num_threads(config.compute.threads)
+    torch.manual_seed(config.seed)
+    return build_model(
+        resolve_shape(config.model, prepare(config.data).vocab_size, config.data.sequence_length)
+    ).train()
 
 
 def ours(config: TrainerConfig, slices: Slices) -> None:

@@ -253,7 +253,7 @@ def verdict(ratio: Estimate) -> str:
     """What the interval allows to say of ours."""
     assert ratio.ci_low is not None
     assert ratio.ci_high is not None
-    if ratio.ci_low >= 1:
+    if ratio.ci_low > 1:
         return "faster"
     return "slower" if ratio.ci_high < 1 else "no difference that these rounds can show"
 
