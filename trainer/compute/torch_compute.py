@@ -50,7 +50,7 @@ class TorchCompute:
         self._device = device
         self._precision = Precision(config.compute.precision, device)
         self._scaling = self._precision.scaling
-        self._norm_check = NormCheck(scaled=self._scaling is not None)
+        self._norm_check = NormCheck(self._scaling)
         self._model = model.to(device, self._precision.weights).train()
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
@@ -176,7 +176,8 @@ class TorchCompute:
             self._scaling.step(self._optimizer)
         else:
             self._optimizer.step()
-        self._schedule.step()
+        if self._scaling is None or not self._scaling.keeps_rate():
+            self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._parallel is not None:
             self._parallel.within_step = False
