@@ -2,6 +2,7 @@
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
     DIR/losses.csv      a row for each step
+    DIR/evaluations.csv a row for each pass over held-out data
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
     DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
 
@@ -31,7 +32,7 @@ from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
 from harness.launch.study import now, only_one
 from harness.launch.tables import PENDING_EVENTS, RunTables
-from harness.launch.training_files import LossTable, TrainingRecorder
+from harness.launch.training_files import EvaluationTable, LossTable, TrainingRecorder
 from harness.launch.training_progress import Goal, TrainingProgress
 from harness.machine.environment import record_environment, record_user_environment
 from harness.probes.ledger.loader import attach_in_worker
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
     from trainer.evaluate import Evaluator
 
-CHECKPOINTS, LOSSES, LOG = "checkpoints", "losses.csv", "log.txt"
+CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -289,7 +290,8 @@ class Training:
             evaluator = make_evaluator(self.config, prepared, compute) if evaluated else None
             table = LossTable(self.folder.path / LOSSES, self._steps)
             queue = RunQueue(compute_threads=compute.device == "cpu")
-            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens)
+            passes = None if evaluator is None else EvaluationTable(self.folder.path / EVALUATIONS, self._steps)
+            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens, passes)
 
             def about() -> JsonObject:
                 table.flush()
@@ -327,6 +329,9 @@ class Training:
         share = self.goal.share(first, self._tokens, batches.position.epochs)
         progress = TrainingProgress(self.goal, share, self._tokens)
         try:
+            passes = recorder.evaluations
+            if evaluator is not None and passes is not None and passes.lacks(first - 1):
+                evaluator.after(first - 1)
             while share < 1 and not self._stopping.asked:
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1

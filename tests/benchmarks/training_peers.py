@@ -321,6 +321,7 @@ def main() -> int:
     parser.add_argument("--peers", metavar="PYTHON", help="of an environment with accelerate, where this one has none")
     parser.add_argument("--out", type=Path, required=True, help="folder for README.md and table.json")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the contestants, which are suspended
     if arguments.rounds < 3:
         parser.error("--rounds: 3 at least, or there is no interval")
     pythons = dict.fromkeys((OURS, LEDGER, NANOGPT), sys.executable)
