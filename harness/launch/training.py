@@ -73,6 +73,7 @@ class Trained:
     loss: float | None
     error: str | None = None
     validation_loss: float | None = None  # of the last pass of this part
+    part: int | None = None  # which one it is, where its ledger was written
 
 
 class Stopping:
@@ -118,8 +119,6 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
         )
     check_devices({arm.name: config})
     check_writable(out)
-    if plan.scenario.track:
-        print("track: harness train hands nothing to trackers; losses.csv and harness report have it", file=sys.stderr)
     folder = StudyFolder(out)
     if folder.study_json.exists() and not folder.read_study().is_training:
         raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
@@ -210,6 +209,7 @@ class Training:
         status: Status = "failed"
         error: str | None = None
         ending = RunEnding("failed", "it was interrupted")
+        written = False
         tables: RunTables | None = None
         try:
             with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
@@ -250,9 +250,11 @@ class Training:
                     ending = RunEnding("failed", error)
                 try:
                     self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+                    written = True
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
-        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation)
+        part = block if written else None
+        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part)
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -302,6 +303,38 @@ def test_passes_of_a_killed_part_are_in_their_table_and_none_is_missing(
         tables.append((Path(out) / "evaluations.csv").read_text())
         assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [4, 9, 14, 19]
     assert tables[0] == tables[1]
+
+
+@pytest.mark.slow  # the tracker is a process
+@pytest.mark.usefixtures("no_git")
+def test_each_part_is_handed_to_the_trackers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.study.store import StudyFolder
+
+    out, train = of_one_arm(tmp_path)
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(scenario.read_text() + "track: [jsonl]\n")
+    ending_at(8, monkeypatch)
+    assert train(*EVALUATED) == 130
+    scenario.write_text(scenario.read_text().replace("[jsonl]", '[jsonl, "nowhere:tracker"]'))
+    assert train("--resume", *EVALUATED) == 0
+    assert "warning: tracking: nowhere:tracker: 0 of " in capsys.readouterr().err
+    kept: dict[str, list[dict[str, Any]]] = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in Path(out, "tracking/jsonl").glob("*.jsonl")
+    }
+    assert sorted(kept) == ["small-out-0.jsonl", "small-out-1.jsonl"]
+    losses = [(one["step"], one["loss"]) for name in sorted(kept) for one in kept[name] if "loss" in one]
+    assert losses == [(row.step, row.loss) for row in read_losses(Path(out) / "losses.csv")]
+    passes = [one["step"] for name in sorted(kept) for one in kept[name] if "validation_loss" in one]
+    assert passes == [3, 7, 11, 15, 19]
+    last = kept["small-out-1.jsonl"]
+    attached = next(one["files"] for one in last if one["event"] == "attach")
+    assert [Path(one).name for one in attached] == ["losses.csv", "evaluations.csv", "loss.png"]
+    assert last[-1]["status"] == "done"
+    (note,) = [one for one in StudyFolder(Path(out)).read_study().notes if one.startswith("tracking: ")]
+    assert note.startswith("tracking: part 1: nowhere:tracker: 0 of ")
 
 
 @pytest.mark.usefixtures("no_git")
