@@ -47,7 +47,8 @@ ABOUT = dict.fromkeys(
 
 def result(ours: list[float], ledger: list[float]) -> Result:
     speeds = {OURS: ours, LEDGER: ledger, NANOGPT: [100.0, 101, 99, 100], TRANSFORMERS: [90.0, 91, 89, 90]}
-    return Result("tiny", CASE, speeds, {kind: [7.5] * WARMUP for kind in speeds}, [0.5, 2.25])
+    cpu = {kind: [12.34] * 4 for kind in speeds}
+    return Result("tiny", CASE, speeds, cpu, {kind: [7.5] * WARMUP for kind in speeds}, [0.5, 2.25])
 
 
 def test_page_compares_with_the_faster_of_the_others() -> None:
@@ -59,6 +60,7 @@ def test_page_compares_with_the_faster_of_the_others() -> None:
     assert "- this trainer, ledger on: 0.960 (0.9" in text
     assert "slower;" in text
     assert "| 1.040 " in text
+    assert "| 12.3 |" in text
     assert "load 0.50 to 2.25" in text
 
 

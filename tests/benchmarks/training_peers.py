@@ -40,6 +40,7 @@ from harness.launch.channel import Channel
 from harness.launch.probing import probes_of
 from harness.launch.protocol import RECORD_FIELDS, StartMessage
 from harness.machine.environment import read_environment
+from harness.machine.processes import descendants
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from tests.benchmarks.peer_loops import LEDGER, NANOGPT, OURS, TRANSFORMERS
@@ -122,6 +123,7 @@ class Contestant:
         self.kind = kind
         self.losses: list[float] = []
         self.slices_ns: list[int] = []
+        self.cpu_ns_per_step: list[float] = []
         self._study = StudyFolder(folder / "study")
         self._log = folder / f"{kind}.txt"
         here, there = socket.socketpair()
@@ -145,10 +147,12 @@ class Contestant:
 
     def slice(self, number: int, case: Case) -> None:
         """Let it take its steps of one slice."""
+        before_ns = cpu_ns(self._process.pid)
         self._signal(signal.SIGCONT)
         self._channel.send({"do": "turn", "turn": number, "settle": case.warmup, "steps": case.steps})
         self.slices_ns.append(self._expect("turn", SLICE_S).get("ns", 0))
         self._signal(signal.SIGSTOP)
+        self.cpu_ns_per_step.append((cpu_ns(self._process.pid) - before_ns) / (case.warmup + case.steps))
 
     def finish(self) -> None:
         """Let it end; a run of the harness has its times and losses in its tables then."""
@@ -183,6 +187,16 @@ class Contestant:
             os.killpg(self._process.pid, number)
 
 
+def cpu_ns(pid: int) -> int:
+    """CPU time so far of a process and of those that it started, all threads (proc_pid_task: schedstat)."""
+    found = 0
+    for process in (pid, *descendants([pid])):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            with suppress(OSError):  # a thread that has ended meanwhile
+                found += int((task / "schedstat").read_text().split()[0])
+    return found
+
+
 def in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
@@ -194,6 +208,7 @@ class Result:
     name: str
     case: Case
     tokens_per_s: dict[str, list[float]]
+    cpu_ms_per_step: dict[str, list[float]]
     losses: dict[str, list[float]]
     load_1min: list[float]
 
@@ -246,7 +261,8 @@ def contest(name: str, config: TrainerConfig, pythons: Mapping[str, str], rounds
             one.finish()
     tokens = case.steps * case.batch_size * case.sequence_length
     speeds = {one.kind: [tokens / ns * 1e9 for ns in one.slices_ns] for one in contestants}
-    return Result(name, case, speeds, {one.kind: one.losses for one in contestants}, loads)
+    cpu = {one.kind: [ns / 1e6 for ns in one.cpu_ns_per_step] for one in contestants}
+    return Result(name, case, speeds, cpu, {one.kind: one.losses for one in contestants}, loads)
 
 
 def verdict(ratio: Estimate) -> str:
@@ -269,12 +285,13 @@ def table(result: Result) -> list[str]:
     lines = [
         f"## {result.name}: batch {case.batch_size} x {case.sequence_length}",
         "",
-        "| contestant | tokens/s | " + " | ".join(f"over {TITLES[kind]}" for kind in peers) + " |",
-        "| --- | --- |" + " --- |" * len(peers),
+        "| contestant | tokens/s | CPU ms a step | " + " | ".join(f"over {TITLES[kind]}" for kind in peers) + " |",
+        "| --- | --- | --- |" + " --- |" * len(peers),
     ]
     for kind in result.tokens_per_s:
+        cpu_ms = statistics.median(result.cpu_ms_per_step[kind])
         ratios = ["" if kind in PEERS else in_text(result.ratio(kind, peer)) for peer in peers]
-        lines.append("| " + " | ".join([TITLES[kind], f"{result.median(kind):,.0f}", *ratios]) + " |")
+        lines.append("| " + " | ".join([TITLES[kind], f"{result.median(kind):,.0f}", f"{cpu_ms:.1f}", *ratios]) + " |")
     faster = result.faster_peer
     lines += ["", f"The faster of the others: {TITLES[faster]}. Against it:"]
     for kind in (OURS, LEDGER):
@@ -303,6 +320,7 @@ def page(results: Sequence[Result], about: Mapping[str, Any]) -> str:
         "Same model and seed, same batches in the same order (ours from its own pretokenized files, the others from "
         "the same rows through numpy.memmap), same fused AdamW, clipping at 1.0, no loader workers. Each has a "
         "process of its own and is suspended outside its slices, which alternate. Tokens/s: median over slices; "
+        "CPU time: of all its threads and processes, over whole slices (a neighbour's load changes it less); "
         "ratios: median of the rounds' ratios with a 95 % bootstrap interval.",
         "",
         *([] if about["accelerate"] else ["The Trainer of transformers is missing: it needs accelerate.", ""]),
