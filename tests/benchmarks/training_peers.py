@@ -353,6 +353,7 @@ def main() -> int:
         config = config_of(CASES[name], arguments.precision, arguments.threads)
         with tempfile.TemporaryDirectory() as place:
             results.append(contest(name, config, pythons, arguments.rounds, Path(place)))
+        print("\n".join(table(results[-1])), file=sys.stderr, flush=True)  # the next one may be interrupted
     about = {
         "command": "python -m tests.benchmarks.training_peers " + " ".join(sys.argv[1:]),
         "utc": datetime.now(UTC).isoformat(timespec="minutes"),

@@ -2,7 +2,7 @@
 
 A step frees its activations and gradients. glibc then returns the top of its heap to the system (``M_TRIM_THRESHOLD``),
 and the next forward pass takes a page fault for every 4 KiB of it, which the kernel must fill with zeros first. Losses
-do not change, nor does the largest amount of memory in use: a step as large as the last one needs that again anyway.
+do not change. The peak of memory hardly does: a step as large as the last one needs as much again anyway.
 """
 
 from __future__ import annotations
