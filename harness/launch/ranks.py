@@ -16,9 +16,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.launch.channel import Channel
-from harness.launch.diagnosis import describe_process, explain_end
+from harness.launch.diagnosis import RANK_NAME, describe_process, explain_end
 from harness.launch.protocol import RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import LOOK_S, looks
 from harness.machine.lifetime import die_with_parent
@@ -65,6 +66,7 @@ class OtherRanks:
                 code = 1
                 try:
                     die_with_parent(parent)
+                    _call_process(f"{RANK_NAME}{number}")
                     assert self.rank.listening is not None
                     for descriptor in (own, self.rank.listening, ours.fileno()):
                         os.close(descriptor)
@@ -167,6 +169,12 @@ class OtherRanks:
             self._events.put((other.number, {"event": "failed"}))
             if not self._ending.wait(STUCK_S) and self._lost is not None:
                 self._lost(self.cause() or self._worst())
+
+
+def _call_process(name: str) -> None:
+    """Give this process a name that others see (proc_pid_comm(5)); it stays as it is where that cannot be."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def _end_of(pid: int) -> str:

@@ -2,6 +2,7 @@
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
     DIR/losses.csv      a row for each step
+    DIR/evaluations.csv a row for each pass over held-out data
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
     DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
 
@@ -31,7 +32,7 @@ from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
 from harness.launch.study import now, only_one
 from harness.launch.tables import PENDING_EVENTS, RunTables
-from harness.launch.training_files import LossTable, TrainingRecorder
+from harness.launch.training_files import EvaluationTable, LossTable, TrainingRecorder
 from harness.launch.training_progress import Goal, TrainingProgress
 from harness.machine.environment import record_environment, record_user_environment
 from harness.probes.ledger.loader import attach_in_worker
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
     from trainer.evaluate import Evaluator
 
-CHECKPOINTS, LOSSES, LOG = "checkpoints", "losses.csv", "log.txt"
+CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -72,6 +73,7 @@ class Trained:
     loss: float | None
     error: str | None = None
     validation_loss: float | None = None  # of the last pass of this part
+    part: int | None = None  # which one it is, where its ledger was written
 
 
 class Stopping:
@@ -117,8 +119,6 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
         )
     check_devices({arm.name: config})
     check_writable(out)
-    if plan.scenario.track:
-        print("track: harness train hands nothing to trackers; losses.csv and harness report have it", file=sys.stderr)
     folder = StudyFolder(out)
     if folder.study_json.exists() and not folder.read_study().is_training:
         raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
@@ -209,6 +209,7 @@ class Training:
         status: Status = "failed"
         error: str | None = None
         ending = RunEnding("failed", "it was interrupted")
+        written = False
         tables: RunTables | None = None
         try:
             with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
@@ -249,9 +250,11 @@ class Training:
                     ending = RunEnding("failed", error)
                 try:
                     self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+                    written = True
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
-        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation)
+        part = block if written else None
+        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part)
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
@@ -289,7 +292,8 @@ class Training:
             evaluator = make_evaluator(self.config, prepared, compute) if evaluated else None
             table = LossTable(self.folder.path / LOSSES, self._steps)
             queue = RunQueue(compute_threads=compute.device == "cpu")
-            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens)
+            passes = None if evaluator is None else EvaluationTable(self.folder.path / EVALUATIONS, self._steps)
+            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens, passes)
 
             def about() -> JsonObject:
                 table.flush()
@@ -327,6 +331,9 @@ class Training:
         share = self.goal.share(first, self._tokens, batches.position.epochs)
         progress = TrainingProgress(self.goal, share, self._tokens)
         try:
+            passes = recorder.evaluations
+            if evaluator is not None and passes is not None and passes.lacks(first - 1):
+                evaluator.after(first - 1)
             while share < 1 and not self._stopping.asked:
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from harness.launch.training_files import LossRow, LossTable, read_losses
+from harness.launch.training_files import (
+    EvaluationRow,
+    EvaluationTable,
+    LossRow,
+    LossTable,
+    read_evaluations,
+    read_losses,
+)
 from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer import checkpoint_folder
@@ -58,6 +66,24 @@ def test_a_loss_table_has_neither_gap_nor_repeat(tmp_path: Path, capsys: pytest.
     path.write_text("step,tokens,loss\n0,1,2\nx\n2,3,4\n")
     with pytest.raises(InputError, match=r"losses\.csv:3: not a row"):
         read_losses(path)
+
+
+def test_a_table_of_passes_goes_on_where_the_training_does(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.csv"
+    table = EvaluationTable(path, 0)
+    assert not table.lacks(-1)
+    for step in (3, 7):
+        table.add(EvaluationRow(step, 1 / (step + 3), None if step == 3 else 0.25, 128))
+    with open(path, "a") as file:
+        file.write("11,0.")  # as a killed process leaves it
+    table = EvaluationTable(path, 8)
+    assert not table.lacks(7)
+    assert read_evaluations(path) == [EvaluationRow(3, 1 / 6, None, 128), EvaluationRow(7, 0.1, 0.25, 128)]
+    table = EvaluationTable(path, 6)
+    assert table.lacks(5)
+    assert [row.step for row in read_evaluations(path)] == [3]
+    path.unlink()
+    assert not EvaluationTable(path, 6).lacks(5)  # begun by a state of the code that had no such table
 
 
 def test_a_goal_says_how_far_and_the_line_how_long() -> None:
@@ -233,6 +259,70 @@ def test_a_training_whose_last_pass_is_missing_is_not_done(
     capsys.readouterr()
     assert train("--resume", *at_end) == 0
     assert ", validation loss " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_git")
+def test_passes_of_a_killed_part_are_in_their_table_and_none_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a checkpoint and before the pass that is due there: the next part begins with that pass."""
+    from trainer.evaluate import Evaluator
+
+    evaluate = Evaluator._evaluate
+
+    def killed(self: Evaluator, step: int) -> None:
+        if step == 9:
+            raise KeyboardInterrupt
+        evaluate(self, step)
+
+    words = "--set", "evaluation={every_steps: 5, fraction: 0.2, batches: 1}", "--set", "checkpoint.asynchronous=false"
+    tables = []
+    for place in ("whole", "killed"):
+        (tmp_path / place).mkdir()
+        out, train = of_one_arm(tmp_path / place)
+        if place == "killed":
+            with monkeypatch.context() as patch:
+                patch.setattr(Evaluator, "_evaluate", killed)
+                assert train(*words) == 130
+            for path in (Path(out) / "runs/plain/0").iterdir():  # a part that was killed has no ledger
+                path.unlink()
+            assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [4]
+        assert train("--resume", *words) == 0
+        tables.append((Path(out) / "evaluations.csv").read_text())
+        assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [4, 9, 14, 19]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.slow  # the tracker is a process
+@pytest.mark.usefixtures("no_git")
+def test_each_part_is_handed_to_the_trackers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.study.store import StudyFolder
+
+    out, train = of_one_arm(tmp_path)
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(scenario.read_text() + "track: [jsonl]\n")
+    ending_at(8, monkeypatch)
+    assert train(*EVALUATED) == 130
+    scenario.write_text(scenario.read_text().replace("[jsonl]", '[jsonl, "nowhere:tracker"]'))
+    assert train("--resume", *EVALUATED) == 0
+    assert "warning: tracking: nowhere:tracker: 0 of " in capsys.readouterr().err
+    kept: dict[str, list[dict[str, Any]]] = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in Path(out, "tracking/jsonl").glob("*.jsonl")
+    }
+    assert sorted(kept) == ["small-out-0.jsonl", "small-out-1.jsonl"]
+    losses = [(one["step"], one["loss"]) for name in sorted(kept) for one in kept[name] if "loss" in one]
+    assert losses == [(row.step, row.loss) for row in read_losses(Path(out) / "losses.csv")]
+    passes = [one["step"] for name in sorted(kept) for one in kept[name] if "validation_loss" in one]
+    assert passes == [3, 7, 11, 15, 19]
+    last = kept["small-out-1.jsonl"]
+    attached = next(one["files"] for one in last if one["event"] == "attach")
+    assert [Path(one).name for one in attached] == ["losses.csv", "evaluations.csv", "loss.png"]
+    assert last[-1]["status"] == "done"
+    (note,) = [one for one in StudyFolder(Path(out)).read_study().notes if one.startswith("tracking: ")]
+    assert note.startswith("tracking: part 1: nowhere:tracker: 0 of ")
 
 
 @pytest.mark.usefixtures("no_git")
