@@ -7,21 +7,23 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
+from harness.launch.block import NO_REPETITIONS, Repetitions, modules_of, plan_repetitions, run_block
 from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
 from harness.launch.needs import limit_warnings
+from harness.launch.nodes import Nodes, other_nodes
 from harness.launch.preparation import StudyData, check_devices, check_writable, prepare_data, recorded_configs
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
+from harness.launch.protocol import OWN
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
@@ -188,11 +190,11 @@ def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int]
     print(f"{len(todo)} runs of {', '.join(f'block {one}' for one in blocks)}", file=sys.stderr)
     environment = _environment(recorded_config(arm.config) for arm in record.arms)
     progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
-    with progress if todo else nullcontext():
+    limits = _limits(record, None)
+    with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
         for block, names in missing.items():
             if names:
-                limits = _limits(record, None)
-                _run_block(folder, record, block, names, repetitions, environment, limits, data, progress)
+                _run_block(folder, record, block, names, repetitions, environment, limits, data, progress, nodes)
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
@@ -254,10 +256,15 @@ def _execute(
             environment = _environment(configs.values())
             total = len(todo) if enough is None else None
             progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
-            with progress if todo else nullcontext():  # else there is no progress to show
+            with (
+                _other_nodes(record, todo, limits) as nodes,
+                progress if todo else nullcontext(),  # else there is no progress to show
+            ):
                 for block, names in enumerate(missing):
                     if names:
-                        _run_block(folder, record, block, names, repetitions, environment, limits, data, progress)
+                        _run_block(
+                            folder, record, block, names, repetitions, environment, limits, data, progress, nodes
+                        )
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break
@@ -289,6 +296,13 @@ def _repetitions(record: StudyRecord) -> dict[str, Repetitions]:
         else plan_repetitions(recorded_config(arm.config), record.interleave, slice_steps)
         for arm in record.arms
     }
+
+
+def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:
+    """The other machines that the runs ``todo`` need, if any."""
+    contents = [arm.config for arm in record.arms if arm.name in todo]
+    configs = [recorded_config(content) for content in contents]
+    return other_nodes(configs, lambda: [*OWN.preloaded, *modules_of(contents)], limits.start_s)
 
 
 def _finished_blocks(folder: StudyFolder, record: StudyRecord) -> int:
@@ -324,6 +338,7 @@ def _run_block(
     limits: WaitLimits,
     data: StudyData,
     progress: Progress,
+    nodes: Nodes | None = None,
 ) -> None:
     arms = {arm.name: arm for arm in record.arms}
     session = session_of(record.id, f"{block}-{secrets.token_hex(3)}")
@@ -349,12 +364,15 @@ def _run_block(
             limits,
             _code(arms[name]),
             data.by_arm[name],
+            nodes,
         )
         for position, name in enumerate(names)
     ]
-    # A regression check compares startups: then runs start one after the other.
+    # A regression check compares startups: then runs start one after the other. So do those of several machines, as
+    # each waits for its ranks there, which are asked for when it is its turn.
     compared = any(arm.contest is not None for arm in arms.values())
-    run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
+    one_by_one = compared or nodes is not None
+    run_block(processes, repetitions, record.interleave, progress, 1 if one_by_one else os.cpu_count() or 1)
 
 
 @contextmanager
