@@ -176,19 +176,25 @@ def _of_torchrun(config: JsonObject, key: str) -> int:
     return found if isinstance(found, int) else 1
 
 
+def check_nodes(configs: Iterable[TrainerConfig]) -> int:
+    """On how many machines the runs are at most; InputError where this job has fewer, or there is none."""
+    count = max((nodes_of(config) for config in configs), default=1)
+    there = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if count > 1 and (not there.isdigit() or int(there) < count):
+        here = f"this job has {there}" if there else "this is no job of Slurm"
+        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {here}; leave out --here")
+    return count
+
+
 @contextmanager
 def other_nodes(
     configs: Iterable[TrainerConfig], modules: Callable[[], Sequence[str]], timeout_s: float
 ) -> Iterator[Nodes | None]:
     """The other machines that these runs need, until this ends; None where they need none."""
-    count = max((nodes_of(config) for config in configs), default=1)
+    count = check_nodes(configs)
     if count == 1:
         yield None
         return
-    there = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if not there.isdigit() or int(there) < count:
-        here = f"this job has {there}" if there else "this is no job of Slurm"
-        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {here}; leave out --here")
     nodes = Nodes(count, modules(), timeout_s)
     try:
         yield nodes
@@ -202,7 +208,7 @@ def _srun(count: int) -> StartAgents:
     def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         cores = environment.get("SLURM_CPUS_PER_TASK")  # since 22.05 srun does not take it from sbatch
         options = [f"--nodes={count - 1}", f"--ntasks={count - 1}", "--ntasks-per-node=1", "--relative=1"]
-        options += ["--overlap", "--cpu-bind=none", "--unbuffered", f"--chdir={Path.cwd()}"]
+        options += ["--overlap", "--cpu-bind=none", "--unbuffered", "--export=ALL", f"--chdir={Path.cwd()}"]
         options += [f"--cpus-per-task={cores}"] if cores else []
         try:
             return subprocess.Popen(["srun", *options, *command], stdin=subprocess.DEVNULL, env=environment)

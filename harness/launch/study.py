@@ -18,7 +18,7 @@ from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
 from harness.launch.needs import limit_warnings
-from harness.launch.nodes import Nodes, other_nodes
+from harness.launch.nodes import Nodes, check_nodes, other_nodes
 from harness.launch.preparation import StudyData, check_devices, check_writable, prepare_data, recorded_configs
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
@@ -114,6 +114,7 @@ def begin_study(
     codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
     if elsewhere is None:
         check_devices(configs)
+        check_nodes(configs.values())
     check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
         data = prepare_data(configs, plan.scenario.limits.start_s, codes)
@@ -214,6 +215,7 @@ def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> Stu
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
+    check_nodes(configs.values())
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"{path}: cannot write there, so nothing can be added to this study")
     with terminable():

@@ -110,6 +110,11 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
     config = _with_schedule(config, goal)
     if config.compute.emulated is not None or config.compute.work == "none":
         raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
+    if config.launch is not None and config.launch.slurm is not None:
+        raise InputError(
+            "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
+            "script of your own, and give --set launch.slurm=null"
+        )
     if config.ranks > 1:
         raise InputError(
             f"train: arm {arm.name} has {config.ranks} ranks (launch); allowed: one process, until the state of "

@@ -61,7 +61,7 @@ def submit(script: Path) -> str:
     except SlurmSilent as error:
         raise InputError(f"launch.slurm: {error}") from error
     if done.returncode:
-        raise InputError(f"launch.slurm: sbatch refused the job: {_words(done.stderr)}; script: {script}")
+        raise InputError(f"launch.slurm: sbatch refused the job: {_words(done.stderr)} (--dry-run prints it)")
     return done.stdout.strip().split(";")[0]  # JOB;CLUSTER where there are several
 
 

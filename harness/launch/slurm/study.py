@@ -324,7 +324,7 @@ class Jobs:
             self._await_record(submission.record(block), state)
             ending = read_ending(submission.record(block))
             if block in self.missing():  # it was only late to be seen
-                yield _Lost(block, _why(block, job, state, ending, submission.log(job)))
+                yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
 
     def _await_record(self, path: Path, state: JobState) -> None:
         """A job that ended by itself has said so; a shared disk may show that later."""
@@ -372,7 +372,7 @@ class _Seen:
         return self.state.has_ended or self.state == GONE
 
 
-def _why(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
+def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
     """One line: which job, how Slurm ended it, what it said of itself, and the end of its log."""
     node = state.nodes or (ending.node if ending is not None else "")
     how = {
@@ -395,7 +395,7 @@ def _why(block: int, job: str, state: JobState, ending: JobEnding | None, log: P
     elif ending.error is not None:
         line += f": {ending.error}"
     last = _end_of(log)
-    line += f"; {log} ends: {last}" if last else f"; {log} is empty or not there"
+    line += f"; {log} ends: {last}" if last else "; it left no log"
     return line
 
 
