@@ -48,7 +48,7 @@ class Nodes:
     """The other machines of this job, as the launcher on the first one sees them."""
 
     def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
-        """Wait until ``count - 1`` agents have come. ``modules``: what their ranks import.
+        """Wait until ``count - 1`` agents have come, which then import ``modules`` for their ranks.
 
         ``start``: starts them by a command in an environment; None: srun, in this job of Slurm.
         Raises InputError where one does not come within ``timeout_s``, and says which.
@@ -56,6 +56,8 @@ class Nodes:
         self.count = count
         self.token = secrets.token_hex(16)
         self._agents: dict[int, _Agent] = {}
+        self._importing: list[_Agent] = []
+        self._timeout_s = timeout_s
         addresses = list(own_addresses().values())
         with socket.create_server(("", 0), backlog=count) as listening:
             port = listening.getsockname()[1]
@@ -68,14 +70,28 @@ class Nodes:
             }
             self._process = (start or _srun(count))(command, environment)
             try:
-                self._wait(listening, time.monotonic() + timeout_s, timeout_s, modules)
+                self._wait(listening, time.monotonic() + timeout_s)
+                self._importing = list(self._agents.values())
+                for agent in self._importing:
+                    agent.channel.send({"do": "import", "modules": list(modules)})
             except BaseException:
                 self.close()
                 raise
         self.address = self._agents[1].connection.getsockname()[0]
 
     def message(self, count: int) -> NodesMessage:
-        """What a run on ``count`` of these machines is told."""
+        """What a run on ``count`` of these machines is told. Waits until they have imported what it needs."""
+        end_s = time.monotonic() + self._timeout_s
+        while self._importing:
+            agent = self._importing[0]
+            while not readable(agent.connection, LOOK_S):
+                self._check(end_s, "import what the runs need", {agent.number})
+            try:
+                agent.channel.receive_node_event(HELLO_S)
+            except (EOFError, OSError) as error:  # a timeout is an OSError
+                who = f"the agent of node {agent.number} ({agent.name})"
+                raise InputError(f"launch.torchrun.nnodes: {who} ended; its output is above") from error
+            del self._importing[0]
         return {"count": count, "address": self.address, "token": self.token}
 
     def fork(self, run: str, start: StartMessage, meet: MeetingPlace, nproc: int) -> None:
@@ -103,21 +119,11 @@ class Nodes:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_S)
 
-    def _wait(self, listening: socket.socket, end_s: float, timeout_s: float, modules: Sequence[str]) -> None:
+    def _wait(self, listening: socket.socket, end_s: float) -> None:
         while len(self._agents) < self.count - 1:
-            self._check(end_s, timeout_s, "come", set(range(1, self.count)) - set(self._agents))
+            self._check(end_s, "come", set(range(1, self.count)) - set(self._agents))
             if readable(listening, LOOK_S):
                 self._admit(listening.accept()[0])
-        for agent in self._agents.values():
-            agent.channel.send({"do": "import", "modules": list(modules)})
-        for agent in self._agents.values():
-            while not readable(agent.connection, LOOK_S):
-                self._check(end_s, timeout_s, "import what the runs need", {agent.number})
-            try:
-                agent.channel.receive_node_event(HELLO_S)
-            except (EOFError, OSError) as error:  # a timeout is an OSError
-                who = f"the agent of node {agent.number} ({agent.name})"
-                raise InputError(f"launch.torchrun.nnodes: {who} ended; its output is above") from error
 
     def _admit(self, connection: socket.socket) -> None:
         """Take a connection for an agent's where it says the token; close it where it does not."""
@@ -134,7 +140,7 @@ class Nodes:
             return
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
-    def _check(self, end_s: float, timeout_s: float, what: str, missing: Iterable[int]) -> None:
+    def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
         """Raise InputError where nobody will come any more."""
         who = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
@@ -142,9 +148,8 @@ class Nodes:
                 f"launch.torchrun.nnodes: srun ended with exit code {code} before {who} had come; its output is above"
             )
         if time.monotonic() > end_s:
-            raise InputError(
-                f"launch.torchrun.nnodes: {who} of {self.count} did not {what} within {timeout_s:g} s (limits.start_s)"
-            )
+            late = f"{who} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
+            raise InputError(f"launch.torchrun.nnodes: {late}")
 
 
 def keep_alive(connection: socket.socket) -> None:

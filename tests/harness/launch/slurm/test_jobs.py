@@ -119,6 +119,27 @@ def test_a_cancelled_job_costs_its_own_block_and_is_named(scenario: str, tmp_pat
     assert f"harness run --resume {folder.path}" in errors
 
 
+@pytest.mark.usefixtures("empty_pictures")
+def test_an_allocation_of_two_nodes_trains_one_model_on_both(scenario: str, tmp_path: Path) -> None:
+    """srun starts the other node's agent, from within the one job that runs all blocks."""
+    text = SCENARIO.replace("  steps: 6\n", "  steps: 6\n  compute: {device: cpu, threads: 1}\n")
+    Path(scenario).write_text(text)
+    launch = "launch={torchrun: {nproc: 1, nnodes: 2}, timeout_s: 60, slurm: {mode: allocation, exclusive: false}}"
+    done = run(scenario, tmp_path / "out", "--set", launch, "--arm", "text", "--repeats", "1")
+    folder = only_study(tmp_path / "out")
+    job = jobs_of(folder.path, 0)
+    log = (folder.path / "slurm" / "0" / f"job-{job}.log").read_text()
+    assert done.returncode == 0, done.stderr + log
+    assert "1 running" not in done.stderr or f"1 running ({job} on n[1-2])" in done.stderr
+    (found,) = folder.runs()
+    facts = found.record.facts
+    assert (facts.ranks, facts.nodes, found.record.status) == (2, 2, "done")
+    assert len(str(facts.parameters_digest)) == 64  # both held the same parameters at the end
+    assert facts.clock_error_ns is not None
+    assert json.loads((folder.path / "slurm" / "0" / "study.json").read_text())["status"] == "done"
+    assert "The clocks of 2 machines were compared" in (folder.path / "summary.md").read_text()
+
+
 def test_a_refused_job_leaves_nothing(scenario: str, tmp_path: Path) -> None:
     done = run(scenario, tmp_path / "out", "--set", "launch.slurm.partition=nowhere")
     assert done.returncode == 2
