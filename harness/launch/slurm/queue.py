@@ -7,22 +7,22 @@ knows a job for some minutes after its end (MinJobAge); what is known of it late
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.slurm import missing_commands
 from trainer.errors import InputError, one_line
 
 COMMAND_S = 60.0  # for a controller that is busy; sbatch itself gives up after MessageTimeout, 10 s by default
-# States of a job that has ended for good, by man squeue; every other one may still run.
+# States of a job that has ended for good, by man squeue; every other one may still run. GONE is ours: one that Slurm no
+# longer knows.
 ENDED = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE",
-     "OUT_OF_MEMORY", "REVOKED"}
+     "OUT_OF_MEMORY", "REVOKED", "GONE"}
 )  # fmt: skip
 UNKNOWN_JOB = "Invalid job id specified"
-COMMANDS = ("sbatch", "squeue", "scancel")
 
 
 class SlurmSilent(Exception):  # noqa: N818 - an outcome, reported and survived
@@ -45,7 +45,7 @@ class JobState:
 
 def check_slurm_here() -> None:
     """Raise InputError where Slurm's commands are missing."""
-    if missing := [name for name in COMMANDS if shutil.which(name) is None]:
+    if missing := missing_commands():
         raise InputError(
             f"launch.slurm: {', '.join(missing)}: not found here; run it where jobs are submitted (a login node), "
             "or give --here to run the study on this machine"
@@ -61,7 +61,7 @@ def submit(script: Path) -> str:
     except SlurmSilent as error:
         raise InputError(f"launch.slurm: {error}") from error
     if done.returncode:
-        raise InputError(f"launch.slurm: sbatch refused the job: {_words(done.stderr)} (--dry-run prints it)")
+        raise InputError(f"launch.slurm: sbatch refused the job: {_message(done.stderr)} (--dry-run prints it)")
     return done.stdout.strip().split(";")[0]  # JOB;CLUSTER where there are several
 
 
@@ -72,7 +72,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     # %i is 12_3 of an element with -r, else 12.
     done = _run(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N", f"--jobs={','.join(jobs)}"])
     if done.returncode and UNKNOWN_JOB not in done.stderr:
-        raise SlurmSilent(f"squeue: {_words(done.stderr)}")
+        raise SlurmSilent(f"squeue: {_message(done.stderr)}")
     found = {}
     for line in done.stdout.splitlines():
         parts = [part.strip() for part in line.split("|")]
@@ -110,7 +110,7 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
         raise SlurmSilent(f"{command[0]}: {error.strerror or error}") from error
 
 
-def _words(text: str) -> str:
+def _message(text: str) -> str:
     """The last thing that an answer says, and what it said before where that is more of the same."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a word"

@@ -217,7 +217,7 @@ class Jobs:
     def blocks_in_queue(self) -> set[int]:
         """Blocks whose job may still run; SlurmSilent where that is not known."""
         found = states(self.ids)
-        return {block for block in self._by_block if not self._state(block, found).has_ended_or_gone}
+        return set(self._living(found))
 
     def finish(self) -> Outcome:
         """Wait for all jobs, then gather. What is in the queue when the time is over, or on Ctrl-C, stays there."""
@@ -249,8 +249,12 @@ class Jobs:
         job, submission = self._by_block[block]
         return f"{job}_{block}" if submission.is_array else job
 
-    def _state(self, block: int, found: Mapping[str, JobState]) -> _Seen:
-        return _Seen(found.get(self._id(block), GONE))
+    def _state(self, block: int, found: Mapping[str, JobState]) -> JobState:
+        return found.get(self._id(block), GONE)
+
+    def _living(self, found: Mapping[str, JobState]) -> list[int]:
+        """Blocks whose job may still run."""
+        return [block for block in self._by_block if not self._state(block, found).has_ended]
 
     def _wait(self) -> str | None:
         """Look until every job has ended; the line that says who did not, where the time is over before."""
@@ -265,7 +269,7 @@ class Jobs:
                 if now_s - heard_s > CONTROLLER_S:
                     return f"Slurm gave no answer for {CONTROLLER_S:g} s: {error}"
             else:
-                living = [block for block in self._by_block if not self._state(block, found).has_ended_or_gone]
+                living = self._living(found)
                 text = self._shown(living, found)
                 if text != shown:
                     print(text, file=sys.stderr, flush=True)
@@ -280,7 +284,7 @@ class Jobs:
     def _shown(self, living: Sequence[int], found: Mapping[str, JobState]) -> str:
         """``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
         parts = []
-        seen = {self._id(block): self._state(block, found).state for block in living}
+        seen = {self._id(block): self._state(block, found) for block in living}
         for state in dict.fromkeys(one.state for one in seen.values()):
             of = {job: one for job, one in seen.items() if one.state == state}
             if state == "PENDING":
@@ -320,7 +324,7 @@ class Jobs:
             found = {}
         for block in missing:
             job, submission = self._id(block), self._by_block[block][1]
-            state = self._state(block, found).state
+            state = self._state(block, found)
             self._await_record(submission.record(block), state)
             ending = read_ending(submission.record(block))
             if block in self.missing():  # it was only late to be seen
@@ -361,17 +365,6 @@ class Jobs:
             )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A job as it was last seen."""
-
-    state: JobState
-
-    @property
-    def has_ended_or_gone(self) -> bool:
-        return self.state.has_ended or self.state == GONE
-
-
 def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
     """One line: which job, how Slurm ended it, what it said of itself, and the end of its log."""
     node = state.nodes or (ending.node if ending is not None else "")
@@ -402,8 +395,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
 def _end_of(log: Path) -> str:
     try:
         with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - LOG_BYTES))
+            file.seek(max(0, log.stat().st_size - LOG_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""

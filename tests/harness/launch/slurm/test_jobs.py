@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,6 +139,24 @@ def test_an_allocation_of_two_nodes_trains_one_model_on_both(scenario: str, tmp_
     assert facts.clock_error_ns is not None
     assert json.loads((folder.path / "slurm" / "0" / "study.json").read_text())["status"] == "done"
     assert "The clocks of 2 machines were compared" in (folder.path / "summary.md").read_text()
+
+
+def test_ctrl_c_ends_the_waiting_and_not_the_jobs(scenario: str, tmp_path: Path, conf: Path) -> None:
+    words = ["--out", str(tmp_path / "out"), "--set", "launch.slurm.extra=[--hold]", "--arm", "text"]
+    command = [sys.executable, "-m", "harness", "run", scenario, *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        seen = ""
+        while "2 pending" not in seen:
+            line = process.stderr.readline()
+            assert line, seen
+            seen += line
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    job = jobs_of(only_study(tmp_path / "out").path, 0)
+    assert f"jobs {job} stay in the queue; wait for them and gather: harness run --resume " in errors
+    assert slurm.ask(conf, "squeue", "--noheader", "--array", f"--jobs={job}", "--format=%T").split() == ["PENDING"] * 2
 
 
 def test_a_refused_job_leaves_nothing(scenario: str, tmp_path: Path) -> None:
