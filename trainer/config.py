@@ -182,8 +182,8 @@ class TrainerConfig(Config):
                 "launch: an emulated device exchanges nothing with another; allowed: compute.device auto, cpu, cuda "
                 "(harness whatif --set ranks=N predicts several)"
             )
-        if self.ranks > 1 and self.checkpoint is not None:
-            raise ValueError("checkpoint: the state of several ranks is not saved yet; allowed: launch with nproc 1")
+        if self.ranks > 1 and self.checkpoint is not None and self.checkpoint.every_steps is None:
+            raise ValueError("checkpoint: ranks have no common minutes; allowed with several of them: every_steps")
         sharded = self.launch is not None and self.launch.parallel == "fsdp" and self.ranks > 1
         if sharded and self.compute.precision == "fp16":
             raise ValueError(

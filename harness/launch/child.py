@@ -232,6 +232,8 @@ class Run:
                         self._profile(steps)
                     elif message["do"] == "turn":
                         self._repeat(steps, message["turn"], message["settle"], message["steps"])
+                    else:
+                        raise AssertionError(message)
                     self.probe_set.wait()
                     self._all_have(message["do"])
                     channel.send({"event": message["do"]})
@@ -326,7 +328,7 @@ class Run:
             self.recorder, folder, os.getpid(), threading.get_native_id(), self.rank.number, self.rank.of
         )
         telemetry.attach(self.recorder)
-        saver = _saver(self.config, compute, batches, folder)
+        saver = _saver(self.config, compute, batches, folder, self.rank)
         steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator, prints=self.rank.is_first)
 
         def close() -> None:
@@ -431,17 +433,15 @@ class Run:
         )
 
 
-def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path) -> Saver | None:
+def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path, rank: Rank) -> Saver | None:
     """What saves the run's checkpoints, where it is to."""
     if config.checkpoint is None or config.compute.work == "none":  # data alone: saving is no work of the data
         return None
-    from trainer.checkpoint import Saver, identity, parts_of
-    from trainer.checkpoint_folder import WholeState
+    from trainer.checkpoint import identity, parts_of
+    from trainer.checkpoint_ranks import make_saver
 
-    own = compute.parts()
-    parts = parts_of(own, batches.position)
-    store = WholeState(own.get("model"))
-    return Saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, store)
+    parts = parts_of(compute.parts(), batches.position)
+    return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, rank)
 
 
 def _now() -> str:

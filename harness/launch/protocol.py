@@ -127,10 +127,11 @@ class RepetitionOrder(TypedDict):
 class BareOrder(TypedDict):
     """Launcher to run: run the windows of the probes that disturb, or write the tables and end.
 
-    Rank 0 to the other ranks of the run alone: take one unmeasured step, as many as it is profiled in.
+    Rank 0 to the other ranks alone: take one step (of a training, or an unmeasured one that it is profiled in), or
+    stop a training before its end.
     """
 
-    do: Literal["profile", "finish", "step"]
+    do: Literal["profile", "finish", "step", "stop"]
 
 
 class ClockAnswer(TypedDict):
@@ -140,7 +141,15 @@ class ClockAnswer(TypedDict):
     t_ns: int
 
 
-RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer
+class TrainOrder(TypedDict):
+    """Rank 0 of a training to the others: go on from this checkpoint, as that part of it."""
+
+    do: Literal["train"]
+    checkpoint: str | None  # its folder
+    block: int
+
+
+RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer | TrainOrder
 
 
 class MeetingPlace(TypedDict):
