@@ -18,6 +18,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.launch.study import Outcome
     from harness.scenario.commands import CommandScenario
+    from harness.scenario.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print summary.json instead of the first screen; with --plan: the plan"
     )
+    parser.add_argument("--here", action="store_true", help="run on this machine what launch.slurm would run in jobs")
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script of launch.slurm; submit nothing")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="submit the jobs of launch.slurm and leave; --resume STUDY gathers"
+    )
     parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
@@ -45,9 +51,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     refuse_ranks("run")
     if arguments.resume is not None:
         _check_resume(arguments)
-        from harness.launch.study import resume_study
-
-        return _finish(resume_study(Path(arguments.resume), command, arguments.force), arguments.json)
+        return _finish(_resume(arguments, command), arguments.json)
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
     from harness.scenario.commands import CommandScenario, open_scenario
@@ -64,19 +68,48 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
 
         say(json.dumps(plan_json(plan), indent=1) if arguments.json else describe(plan))
         return 0
+    return _finish(outcome, arguments.json) if (outcome := _start(plan, arguments, command)) is not None else 0
+
+
+def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
+    """Run the study here, or in jobs where its scenario says so; None where only their script was printed."""
+    from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import run_study
 
-    outcome = run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force)
-    return _finish(outcome, arguments.json)
+    out = Path(arguments.out)
+    if arguments.dry_run:
+        say(print_script(plan, out, arguments.force).rstrip("\n"))
+        return None
+    in_jobs = slurm_of({arm.name: arm.config for arm in plan.arms}) is not None and not arguments.here
+    if arguments.no_wait and not in_jobs:
+        raise InputError("run --no-wait: goes with launch.slurm, whose jobs run without this process")
+    if in_jobs:
+        return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
+    return run_study(plan, out, command, arguments.scenario, force=arguments.force)
+
+
+def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
+    """Complete a study, in jobs where it was begun so."""
+    from harness.launch.slurm.study import begun_in_jobs, refuse_jobs_in_queue, resume_in_jobs
+    from harness.launch.study import resume_study
+
+    path = Path(arguments.resume)
+    if begun_in_jobs(path):
+        if not arguments.here:
+            return resume_in_jobs(path, command, force=arguments.force, wait=not arguments.no_wait)
+        refuse_jobs_in_queue(path)
+    elif arguments.no_wait:
+        raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
+    return resume_study(path, command, arguments.force)
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a scenario whose arms are commands."""
     from harness.scenario.commands import describe_commands, plan_commands
 
-    for option in ("arm", "json", "force"):
+    for option in ("arm", "json", "force", "here", "dry_run", "no_wait"):
         if getattr(arguments, option):
-            raise InputError(f"run: --{option} does not go with a scenario of commands")
+            raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
     plan = plan_commands(scenario)
     if arguments.plan:
         say(describe_commands(plan))
@@ -95,6 +128,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
         "--repeats": arguments.repeats,
         "--interleave": arguments.interleave,
         "--out": arguments.out != DEFAULT_OUT,
+        "--dry-run": arguments.dry_run,
     }
     for name, value in given.items():
         if value:
@@ -103,6 +137,12 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 def _finish(outcome: Outcome, as_json: bool) -> int:
     folder, status = outcome.folder, outcome.status
+    if outcome.in_queue:  # there is nothing to report yet
+        if as_json:
+            say(json.dumps({"schema": 1, "status": status, "study": str(folder)}))
+        else:
+            say(f"study: {folder}")
+        return 0 if status == "submitted" else exit_codes.OF_STUDY[status]
     from harness.launch.tracking.tracked_study import tracked
     from harness.report.build import build_report
 

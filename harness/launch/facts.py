@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from harness.launch.nodes import nodes_of
 from harness.launch.protocol import DataMessage
 from harness.study.run_facts import RunFacts
 from trainer.compute.base import Compute
@@ -51,6 +52,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         emulated=compute.emulated,
         device_count=config.ranks if compute.asynchronous else 1,
         ranks=config.ranks if config.ranks > 1 else None,
+        nodes=nodes if (nodes := nodes_of(config)) > 1 else None,
         parallel=config.launch.parallel if config.launch is not None and config.ranks > 1 else None,
         threads=torch.get_num_threads(),
         workers=config.data.workers,

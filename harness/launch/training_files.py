@@ -133,11 +133,20 @@ class TrainingRecorder(StepRecorder):
     """The ledger's recorder, which also writes each loss to the table, with the tokens until then."""
 
     def __init__(
-        self, run_queue: RunQueue | None, table: LossTable, tokens: int, evaluations: EvaluationTable | None = None
+        self,
+        run_queue: RunQueue | None,
+        table: LossTable | None,
+        tokens: int,
+        evaluations: EvaluationTable | None = None,
+        ranks: int = 1,
     ) -> None:
-        """``tokens``: before this part of the training. ``evaluations``: where passes are due."""
+        """``table``: None in all ranks but the first of ``ranks``, which count the same tokens each.
+
+        ``tokens``: before this part of the training. ``evaluations``: where passes are due.
+        """
         super().__init__(run_queue)
         self.evaluations = evaluations
+        self._ranks = ranks
         self.run_queue = run_queue
         self._table = table
         self._step = 0
@@ -151,13 +160,15 @@ class TrainingRecorder(StepRecorder):
 
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
         super().received(trace, tokens, trained_tokens, samples)
-        self.tokens += tokens
+        self.tokens += tokens * self._ranks
         self._tokens_at[self._step] = self.tokens
 
     def loss(self, step: int, value: float) -> None:
         super().loss(step, value)
         self.last_loss = value
-        self._table.add(LossRow(step, self._tokens_at.pop(step), value))
+        row = LossRow(step, self._tokens_at.pop(step), value)
+        if self._table is not None:
+            self._table.add(row)
 
     def validated(self, validation: Validation) -> None:
         super().validated(validation)

@@ -99,7 +99,7 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     elif rank.of > 1 and device.type == "cpu":  # else each rank would have a thread on every core
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.of))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (rank.here or rank.of)))
     if device.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(config.seed)

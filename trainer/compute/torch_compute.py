@@ -259,7 +259,10 @@ class TorchCompute:
     def parts(self) -> dict[str, Stateful]:
         # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
         model = getattr(self._model, "_orig_mod", self._model)
-        parts = {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}
+        parts: dict[str, Stateful] = {"model": model, "optimizer": self._optimizer}
+        if self._parallel is not None:
+            parts = self._parallel.parts(self._optimizer)
+        parts["scheduler"] = self._schedule
         return parts if self._scaling is None else parts | {"scaler": self._scaling}
 
 
