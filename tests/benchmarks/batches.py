@@ -1,4 +1,4 @@
-"""How fast each data path makes batches, side by side (million tokens a second of 8 x 1024), and what a hand-over costs.
+"""How fast each data path makes batches, side by side (million tokens a second of 8 x 1024), and what handing costs.
 
     python -m tests.benchmarks.batches [--rounds 9] [--copies] [--hand-over]
 
