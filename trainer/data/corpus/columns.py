@@ -28,10 +28,14 @@ def content_of(name: str, format: Format, column: str) -> Content:
 def column_type(name: str, format: Format, column: str) -> Any:
     """The Arrow type of a Parquet or Arrow file's column. Raises InputError where it is not there, or there twice."""
     schema = (parquet if format == "parquet" else arrow).schema(name)
-    if column not in schema.names:
-        raise InputError(f"{name}: no column {column!r}; it has {', '.join(schema.names) or 'no columns'}")
-    if schema.names.count(column) > 1:
-        raise InputError(f"{name}: {schema.names.count(column)} columns named {column!r}; it must be one")
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: damaged {format} file (a column's name is not UTF-8)") from error
+    if column not in names:
+        raise InputError(f"{name}: no column {column!r}; it has {', '.join(names) or 'no columns'}")
+    if names.count(column) > 1:
+        raise InputError(f"{name}: {names.count(column)} columns named {column!r}; it must be one")
     return schema.field(column).type
 
 
@@ -51,7 +55,7 @@ def read(name: str, format: Format, column: str, content: Content, split: Split)
             try:
                 values.validate(full=True)
                 plain = _plain(values)
-            except pa.ArrowException as error:
+            except (pa.ArrowException, UnicodeDecodeError) as error:
                 raise InputError(f"{name}: damaged {format} file ({first_line(error)})") from error
             yield _messages(plain) if content == "chat" else plain
 

@@ -157,12 +157,12 @@ def _identity(name: str) -> str | list[str | int]:
     return places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Checked:
     """What one pass over all documents found."""
 
-    documents: int = 0
-    empty: int = 0
+    documents: int
+    empty: int
     largest_id: int | None = None
     largest_at: str = ""
     digest: str = ""  # of the documents; of remote ones alone
@@ -170,16 +170,17 @@ class _Checked:
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
     """Check the first ``limit`` documents and count them."""
-    found, digest = _Checked(), _Digest()
-    nulls, first_null = 0, ""
+    digest, ids = _Digest(), _LargestId()
+    documents = empty = nulls = 0
+    first_null = ""
     for name, row, values in pieces(corpus, limit):
         if values.null_count:
             first_null = first_null or f"{name}, row {row + values.is_null().index(True).as_py()}"
             nulls += values.null_count
         elif corpus.content == "tokens":
-            _check_ids(found, name, row, values)
-        found.documents += len(values)
-        found.empty += _count_empty(values, corpus.content)
+            ids.add(name, row, values)
+        documents += len(values)
+        empty += _count_empty(values, corpus.content)
         if hashed:
             digest.add(values, corpus.content)
     if nulls:
@@ -187,35 +188,41 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
             f"{key}: column {corpus.column!r} holds {nulls} null{'s' if nulls > 1 else ''} (first: {first_null}, "
             f"from 0); {_DOCUMENTS[corpus.content]}"
         )
-    if found.documents == found.empty:
-        what = "no documents" if not found.documents else f"{found.documents} documents, all of them empty"
+    if documents == empty:
+        what = "no documents" if not documents else f"{documents} documents, all of them empty"
         where = "" if corpus.format == "text" else f"column {corpus.column!r} of "
         raise InputError(f"{key}: empty corpus: {what} in {where}{', '.join(corpus.files[:3])}")
-    found.digest = digest.text() if hashed else ""
-    return found
+    return _Checked(documents, empty, ids.largest, ids.place, digest.text() if hashed else "")
 
 
-def _check_ids(found: _Checked, name: str, row: int, values: Any) -> None:
-    """Note the largest id. Raises InputError for one that can be none."""
-    import pyarrow.compute as pc
+class _LargestId:
+    """Finds the largest token id, and where it is."""
 
-    flat = values.flatten()
+    def __init__(self) -> None:
+        self.largest: int | None = None
+        self.place = ""
 
-    def place(at: int) -> str:
-        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-        return f"{name}, row {row + int(lengths.cumsum().searchsorted(at, side='right'))} (from 0)"
+    def add(self, name: str, row: int, values: Any) -> None:
+        """Look at lists of ids from ``row`` of the file on. Raises InputError for an id that can be none."""
+        import pyarrow.compute as pc
 
-    if flat.null_count:
-        raise InputError(f"{place(flat.is_null().index(True).as_py())}: a token id is null")
-    bounds = pc.min_max(flat).as_py()
-    least, most = bounds["min"], bounds["max"]
-    if least is None:  # empty documents alone
-        return
-    odd = least if least < 0 else most if most > _LARGEST_ID else None
-    if odd is not None:
-        raise InputError(f"{place(flat.index(odd).as_py())}: {odd} is no token id; allowed: 0 to {_LARGEST_ID:,}")
-    if found.largest_id is None or most > found.largest_id:
-        found.largest_id, found.largest_at = most, place(flat.index(most).as_py())
+        flat = values.flatten()
+
+        def place(at: int) -> str:
+            lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+            return f"{name}, row {row + int(lengths.cumsum().searchsorted(at, side='right'))} (from 0)"
+
+        if flat.null_count:
+            raise InputError(f"{place(flat.is_null().index(True).as_py())}: a token id is null")
+        bounds = pc.min_max(flat).as_py()
+        least, most = bounds["min"], bounds["max"]
+        if least is None:  # empty documents alone
+            return
+        odd = least if least < 0 else most if most > _LARGEST_ID else None
+        if odd is not None:
+            raise InputError(f"{place(flat.index(odd).as_py())}: {odd} is no token id; allowed: 0 to {_LARGEST_ID:,}")
+        if self.largest is None or most > self.largest:
+            self.largest, self.place = most, place(flat.index(most).as_py())
 
 
 def _count_empty(values: Any, content: Content) -> int:
