@@ -26,6 +26,15 @@ class TokenizerConfig(Config):
     train: TrainTokenizer | None = None
     pretrained: str | None = None
     sentencepiece: str | None = None
+    engine: Literal["tokenizers", "sentencepiece", "tiktoken", "gigatoken", "fastokens", "auto"] | None = None
+    """The library that encodes; null: the one that the tokenizer was made for. Another must prove on the corpus, before
+    it is used, that its ids are the same. auto: the fastest of those installed that does. Each is an extra."""
+    prove: Literal["sample", "corpus"] | None = None
+    """What another engine must prove itself on: up to 4 MB of the corpus (null: the same), or all of it."""
+    special_tokens_in_text: Literal["as-special", "as-text", "refuse"] | None = None
+    """What a document's text that reads like a special token becomes: that token's id, ids of its characters, or the
+    end of the study before it begins. null: what the tokenizer's own library does (`tokenizers`: as-special,
+    sentencepiece: as-text)."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> TokenizerConfig:

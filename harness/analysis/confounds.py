@@ -56,6 +56,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "threads": ("compute.threads", "launch"),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus", "data.source"),
+    "tokenizer_engine": ("data.tokenizer", "data.source"),
     "model_fingerprint": ("model.factory", "model.config", "model.pretrained", "model.vocab_size"),
     "vocab_size": ("model", "data.tokenizer", "data.source"),
     "workers": ("data.workers", COMMAND),
@@ -79,7 +80,7 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 # Facts that are measured, and differ from run to run.
 MEASURED = {
     "measured_compilations", "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share",
-    "evaluating_steps", "evaluating_share", "skipped_steps", "parameters_digest",
+    "evaluating_steps", "evaluating_share", "skipped_steps", "parameters_digest", "tokenizer_proof",
 }  # fmt: skip
 
 

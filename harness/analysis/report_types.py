@@ -136,6 +136,9 @@ class ArmReport:
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
     ranks: RanksReport | None = None  # of this trainer
+    # What encodes where it was chosen, and what it proved: see RunFacts.
+    tokenizer_engine: str | None = None
+    tokenizer_proof: str | None = None
 
 
 @dataclass(frozen=True)

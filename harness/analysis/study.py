@@ -258,6 +258,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         ),
         skipped_steps=_skipped_steps(arms.runs.get(name, ())),
         ranks=ranks_of(arms.runs.get(name, ())),
+        tokenizer_engine=facts.tokenizer_engine,
+        tokenizer_proof=facts.tokenizer_proof,
     )
 
 

@@ -58,6 +58,8 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         torch=torch.__version__,
         tokenizer_fingerprint=prepared.tokenizer.fingerprint,
         corpus_fingerprint=prepared.corpus.fingerprint,
+        tokenizer_engine=prepared.tokenizer.engine or None,
+        tokenizer_proof=None if prepared.tokenizer.proof is None else prepared.tokenizer.proof.text,
         iterable=iterable_sources.get(config.data.source or ""),
         nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
     )
@@ -103,6 +105,7 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
     for what, name, found, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
+        ("tokenizer's", "engine", prepared.tokenizer.engine, data.get("engine", prepared.tokenizer.engine)),
         (*_model_named(config), model, data.get("model", model)),
     ):
         if found != begun:

@@ -141,6 +141,8 @@ def _message(
         "hashed": known_digests(),
         "files": files,
     }
+    if prepared.tokenizer.proof is not None:
+        message["engine"] = prepared.tokenizer.engine
     if (factory := config.model.factory) is not None:
         files["model.factory"] = tried.files("model.factory", factory, code)
         message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])

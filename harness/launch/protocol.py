@@ -90,6 +90,7 @@ class DataMessage(TypedDict):
 
     corpus: str  # fingerprint
     tokenizer: str  # fingerprint
+    engine: NotRequired[str]  # that encodes, where it was chosen
     hashed: list[list[str | int]]  # see trainer.data.cache.known_digests
     files: NotRequired[dict[str, list[str]]]  # that the user's code imports, by the key that names it; see user_code
     model: NotRequired[str]  # fingerprint of the code or the files of a model of the user's own

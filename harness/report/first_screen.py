@@ -18,7 +18,7 @@ from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
 from harness.report.changes import change
 from harness.report.confounds import confound_lines
-from harness.report.lone_arms import Headline, group_lines, left_out_lines, lone_lines, skipped_lines
+from harness.report.lone_arms import Headline, engine_lines, group_lines, left_out_lines, lone_lines, skipped_lines
 from harness.report.names import ArmNames
 from harness.report.ranks import rank_lines, scaling_lines
 from harness.report.sentences import (
@@ -63,7 +63,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
             shown.add(c.baseline)
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
-    lines += left_out_lines(involved, names) + skipped_lines(involved, names)
+    lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
     if not report.comparisons:
         alone = [arm for arm in report.arms if not arm.control]
         lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]

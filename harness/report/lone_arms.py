@@ -52,7 +52,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
         lines += _unseen(arm.unseen, totals.step_ms.median)
-    return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names)]
+    return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
@@ -80,6 +80,15 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
         )
         for arm in arms
         if arm.skipped_steps
+    ]
+
+
+def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which arms tokenize with another library than the tokenizer was made for, and what that one proved."""
+    return [
+        Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
+        for arm in arms
+        if arm.tokenizer_engine is not None and arm.tokenizer_proof is not None
     ]
 
 

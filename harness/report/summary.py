@@ -118,6 +118,7 @@ def _arm(arm: ArmReport) -> Json:
         "model_flops_per_s": finite(speed.flops_per_s),
         "device": speed.device,
         **({} if arm.skipped_steps is None else {"skipped_steps": arm.skipped_steps}),
+        **({} if arm.tokenizer_proof is None else {"tokenizer_engine": arm.tokenizer_engine}),
         "ledger": dict(totals.ledger),
         "phase_ms": dict(totals.phase_ms),
         "exposed_ms": dict(totals.exposed_ms),

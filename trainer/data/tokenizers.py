@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,17 @@ from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
+from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, choose
+from trainer.data.engines.others import OTHERS
 from trainer.data.engines.own import Fast, SentencePiece, Slow
 from trainer.errors import InputError
 from trainer.files import expanded
+
+# By the library that a tokenizer was made for: those that may encode in its place, and what it does with special tokens
+# in text, unless it can be told.
+_OTHERS_OF = {"tokenizers": tuple(OTHERS), "sentencepiece": ("gigatoken",), "transformers": ()}
+_POLICY = "data.tokenizer.special_tokens_in_text"
+_NATURALLY = {"sentencepiece": "as-text", "transformers": "as-special"}
 
 
 @dataclass(frozen=True)
@@ -33,20 +43,26 @@ class TokenizerInfo:
     pad_id: int | None
     fingerprint: str  # of the tokenizer's content
     engine: str  # library and version that encodes; another version may split text differently
+    proof: EngineProof | None = None  # that its ids are those of the library that the tokenizer was made for
+
+    @property
+    def library(self) -> str:
+        """The library that encodes."""
+        return self.engine.partition(" ")[0]
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Find, train or import the tokenizer. The result is cached, so a second call is cheap.
+    """Find, train or import the tokenizer, and choose its engine. All is cached, so a second call is cheap.
 
     Raises InputError where the corpus holds token ids that it does not know.
     """
-    info = _found(config, corpus)
-    check_vocabulary(corpus, info.vocab_size)
-    return info
-
-
-def _found(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     keep_single_threaded()
+    info = _prepare(config, corpus)
+    check_vocabulary(corpus, info.vocab_size)
+    return _with_engine(info, config, corpus)
+
+
+def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     if config.train is not None and config.train.kind == "sentencepiece":
         return _sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
     if config.train is not None:
@@ -71,11 +87,34 @@ def load_tokenizer(info: TokenizerInfo) -> Engine:
         raise InputError(f"{info.location}: the tokenizer was deleted after it was prepared")
     if location.is_file() and cache.file_fingerprint(location) != info.fingerprint:
         raise InputError(f"{info.location}: the tokenizer was changed after it was prepared")
+    found: Engine = _engine(info, info.library, special_as_text=info.engine.endswith(AS_TEXT))
+    return found
+
+
+def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
+    if library in OTHERS:
+        return OTHERS[library](info.location, special_as_text=special_as_text)
     if info.kind == "sentencepiece":
         return SentencePiece(sentencepiece_model(info.location))
     if info.location.endswith(".json"):
-        return Fast(info.location)
+        return Fast(info.location, special_as_text=special_as_text)
     return Slow(pretrained.load_auto(info.location))
+
+
+def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
+    """The same with the engine and the policy on special tokens that ``config`` asks for."""
+    policy, own = config.special_tokens_in_text, info.library
+    natural = _NATURALLY.get(own, policy)
+    if policy not in (None, "refuse", natural):
+        raise InputError(f"{_POLICY}: {own} cannot encode them {policy}; allowed: null, {natural}, refuse")
+    as_text = policy == "as-text" and own == "tokenizers"
+    if policy == "refuse":
+        tokens = _engine(info, own, special_as_text=False).special_tokens()
+        check_no_special_tokens(corpus, tokens, info.fingerprint)
+    # sentencepiece never finds special tokens in text: no engine in its place may.
+    build = partial(_engine, info, special_as_text=as_text or own == "sentencepiece")
+    library, proof = choose(config, corpus, own, _OTHERS_OF[own], build, [info.fingerprint, as_text])
+    return replace(info, engine=f"{library} {version(library)}{AS_TEXT if as_text else ''}", proof=proof)
 
 
 def document_tokens(encoded: Sequence[list[int]], eos_id: int | None) -> list[list[int]]:
@@ -91,9 +130,7 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Name the library and version that will encode, without importing it."""
-    from importlib.metadata import version
-
+    """Name the library and version that the tokenizer was made for, without importing it."""
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"

@@ -54,6 +54,14 @@ def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
     return Encoded(ids, lengths)
 
 
+def lists(encoded: Encoded) -> list[list[int]]:
+    """The same ids as a list for each document."""
+    import numpy as np
+
+    ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
+    return [ids[end - length : end] for length, end in zip(encoded.lengths.tolist(), ends, strict=True)]
+
+
 def concatenated(parts: Sequence[Encoded]) -> Encoded:
     """Several as one, in order."""
     import numpy as np
@@ -69,10 +77,5 @@ def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
 
     if eos_id is None:
         return encoded
-    lengths = encoded.lengths + (encoded.lengths > 0)
-    ids = np.full(int(lengths.sum()), eos_id, dtype=np.uint32)
-    ends = np.cumsum(lengths)[lengths > 0] - 1
-    kept = np.ones(len(ids), dtype=bool)
-    kept[ends] = False
-    ids[kept] = encoded.ids
-    return Encoded(ids, lengths)
+    full = encoded.lengths > 0
+    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), encoded.lengths + full)

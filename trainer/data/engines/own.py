@@ -1,24 +1,42 @@
-"""Encodes with the library that a tokenizer was made for: `tokenizers`, sentencepiece or transformers."""
+"""Encodes with the library that a tokenizer was made for: `tokenizers`, sentencepiece or transformers.
+
+These are the references: another engine is used only where its ids are theirs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from trainer.data.engines.base import Encoded, flat, joined
+from trainer.data.engines.base import Encoded, Engine, flat, joined
 from trainer.errors import InputError, one_line
+
+
+class Reference(Engine, Protocol):
+    """What an engine must prove itself against, and what it takes to show where it fails."""
+
+    def special_tokens(self) -> list[str]:
+        """The tokens that stand for no text, as they are written."""
+
+    def token_texts(self) -> list[str]:
+        """Each token of the vocabulary, decoded alone: parts of a character become the replacement character."""
+
+    def place(self, text: str, position: int) -> int:
+        """About which character token ``position`` of ``text`` begins at."""
 
 
 class Fast:
     """Encodes with the `tokenizers` library itself, without the transformers layer above it."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, special_as_text: bool = False) -> None:
         import tokenizers
 
         self._location = location
         self._tokenizer = tokenizers.Tokenizer.from_file(location)
         self._tokenizer.no_truncation()  # a saved tokenizer may carry both; documents are cut by packing alone
         self._tokenizer.no_padding()
+        if special_as_text:
+            self._tokenizer.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -35,13 +53,25 @@ class Fast:
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         return flat(self.encode_batch(list(texts)))  # the library has no other way out than lists
 
+    def special_tokens(self) -> list[str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [token.content for _, token in sorted(added.items()) if token.special]
+
+    def token_texts(self) -> list[str]:
+        ids = sorted(set(self._tokenizer.get_vocab().values()))
+        return list(self._tokenizer.decode_batch([[one] for one in ids], skip_special_tokens=False))
+
+    def place(self, text: str, position: int) -> int:
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return int(offsets[position][0]) if position < len(offsets) else len(text)
+
     def _cannot(self, error: Exception) -> InputError:
         """The library raises plain Exceptions: of a word that a vocabulary without an unknown token lacks, say."""
         return InputError(f"data.tokenizer: {self._location} cannot encode the corpus: {one_line(str(error))}")
 
 
 class SentencePiece:
-    """Encodes with the sentencepiece library, in this thread alone."""
+    """Encodes with the sentencepiece library, in this thread alone. It takes special tokens in text for text."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -56,6 +86,16 @@ class SentencePiece:
         if not hasattr(self._model, "EncodeAsNumpy"):  # before 0.2.2
             return flat(self.encode_batch(list(texts)))
         return joined(self._model.EncodeAsNumpy(list(texts), num_threads=1))
+
+    def special_tokens(self) -> list[str]:
+        model = self._model
+        return [model.id_to_piece(one) for one in range(model.get_piece_size()) if model.is_control(one)]
+
+    def token_texts(self) -> list[str]:
+        return [str(self._model.decode([one])) for one in range(self._model.get_piece_size())]
+
+    def place(self, text: str, position: int) -> int:
+        return min(len(str(self._model.decode(self.encode(text)[:position]))), len(text))
 
 
 class Slow:
@@ -72,3 +112,6 @@ class Slow:
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         return flat(self.encode_batch(list(texts)))
+
+    def special_tokens(self) -> list[str]:
+        return list(self._tokenizer.all_special_tokens)

@@ -1,0 +1,132 @@
+"""Reads a byte-level BPE tokenizer.json as merge ranks, a split pattern and added tokens, as tiktoken wants them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import InputError, literal
+
+# How GPT-2 splits text, which `pre_tokenizers.ByteLevel` does without being asked.
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class ByteLevelBpe:
+    """``ranks``: bytes by the priority of the merge that makes them. ``ids``: the id of each rank and added token."""
+
+    ranks: dict[bytes, int]
+    added: dict[str, int]  # numbered on from the ranks
+    special: frozenset[str]  # of the added ones
+    ids: list[int]
+    pattern: str
+
+    @property
+    def ids_are_ranks(self) -> bool:
+        return self.ids == list(range(len(self.ids)))
+
+
+class CannotExpressError(InputError):
+    """An engine cannot do what this tokenizer does. The message says why, without naming the engine."""
+
+
+def read(content: dict[str, Any]) -> ByteLevelBpe:
+    """Of the content of a tokenizer.json. Raises CannotExpressError where it is not plain byte-level BPE."""
+    model = content["model"]
+    if model.get("type") != "BPE":
+        raise CannotExpressError(f"the model is {model.get('type')}, not BPE")
+    if content.get("normalizer") is not None:
+        raise CannotExpressError(f"it normalizes text first ({_kind(content['normalizer'])})")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            raise CannotExpressError(f"its model has {key}")
+    pattern = _pattern(content.get("pre_tokenizer"))
+    vocabulary: dict[str, int] = model["vocab"]
+    added = _added(content.get("added_tokens") or [])
+    pieces = _ranked(vocabulary, model["merges"])
+    if model.get("ignore_merges"):  # then a word of the vocabulary is one token, whether or not merges lead there
+        known = {*pieces, *(token["content"] for token in added)}
+        others = [piece for piece in vocabulary if piece not in known and _is_bytes(piece)]
+        if others:
+            raise CannotExpressError(f"{len(others)} of its words come from no merge, such as {literal(others[0])}")
+    ranks: dict[bytes, int] = {}
+    for piece in pieces:
+        ranks[_bytes(piece)] = len(ranks)
+    if (missing := sum(bytes([byte]) not in ranks for byte in range(256))) > 0:
+        raise CannotExpressError(f"its vocabulary lacks {missing} of the 256 bytes")
+    ids = [vocabulary[piece] for piece in pieces] + [token["id"] for token in added]
+    return ByteLevelBpe(
+        ranks,
+        {token["content"]: len(ranks) + number for number, token in enumerate(added)},
+        frozenset(token["content"] for token in added if token["special"]),
+        ids,
+        pattern,
+    )
+
+
+def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
+    """The pieces in the order of their priority: bytes, which no merge makes, first. No text becomes any other."""
+    made: dict[str, None] = {}
+    for merge in merges:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        made.setdefault(left + right)
+    letters = [piece for piece in vocabulary if len(piece) == 1 and piece in _BYTES]
+    unknown = next((piece for piece in made if piece not in vocabulary or not _is_bytes(piece)), None)
+    if unknown is not None:
+        raise CannotExpressError(f"a merge makes {literal(unknown)}, which is no token of bytes")
+    return letters + list(made)
+
+
+def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
+    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer] if pre_tokenizer else [])
+    kinds = [step["type"] for step in steps]
+    levels = [step for step in steps if step["type"] == "ByteLevel"]
+    if len(levels) != 1 or kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
+        raise CannotExpressError(f"it splits text by {' and '.join(kinds) or 'nothing'}, not by one pattern into bytes")
+    level = levels[0]
+    if level.get("add_prefix_space", True):
+        raise CannotExpressError("it puts a space before the text")
+    if kinds == ["ByteLevel"]:
+        if not level.get("use_regex", True):
+            raise CannotExpressError("it does not split text into words")
+        return GPT2_PATTERN
+    split = steps[0]
+    pattern = split["pattern"].get("Regex")
+    way = split.get("behavior"), bool(split.get("invert"))
+    if level.get("use_regex", True) or pattern is None or way not in (("Isolated", False), ("Removed", True)):
+        raise CannotExpressError("it splits text in more than one way")
+    return str(pattern)
+
+
+def _added(tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for token in tokens:
+        for key in ("single_word", "lstrip", "rstrip"):
+            if token.get(key):
+                raise CannotExpressError(f"its token {literal(token['content'])} has {key}")
+    contents = [token["content"] for token in tokens]
+    for one in contents:
+        if within := next((other for other in contents if one in other and one != other), None):
+            raise CannotExpressError(f"its token {literal(one)} is part of its token {literal(within)}")
+    return tokens
+
+
+def _kind(step: dict[str, Any]) -> str:
+    return ", ".join(_kind(one) for one in step["normalizers"]) if "normalizers" in step else str(step.get("type"))
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (bytes_to_unicode of GPT-2's encoder.py)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+
+
+_BYTES = _bytes_of_characters()
+
+
+def _is_bytes(piece: str) -> bool:
+    return all(character in _BYTES for character in piece)
+
+
+def _bytes(piece: str) -> bytes:
+    return bytes(_BYTES[character] for character in piece)

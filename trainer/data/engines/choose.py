@@ -1,0 +1,159 @@
+"""Decides which engine encodes: the tokenizer's own library, the one that is asked for, or the fastest.
+
+Any other than the tokenizer's own is used only once it has proved that its ids are the same. The proof is remembered in
+the cache by everything that it depends on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TokenizerConfig
+from trainer.data import cache
+from trainer.data.corpus import Corpus, iter_texts
+from trainer.data.engines import hard_set, sample
+from trainer.data.engines.base import Engine
+from trainer.data.engines.byte_level import CannotExpressError
+from trainer.data.engines.proof import Proof, prove
+from trainer.errors import InputError, literal, one_line
+
+KEY = "data.tokenizer.engine"
+VERSION = 1  # raise it with any change of how engines are built or compared
+AS_TEXT = ", special tokens as text"  # ends an engine's name where it is so
+
+Build = Callable[[str], Any]  # the engine of a library, by its name
+
+
+@dataclass(frozen=True)
+class EngineProof:
+    """That an engine's ids are the reference's. It is picklable, and part of a run's record."""
+
+    reference: str  # library and version
+    documents: int
+    bytes: int
+    hard_cases: int
+    whole_corpus: bool
+    mb_per_s: tuple[tuple[str, float], ...]  # of each that proved itself, the reference among them, in one thread
+    refused: tuple[tuple[str, str], ...]  # the others, and why
+
+    @property
+    def text(self) -> str:
+        """The same in words, of which a run's record consists."""
+        speeds = sorted(self.mb_per_s, key=lambda one: -one[1])
+        refused = [f"{name} is out: {reason}" for name, reason in self.refused]
+        if len(speeds) < 2:
+            return "; ".join(["no other engine gives its ids", *refused])
+        of = "all" if self.whole_corpus else "a sample of"
+        text = (
+            f"proved to give the ids of {self.reference} on {of} the corpus ({self.documents:,} documents, "
+            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB/s of new text in one thread: "
+            + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
+        )
+        return "; ".join([text, *refused])
+
+
+def choose(
+    config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
+) -> tuple[str, EngineProof | None]:
+    """The library that encodes, and the proof that it may: None where it is the tokenizer's ``own``.
+
+    ``others``: the libraries that might. ``key``: of the tokenizer. Raises InputError where the one that is asked for
+    cannot.
+    """
+    asked: str | None = config.engine
+    others = tuple(others)
+    if asked is None or asked == own:
+        return own, None
+    if asked != "auto" and asked not in others:
+        allowed = ", ".join((own, *others, "auto"))
+        raise InputError(f"{KEY}: {asked} cannot read this tokenizer; its own is {own}; allowed: {allowed}")
+    candidates: list[str] = [name for name in others if installed(name)] if asked == "auto" else [asked]
+    if asked != "auto" and not installed(asked):
+        raise InputError(f"{KEY}: {asked} is not installed (pip install 'llm-training-harness[{asked}]')")
+    if not candidates:
+        return own, None
+    whole = config.prove == "corpus"
+    versions = [f"{name} {version(name)}" for name in (own, *candidates)]
+    remembered = [VERSION, hard_set.VERSION, sample.VERSION, versions, key, corpus.fingerprint, whole, _processor()]
+    proof = Proof(
+        **cache.remember("engines", remembered, lambda: asdict(_proof(own, candidates, build, corpus, whole=whole)))
+    )
+    if asked != "auto" and asked in proof.refused:
+        raise InputError(f"{KEY}: {asked} cannot take the place of {own}: {proof.refused[asked]}")
+    fastest = max(proof.mb_per_s, key=lambda name: proof.mb_per_s[name], default=own)
+    found = EngineProof(
+        reference=versions[0],
+        documents=proof.documents,
+        bytes=proof.bytes,
+        hard_cases=proof.hard_cases,
+        whole_corpus=whole,
+        mb_per_s=tuple(sorted(proof.mb_per_s.items())),
+        refused=tuple(sorted(proof.refused.items())),
+    )
+    return (fastest if asked == "auto" else asked), found
+
+
+def installed(library: str) -> bool:
+    """Whether it is, without importing it."""
+    try:
+        version(library)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object) -> None:
+    """Raise InputError where a document's text holds one of ``tokens`` (``special_tokens_in_text: refuse``)."""
+
+    def search() -> list[Any]:
+        count, first, document = 0, None, 0
+        for texts in iter_texts(corpus):
+            for text in texts:
+                if (token := next((one for one in tokens if one in text), None)) is not None:
+                    count += 1
+                    first = first or [document, token]
+                document += 1
+        return [count, first]
+
+    count, first = cache.remember("special tokens", [tokens, corpus.fingerprint, key], search)
+    if count:
+        raise InputError(
+            f"data.tokenizer.special_tokens_in_text: refuse: {count} document{'s' * (count != 1)} of {corpus.name} hold"
+            f"{'s' * (count == 1)} a special token as text, the first is document {first[0]}: {literal(first[1])}; "
+            "allowed with them: as-special, as-text"
+        )
+
+
+def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, whole: bool) -> Proof:
+    engines: dict[str, Engine] = {}
+    refused = {}
+    for name in candidates:
+        try:
+            engines[name] = build(name)
+        except CannotExpressError as error:
+            refused[name] = str(error)
+        except InputError as error:
+            refused[name] = one_line(error).removeprefix(f"{KEY}: ")
+        except ImportError as error:
+            refused[name] = f"it cannot be imported ({one_line(error)})"
+    if not engines:
+        return Proof(refused=refused)
+    pieces = sample.whole(corpus) if whole else sample.sample(corpus)
+    proof = prove(own, build(own), engines, pieces)
+    return replace(proof, refused={**refused, **proof.refused})
+
+
+def _processor() -> list[Any]:
+    """What the speeds hold for, and the code that libraries choose by the processor's instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))})
+    return [platform.machine(), models, len(os.sched_getaffinity(0))]

@@ -1,0 +1,134 @@
+"""Encodes with libraries that a tokenizer was not made for: tiktoken, gigatoken and fastokens, each an extra.
+
+They read the same tokenizer.json (gigatoken some sentencepiece models, too) and are much faster. None is used before it
+has proved that its ids are the same (``proof.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainer.data.engines import byte_level
+from trainer.data.engines.base import Encoded, flat, joined, lists
+from trainer.data.engines.byte_level import CannotExpressError
+from trainer.errors import InputError, one_line
+
+
+class _FromFlat:
+    """One document, and lists, by the same call as many end to end: what was proved of it holds for all."""
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.encode_flat([text]).ids.tolist())
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return lists(self.encode_flat(texts))
+
+
+class Tiktoken(_FromFlat):
+    """Encodes with tiktoken, document by document, each into a buffer. Other threads may run meanwhile."""
+
+    def __init__(self, location: str, *, special_as_text: bool) -> None:
+        import numpy as np
+        import tiktoken
+
+        bpe = byte_level.read(_content(location))
+        matched = {token: rank for token, rank in bpe.added.items() if not (special_as_text and token in bpe.special)}
+        with _one_line("tiktoken"):
+            self._encoding = tiktoken.Encoding(
+                location, pat_str=bpe.pattern, mergeable_ranks=bpe.ranks, special_tokens=matched
+            )
+        self._matched = frozenset(matched)
+        self._ids = None if bpe.ids_are_ranks else np.array(bpe.ids, dtype=np.uint32)
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        encode, matched = self._encoding.encode_to_numpy, self._matched
+        with _one_line("tiktoken"):
+            encoded = joined([encode(text, allowed_special=matched, disallowed_special=()) for text in texts])
+        return encoded if self._ids is None else Encoded(self._ids[encoded.ids], encoded.lengths)
+
+
+class Gigatoken(_FromFlat):
+    """Encodes with gigatoken in the calling thread: its own threads would not survive a fork."""
+
+    def __init__(self, location: str, *, special_as_text: bool) -> None:
+        import gigatoken
+
+        with _one_line("gigatoken"):
+            content = _content(location) if location.endswith(".json") else _content_of_pieces(location)
+            if special_as_text:
+                added = content.get("added_tokens") or []
+                content["added_tokens"] = [token for token in added if not token.get("special")]
+            self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        # Not its encode_batch: the awkward array of a batch costs more than encoding a few documents.
+        encode = self._tokenizer.encode
+        with _one_line("gigatoken"):
+            return joined([encode(text) for text in texts])
+
+
+class Fastokens(_FromFlat):
+    """Encodes with fastokens in the calling thread: its own threads would not survive a fork."""
+
+    def __init__(self, location: str, *, special_as_text: bool) -> None:
+        os.environ["FASTOKENS_BPE_THREADS"] = "1"  # read once, by its first tokenizer
+        from fastokens._native import Tokenizer  # the package's own class, without its patches of transformers
+
+        self._as_text = special_as_text
+        with _one_line("fastokens"):
+            self._tokenizer = Tokenizer.from_json_str(json.dumps(_content(location)))
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        import numpy as np
+
+        if not texts:
+            return flat([])
+        with _one_line("fastokens"):
+            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=self._as_text)
+        lengths = np.diff(np.frombuffer(offsets, dtype="<u8")).astype(np.int64)
+        return Encoded(np.frombuffer(ids, dtype="<u4"), lengths)
+
+
+def _content(location: str) -> dict[str, Any]:
+    """Of a tokenizer.json, without what would cut or fill documents. Raises CannotExpressError for one with chance."""
+    content: dict[str, Any] = json.loads(Path(location).read_bytes())
+    content["truncation"] = content["padding"] = None
+    if content["model"].get("dropout"):
+        raise CannotExpressError("its BPE drops merges by chance (dropout)")
+    return content
+
+
+def _content_of_pieces(location: str) -> dict[str, Any]:
+    """The tokenizer.json that gigatoken itself makes of a sentencepiece model, where it can."""
+    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+    try:
+        content: dict[str, Any] = json.loads(sentencepiece_to_tokenizer_json(Path(location).read_bytes()))
+    except ValueError as error:
+        raise CannotExpressError(one_line(error)) from error
+    return content
+
+
+@contextmanager
+def _one_line(library: str) -> Iterator[None]:
+    """InputError in place of whatever the library raises; its panics are no Exceptions."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        first = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise InputError(f"data.tokenizer.engine: {library} raises {one_line(first):.200}") from error
+
+
+OTHERS: dict[str, Callable[..., Any]] = {"tiktoken": Tiktoken, "gigatoken": Gigatoken, "fastokens": Fastokens}
