@@ -9,7 +9,11 @@ from trainer.data.corpus import arrow, jsonl, parquet, text
 from trainer.data.corpus.base import Content, Format, Split, first_line
 from trainer.errors import InputError
 
-_ALLOWED = "strings, lists of whole numbers (token ids), or lists of objects (messages)"
+_KINDS: dict[Content, str] = {
+    "text": "string",
+    "tokens": "a list of whole numbers (token ids)",
+    "chat": "a list of objects (messages)",
+}
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
@@ -21,7 +25,7 @@ def content_of(name: str, format: Format, column: str) -> Content:
     kind = column_type(name, format, column)
     found = _content(kind)
     if found is None:
-        raise InputError(f"{name}: column {column!r} is {kind}; allowed: {_ALLOWED}")
+        raise InputError(f"{name}: column {column!r} is {kind}; allowed: {', '.join(_KINDS.values())}")
     return found
 
 
@@ -51,6 +55,9 @@ def read(name: str, format: Format, column: str, content: Content, split: Split)
     elif format == "jsonl":
         yield from jsonl.read(name, column, content)
     else:
+        kind = column_type(name, format, column)
+        if _content(kind) != content:
+            raise InputError(f"{name}: column {column!r} is {kind}, not {_KINDS[content]}")
         for values in (parquet if format == "parquet" else arrow).read(name, column):
             try:
                 values.validate(full=True)

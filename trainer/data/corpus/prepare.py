@@ -16,6 +16,7 @@ from trainer.errors import InputError
 from trainer.files import expanded
 
 _PARQUET = "data.corpus.parquet"
+_Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 _LARGEST_ID = 2**31 - 1  # a model's embedding has a row for each id
 _DOCUMENTS: dict[Content, str] = {
     "text": "every document must be a string (an empty one is allowed)",
@@ -31,8 +32,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
     remote file is asked for its size and ETag at each call, and its documents are hashed when it is checked.
     """
     cache.clean()
-    corpus, key = _named(config)
-    known = [_identity(name) for name in corpus.files]
+    corpus, key, known = _named(config)
     remote = any(places.is_remote(name) for name in corpus.files)
     reading: list[object] = []
     if (corpus.format, corpus.content) != ("parquet", "text"):
@@ -89,25 +89,24 @@ def check_there(config: CorpusConfig) -> None:
         chat.load_template(config.chat_template)
 
 
-def _named(config: CorpusConfig) -> tuple[Corpus, str]:
-    """The corpus before anything of it is counted, and the key that names it."""
+def _named(config: CorpusConfig) -> tuple[Corpus, str, list[_Identity]]:
+    """The corpus before anything of it is counted, the key that names it, and what its files are known by."""
     if config.builtin is not None:
-        return _uncounted(config.builtin, (str(_builtin_file()),), "text"), "data.corpus.builtin"
+        files: tuple[str, ...] = (str(_builtin_file()),)
+        return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", _identities(files)
     if config.parquet is not None:
         files = tuple(map(str, matching_files(config.parquet)))
-        for name in files:
-            _check_strings(name, config.column)
-        return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET
+        return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET, _identities(files)
     assert config.path is not None
     chosen = formats.choose(config.path, config.format)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
-    contents = {name: columns.content_of(name, chosen.format, config.column) for name in chosen.files}
-    content = contents[chosen.files[0]]
-    if odd := next((name for name, one in contents.items() if one != content), None):
-        raise InputError(
-            f"{odd}: column {config.column!r} holds {contents[odd]}, and that of {chosen.files[0]} {content}"
-        )
+    known = _identities(chosen.files)
+    content: Content = cache.remember(
+        "column",
+        [known[0], chosen.format, config.column],
+        lambda: columns.content_of(chosen.files[0], chosen.format, config.column),
+    )
     template = None
     if content == "chat":
         if config.chat_template is None:
@@ -121,20 +120,15 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    return replace(corpus, format=chosen.format, content=content, split=config.split, template=template), places.KEY
+    return (
+        replace(corpus, format=chosen.format, content=content, split=config.split, template=template),
+        places.KEY,
+        known,
+    )
 
 
 def _uncounted(name: str, files: tuple[str, ...], column: str) -> Corpus:
     return Corpus(name, files, column, documents=0, empty=0, fingerprint="")
-
-
-def _check_strings(name: str, column: str) -> None:
-    """The key ``parquet`` takes columns of strings alone, which are read by row without a copy."""
-    import pyarrow as pa
-
-    kind = columns.column_type(name, "parquet", column)
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise InputError(f"{name}: column {column!r} is {kind}, not string")
 
 
 def _builtin_file() -> Path:
@@ -153,8 +147,8 @@ def _builtin_file() -> Path:
     return cache.folder("corpus", key, build) / "data.parquet"
 
 
-def _identity(name: str) -> str | list[str | int]:
-    return places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name))
+def _identities(files: tuple[str, ...]) -> list[_Identity]:
+    return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
 
 
 @dataclass(frozen=True)
