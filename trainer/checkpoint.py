@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # What may differ between a training and its resumption: no step computes anything else for it.
 FREE = {
     "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
-    "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method",
+    "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "launch.timeout_s",
 }  # fmt: skip
 
 

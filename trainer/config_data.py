@@ -92,20 +92,34 @@ class DataInject(Config):
 class DataConfig(Config):
     """The input side: a data pipeline (source, tokenization, packing) and the loader around it."""
 
-    path: Literal["text-padded", "text-stream", "tokens-padded", "tokens-stream"] = "text-padded"
-    """text-*: tokenize on the fly. tokens-*: pretokenized files. *-padded: one document a row. *-stream: packed."""
+    path: Literal["text-padded", "text-stream", "tokens-padded", "tokens-stream", "tokens-mmap"] = "text-padded"
+    """text-*: tokenize on the fly. tokens-*: pretokenized files. *-padded: one document a row. *-stream: packed.
+    tokens-mmap: packed rows, the same ones, out of flat tokens that are mapped into memory."""
     access: Literal["scalar", "zero-copy"] = "scalar"
-    """scalar: per-row Arrow scalars and Python lists, as the founding study did; zero-copy: Arrow buffers as arrays."""
+    """scalar: per-row Arrow scalars and Python lists, as the founding study did; zero-copy: Arrow buffers as arrays.
+    tokens-mmap has arrays only."""
     corpus: CorpusConfig = CorpusConfig(builtin="python-docs")
     tokenizer: TokenizerConfig = TokenizerConfig(train=TrainTokenizer())
     sequence_length: int = Field(256, ge=2, le=1_048_576)
     """At least 2: a sequence of one token has nothing to predict."""
     batch_size: int = Field(8, ge=1, le=65_536)
     """Rows of a micro-batch, of each rank where there are several."""
-    shuffle: bool = True
+    shuffle: bool | Literal["documents", "windows"] = True
+    """true: the documents in a seeded order of each epoch, held in memory (8 bytes a document). documents: in another
+    such order, of which any place is computed when it is asked for. windows: with tokens-mmap, pieces of a row's length
+    at fixed places of the flat tokens, in an order like that, as in nanoGPT."""
+    documents: Literal["joined", "separated"] = "joined"
+    """Documents packed into one row. joined: each token attends to all before it in the row; separated: only to those
+    of its own document, and positions begin anew with each. With tokens-mmap, or *-stream and zero-copy."""
+    global_order: bool = False
+    """The batches are those of one process without workers, dealt out to all workers and ranks in turn, however many
+    there are. With tokens-mmap, or tokens-stream and zero-copy: it takes the documents' lengths."""
     workers: int = Field(0, ge=0, le=256)
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
+    transport: Literal["dataloader", "ring"] = "dataloader"
+    """How workers hand batches over. dataloader: torch's way, new shared memory for each tensor. ring: through memory
+    that both sides have from the start, a fraction of the cost."""
     pin_memory: bool = False
     tokenize: Literal["batched", "per-sample", "threads", "processes", "pool"] = "batched"
     """How a text-* path tokenizes. batched: one call for all documents that are read at once; per-sample: a call each.
@@ -136,6 +150,36 @@ class DataConfig(Config):
     has input_ids, and may have labels and attention_mask, which the model is given where padding precedes text."""
     arguments: dict[str, Json] = Field({})
     """More arguments of the source's function, by name."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether packed rows are made of flat tokens, whose documents' lengths are all known."""
+        return self.path == "tokens-mmap" or (self.path == "tokens-stream" and self.access == "zero-copy")
+
+    @model_validator(mode="after")
+    def _orders_need_lengths(self) -> DataConfig:
+        if self.source is not None:
+            return self
+        if self.shuffle == "windows" and self.path != "tokens-mmap":
+            raise ValueError(
+                f"shuffle: windows are pieces of flat tokens, which path {self.path} has none of; allowed with it: "
+                "true, documents, false; or path tokens-mmap"
+            )
+        if self.global_order and not self.is_flat:
+            raise ValueError(
+                f"global_order: with path {self.path} and access {self.access} a worker does not know how long the "
+                "documents are that others read; allowed: path tokens-mmap, or tokens-stream with access zero-copy"
+            )
+        if self.documents == "separated" and not (self.is_flat or self._packs_arrays):
+            raise ValueError(
+                f"documents: separated is for packed rows of arrays, not for path {self.path} with access "
+                f"{self.access}; allowed: path tokens-mmap, or text-stream, tokens-stream with access zero-copy"
+            )
+        return self
+
+    @property
+    def _packs_arrays(self) -> bool:
+        return self.path == "text-stream" and self.access == "zero-copy"
 
     @model_validator(mode="after")
     def _workers_start_no_processes(self) -> DataConfig:

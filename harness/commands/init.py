@@ -161,8 +161,7 @@ def _ask(one: Question) -> str:
 
 def _check(path: Path, text: str) -> None:
     """Write ``text`` where it is a scenario that can be run; InputError, and nothing written, where it is not."""
-    from harness.scenario.commands import load_command_scenario, read_if_commands
-    from harness.scenario.load import load_scenario
+    from harness.scenario.commands import CommandScenario, open_scenario
     from trainer.files import write_text
     from trainer.leftovers import temporary_path
     from trainer.user_code import fingerprint
@@ -170,14 +169,11 @@ def _check(path: Path, text: str) -> None:
     draft = temporary_path(path)
     write_text(draft, text)
     try:
-        commands = read_if_commands(str(draft), (), None, None)
-        if commands is None:
-            base = load_scenario(draft).base
+        scenario = open_scenario(draft)
+        if not isinstance(scenario, CommandScenario):
             for section_name, key in (("data", "source"), ("model", "factory")):
-                if isinstance(name := section(base, section_name).get(key), str):
+                if isinstance(name := section(scenario.base, section_name).get(key), str):
                     fingerprint(f"{section_name}.{key}", name)  # whether there is such a module; nothing is imported
-        else:
-            load_command_scenario(commands)
         draft.replace(path)
     except InputError as error:
         raise InputError(f"init: {str(error).replace(str(draft), str(path))}") from error

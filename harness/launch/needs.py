@@ -33,10 +33,10 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
         )
     return Needs(
         len(configs),
-        sum(config.ranks * config.data.workers for config in configs),
-        sum(config.ranks * shared_bytes(config.data) for config in configs),
+        sum(config.ranks_of_a_node * config.data.workers for config in configs),
+        sum(config.ranks_of_a_node * shared_bytes(config.data) for config in configs),
         max(_open_files(config.data) for config in configs),
-        sum(config.ranks * _tasks(config) for config in configs),
+        sum(config.ranks_of_a_node * _tasks(config) for config in configs),
     )
 
 
@@ -48,7 +48,7 @@ def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[
 
 def shared_bytes(data: DataConfig) -> int:
     """What the batches of one run take in /dev/shm: two tensors each, and a mask where rows are padded."""
-    if data.workers == 0:
+    if data.workers == 0 or data.transport == "ring":  # which is not in /dev/shm
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2
     one_bytes = data.batch_size * data.sequence_length * VALUE_BYTES

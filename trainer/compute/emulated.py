@@ -24,6 +24,7 @@ from typing import Any
 
 from trainer import telemetry
 from trainer.compute.base import Stateful, call_site
+from trainer.compute.in_flight import InFlight
 from trainer.compute.scores import Scores
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch
@@ -119,6 +120,7 @@ class EmulatedCompute:
         self._extra_forwards = config.compute.extra_forwards
         self._blocking_copies = not config.data.pin_memory and tensor_bytes(config) > PAGEABLE_ASYNC_BYTES
         self._step, self._before_ns = 0, 0
+        self._in_flight = InFlight()
 
     def begin_step(self, step: int) -> None:
         self._step, self._before_ns = step, self._queue.free_ns
@@ -127,6 +129,9 @@ class EmulatedCompute:
         self._submit("h2d")
         if self._blocking_copies:
             self._queue.drain("copy from pageable memory")
+        else:
+            done_ns = self._queue.free_ns
+            self._in_flight.hold(batch, lambda: monotonic_ns() >= done_ns)
         return batch
 
     def forward(self, batch: Batch) -> None:

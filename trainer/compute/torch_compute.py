@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,10 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
 from trainer.compute.base import Loss, Stateful
+from trainer.compute.gradients import GradientClipping
+from trainer.compute.in_flight import InFlight
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, validate
+from trainer.compute.separation import check_separation
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -50,7 +52,7 @@ class TorchCompute:
         self._device = device
         self._precision = Precision(config.compute.precision, device)
         self._scaling = self._precision.scaling
-        self._norm_check = NormCheck(scaled=self._scaling is not None)
+        self._norm_check = NormCheck(self._scaling)
         self._model = model.to(device, self._precision.weights).train()
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
@@ -59,6 +61,9 @@ class TorchCompute:
         if self._own is not None:
             self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
+        self._pinned, self._in_flight = config.data.pin_memory, InFlight()
+        if config.data.documents == "separated" and config.data.source is None:
+            check_separation(config, self._model)
         self._shifted = objective_of(config.model) == "causal"
         self._attention = partial(attention.kernels, config)
         self.attention: str | None = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -80,6 +85,7 @@ class TorchCompute:
             betas=(optimizer.beta1, optimizer.beta2),
             fused=True if optimizer.fused is None else optimizer.fused,
         )
+        self._clip = GradientClipping(model.parameters(), optimizer.clip_norm)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, rate_factor(config))
 
     def begin_step(self, step: int) -> None:
@@ -95,12 +101,21 @@ class TorchCompute:
         mask = None  # see _run_model
         if batch.masked and batch.attention_mask is not None:
             mask = batch.attention_mask.to(self._device, non_blocking=True)
-        return replace(
+        positions = None
+        if batch.position_ids is not None:
+            positions = batch.position_ids.to(self._device, non_blocking=True)
+        copied = replace(
             batch,
             input_ids=batch.input_ids.to(self._device, non_blocking=True),
             labels=batch.labels.to(self._device, non_blocking=True),
             attention_mask=mask,
+            position_ids=positions,
         )
+        if self._pinned and self._device.type == "cuda":  # a copy from pageable memory has read it when it returns
+            event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._in_flight.hold(batch, event.query)
+        return copied
 
     def forward(self, batch: Batch) -> Loss:
         for _ in range(self._extra_forwards):
@@ -122,7 +137,9 @@ class TorchCompute:
         # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it, and
         # attention with a mask is not computed by the fastest kernels. A user's source may pad before the text.
         mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
-        if mask and not self._takes_mask:
+        if batch.position_ids is not None:
+            mask["position_ids"] = batch.position_ids
+        if batch.masked and not self._takes_mask:
             raise InputError(
                 f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
                 "attention_mask; pad after the text, or give its forward that parameter"
@@ -160,8 +177,7 @@ class TorchCompute:
     def clip_gradients(self) -> Any:
         if self._scaling is not None:
             self._scaling.unscale(self._optimizer)
-        limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
-        norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm: Any = self._clip()
         if hasattr(norm, "full_tensor"):  # of shares: the norm of the whole
             norm = norm.full_tensor()
         if self._scaling is not None:
@@ -176,7 +192,8 @@ class TorchCompute:
             self._scaling.step(self._optimizer)
         else:
             self._optimizer.step()
-        self._schedule.step()
+        if self._scaling is None or not self._scaling.keeps_rate():
+            self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._parallel is not None:
             self._parallel.within_step = False
@@ -242,7 +259,10 @@ class TorchCompute:
     def parts(self) -> dict[str, Stateful]:
         # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
         model = getattr(self._model, "_orig_mod", self._model)
-        parts = {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}
+        parts: dict[str, Stateful] = {"model": model, "optimizer": self._optimizer}
+        if self._parallel is not None:
+            parts = self._parallel.parts(self._optimizer)
+        parts["scheduler"] = self._schedule
         return parts if self._scaling is None else parts | {"scaler": self._scaling}
 
 

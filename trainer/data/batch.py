@@ -35,6 +35,9 @@ class Batch:
     masked: bool = False
     shifted: bool = True
     position: Position | None = None  # where its worker goes on after it
+    # Of packed rows whose documents are kept apart: positions that begin at 0 with each of them. A model that is given
+    # them, and no mask, lets each token attend to its own document alone.
+    position_ids: torch.Tensor | None = None
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""
@@ -42,4 +45,6 @@ class Batch:
         self.labels = self.labels.pin_memory()
         if self.attention_mask is not None:
             self.attention_mask = self.attention_mask.pin_memory()
+        if self.position_ids is not None:
+            self.position_ids = self.position_ids.pin_memory()
         return self

@@ -9,12 +9,20 @@ from itertools import cycle
 from time import monotonic
 from typing import Any, Protocol
 
+import numpy as np
+
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data.batch import Batch
+from trainer.data.buffers import BatchBuffers, Buffers
+from trainer.data.engines.base import Encoded, with_end_of_text
+from trainer.data.flat_paths import flat_pipeline, windows_of
+from trainer.data.flat_pipeline import FlatPipeline
+from trainer.data.flat_plan import EMPTY_EPOCHS
 from trainer.data.masking import Masker
-from trainer.data.order import ShardedSampler
+from trainer.data.order import ComputedSampler, Sampler, ShardedSampler
 from trainer.data.packing import Document, make_packer
+from trainer.data.packing_arrays import ArrayPacked, ArrayPadded, PaddedRows
 from trainer.data.position import Bookmark, Position
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
@@ -24,10 +32,10 @@ from trainer.data.tokenizers import document_tokens, load_tokenizer
 from trainer.errors import InputError
 from trainer.inject import Injector
 
-# Epochs in a row without a token before the pipeline gives up. One is not enough: a small shard may draw only empty
-# documents in one shuffled epoch and real ones in the next.
-_EMPTY_EPOCHS = 16
 _MOST_ROWS_PER_READ = 1024
+# How much is read of what a batch of packed arrays lacks: somewhat more, as a second read for it costs as much as the
+# first, and more still while a read takes less than this.
+_LEAST_AHEAD, _MOST_AHEAD, _SHORT_READ_S = 1.5, 6.0, 1e-3
 # How many batches `data.replay` repeats of a user's source. A repetition has 10 or 20 steps (`slice_steps`): each goes
 # through many of them, so that repetitions are alike. They are made before the first step: a slow source makes fewer.
 REPEATED_BATCHES = 32
@@ -60,13 +68,14 @@ class DataPipeline:
         self,
         config: DataConfig,
         prepared: Prepared,
-        order: ShardedSampler,
+        order: Sampler,
         injector: Injector,
         marked: bool = True,
         draws: tuple[int, int] = (0, 0),
         start: Position = Position(),  # noqa: B008  # a tuple never changes
+        buffers: Buffers | None = None,
     ) -> None:
-        """``draws``: seed and worker, by which masks are drawn."""
+        """``draws``: seed and worker, by which masks are drawn. ``buffers``: of zero-copy access; None: its own."""
         corpus = prepared.corpus
         reads_text, packed, scalar = is_text(config), is_packed(config), config.access == "scalar"
         self._source: Any
@@ -77,7 +86,14 @@ class DataPipeline:
             self._source = token_source(config, prepared.pretokenized, corpus.documents)
         self._tokenizer = by_strategy(load_tokenizer(prepared.tokenizer), config) if reads_text else None
         self._eos_id = prepared.tokenizer.eos_id
-        self._packer = make_packer(packed, scalar, config.sequence_length, padding_id(prepared.tokenizer))
+        self._scalar, pad_id, length = scalar, padding_id(prepared.tokenizer), config.sequence_length
+        self._packer: Any
+        if scalar:
+            self._packer = make_packer(packed, length, pad_id)
+        else:
+            own = buffers or buffers_of(config)
+            separated = config.documents == "separated"
+            self._packer = ArrayPacked(length, own, separated=separated) if packed else ArrayPadded(length, pad_id, own)
         self._packed, self._batch_size = packed, config.batch_size
         self._order, self._injector, self._marked = order, injector, marked
         self._masker = None if prepared.masking is None else Masker(prepared.masking, *draws, start.batches)
@@ -87,6 +103,7 @@ class DataPipeline:
         self._length = config.sequence_length
         # Packed rows: the running mean of tokens per document says how many documents to read. It starts as a guess.
         self._documents, self._tokens = 1, config.sequence_length
+        self._ahead = _LEAST_AHEAD
         self._worker, self._batches = start.worker, start.batches
         self._per_epoch, self._skip = order.documents_per_epoch, start.used
         self._bookmark = Bookmark(start)
@@ -98,15 +115,17 @@ class DataPipeline:
     @property
     def remainder(self) -> int:
         """Tokens held back because they do not fill a row yet."""
-        return self._packer.remainder
+        return int(self._packer.remainder)
 
     def next_batch(self) -> Batch | None:
         """Build the next batch: spend the declared costs inside its stages and attach its trace."""
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
+            began = monotonic()
             documents = self._read_documents(self._rows_for(missing))
             if documents is None:
                 break
+            self._look_ahead(monotonic() - began)
             with self._span("pack"):
                 self._packer.add(self._with_tokens(documents))
                 if self._skip:  # the document that an earlier run was in the middle of comes first
@@ -120,7 +139,7 @@ class DataPipeline:
                 with self._span(stage):
                     self._charge(stage)
         with self._span("pack"):
-            batch = self._packer.pack(rows)
+            batch: Batch = self._packer.pack(rows)
             if self._masker is not None:
                 batch = self._masker.mask(batch)
             batch.position = self._after(rows)
@@ -130,8 +149,8 @@ class DataPipeline:
             batch.trace = telemetry.take()
         return batch
 
-    def _read_documents(self, rows: int) -> list[Document] | None:
-        """Return the next documents, tokenized; None at the end."""
+    def _read_documents(self, rows: int) -> Any:
+        """Return the next documents, tokenized; None at the end. Of zero-copy access, Encoded or PaddedRows."""
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -143,18 +162,36 @@ class DataPipeline:
         if self._tokenizer is not None:
             with self._span("tokenize"):
                 for _ in range(self._extra_tokenizations):
-                    document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
-                documents = document_tokens(self._tokenizer.encode_batch(documents), self._eos_id)
+                    self._tokenized(documents)
+                tokenized = self._tokenized(documents)
                 self._charge("tokenize")
-        elif self._packed:
-            documents = [tokens for (tokens,) in documents]
-        return documents
+            return tokenized
+        return [tokens for (tokens,) in documents] if self._packed else documents
 
-    def _with_tokens(self, documents: list[Document]) -> list[Document]:
-        found = [document for document in documents if _has_tokens(document)]
-        self._bookmark.add(map(len, documents) if self._packed else map(_has_tokens, documents))
-        self._watch(found)
-        return found
+    def _tokenized(self, texts: list[str]) -> Any:
+        assert self._tokenizer is not None
+        if self._scalar:
+            return document_tokens(self._tokenizer.encode_batch(texts), self._eos_id)
+        return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
+
+    def _with_tokens(self, documents: Any) -> Any:
+        if isinstance(documents, PaddedRows):
+            full = documents.mask[:, 0] != 0
+            found = documents if full.all() else PaddedRows(documents.ids[full], documents.mask[full])
+            self._bookmark.add(full)
+            self._watch(len(found.ids), 0)
+            return found
+        if isinstance(documents, Encoded):
+            lengths = documents.lengths
+            full = lengths > 0
+            self._bookmark.add(lengths if self._packed else full)
+            self._watch(int(np.count_nonzero(full)), len(documents.ids))
+            return documents if full.all() else Encoded(documents.ids, lengths[full])
+        listed: list[Document] = [document for document in documents if _has_tokens(document)]
+        counts = [len(document) if self._packed else _has_tokens(document) for document in documents]
+        self._bookmark.add(np.array(counts, dtype=np.int64))
+        self._watch(len(listed), sum(counts))
+        return listed
 
     def _after(self, rows: int) -> Position:
         """Where the pipeline goes on after a batch of ``rows`` rows."""
@@ -165,19 +202,34 @@ class DataPipeline:
 
     def _rows_for(self, missing_tokens: int) -> int:
         tokens_per_document = self._tokens / self._documents if self._packed else self._length
+        if self._packed and not self._scalar:
+            missing_tokens = round(missing_tokens * self._ahead)
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
-    def _watch(self, found: list[Document]) -> None:
-        """Update the mean document length. Raises InputError after too many epochs without a token."""
+    def _look_ahead(self, took_s: float) -> None:
+        """Read for several batches at once where that is a matter of a millisecond: a call costs a tenth of one.
+
+        Which batches come of it does not depend on that.
+        """
+        if took_s < _SHORT_READ_S:
+            self._ahead = min(_MOST_AHEAD, self._ahead * 2)
+        elif took_s > 3 * _SHORT_READ_S:
+            self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
+
+    def _watch(self, found: int, tokens: int) -> None:
+        """Update the mean document length by ``found`` documents with a token.
+
+        Raises InputError after too many epochs without one.
+        """
         if found:
             if self._packed:
-                self._documents += len(found)
-                self._tokens += sum(map(len, found))
+                self._documents += found
+                self._tokens += tokens
             self._empty_since = self._order.epoch
-        elif self._order.epoch - self._empty_since > _EMPTY_EPOCHS:
+        elif self._order.epoch - self._empty_since > EMPTY_EPOCHS:
             raise InputError(
                 "data.corpus: no document with a token in "
-                f"{_EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
+                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
             )
 
     def _charge(self, stage: str) -> None:
@@ -216,13 +268,49 @@ class RepeatedBatches:
 
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
-) -> ShardedSampler:
-    """The order of the documents that are trained on: all, but for those held out."""
+) -> Sampler:
+    """The order of the documents that are trained on: all, but for those held out. Of windows: all."""
+    if config.shuffle == "windows":
+        windows = windows_of(config, prepared)
+        if workers > windows:
+            raise InputError(
+                f"data.shuffle: windows: {prepared.corpus.name} has {windows} of {config.sequence_length} tokens, less "
+                f"than the {workers} workers and ranks that divide them; allowed: fewer of those, or global_order true"
+            )
+        return ComputedSampler(windows, seed, worker, workers, endless)
     split = prepared.split
-    if split is None:
-        return ShardedSampler(prepared.corpus.documents, seed, config.shuffle, worker, workers, endless)
-    rows = split.training_rows()
-    return ShardedSampler(len(rows), seed, config.shuffle, worker, workers, endless, rows)
+    rows = None if split is None else split.training_rows()
+    count = prepared.corpus.documents if rows is None else len(rows)
+    if config.shuffle == "documents":
+        return ComputedSampler(count, seed, worker, workers, endless, rows)
+    return ShardedSampler(count, seed, config.shuffle, worker, workers, endless, rows)
+
+
+def pipeline_of(
+    config: DataConfig,
+    prepared: Prepared,
+    order: Sampler,
+    injector: Injector,
+    marked: bool = True,
+    draws: tuple[int, int] = (0, 0),
+    start: Position = Position(),  # noqa: B008  # a tuple never changes
+    buffers: Buffers | None = None,
+    turns: tuple[int, int] = (0, 1),
+) -> DataPipeline | FlatPipeline:
+    """The pipeline of ``config``'s path over ``order``; arguments as of DataPipeline.
+
+    ``turns``: which of the order's batches it makes, the first and every how many-th; others only over flat tokens.
+    """
+    if not config.is_flat:
+        assert turns == (0, 1), "the configuration refuses it"
+        return DataPipeline(config, prepared, order, injector, marked, draws, start, buffers)
+    buffers = buffers or buffers_of(config)
+    return flat_pipeline(config, prepared, order, injector, marked, draws, start, buffers, turns)
+
+
+def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
+    """Memory for the batches of a path of arrays, in this process."""
+    return BatchBuffers(config.batch_size, config.sequence_length, mask=not is_packed(config), pinned=pinned)
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
@@ -233,7 +321,7 @@ def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[
     assert prepared.split is not None, "prepare() was given no evaluation"
     rows = prepared.split.held_out_rows()
     order = ShardedSampler(len(rows), 0, shuffle=False, endless=False, rows=rows)
-    pipeline = DataPipeline(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
+    pipeline = pipeline_of(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
     found: list[Batch] = []
     while len(found) < most and (batch := pipeline.next_batch()) is not None:
         found.append(batch)
@@ -246,9 +334,18 @@ def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[
 
 
 def make_pipeline(
-    config: DataConfig, prepared: Prepared, seed: int, worker: int, workers: int, start: Position | None = None
+    config: DataConfig,
+    prepared: Prepared,
+    seed: int,
+    worker: int,
+    workers: int,
+    start: Position | None = None,
+    buffers: Buffers | None = None,
 ) -> BatchPipeline:
-    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on."""
+    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on.
+
+    ``buffers``: memory for the batches of a path of arrays.
+    """
     start = start or Position(worker)
     if config.source is not None:
         return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
@@ -256,12 +353,14 @@ def make_pipeline(
     if config.replay:
         # Every worker repeats the same batch: the first one of the first worker. All are as long.
         order = training_order(config, prepared, seed, 0, workers)
-        first = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
+        first = pipeline_of(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
         batch = first.next_batch()
         assert batch is not None
         return RepeatedBatches([batch], injector, start)
-    order = training_order(config, prepared, seed, worker, workers)
-    return DataPipeline(config, prepared, order, injector, draws=(seed, worker), start=start)
+    turns, shard = ((worker, workers), (0, 1)) if config.global_order else ((0, 1), (worker, workers))
+    order = training_order(config, prepared, seed, *shard)
+    draws = seed, worker
+    return pipeline_of(config, prepared, order, injector, True, draws, start, buffers, turns)
 
 
 def _of_source(
@@ -316,7 +415,7 @@ class Epoch:
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
         order = training_order(config, prepared, seed, endless=False)
-        self._pipeline = DataPipeline(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
+        self._pipeline = pipeline_of(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
 
     def __iter__(self) -> Iterator[Batch]:
         while (batch := self._pipeline.next_batch()) is not None:
@@ -334,8 +433,8 @@ def is_text(config: DataConfig) -> bool:
 
 
 def is_packed(config: DataConfig) -> bool:
-    """Whether the path packs documents end to end (the ``*-stream`` paths)."""
-    return config.path.endswith("-stream")
+    """Whether the path packs documents end to end (the ``*-stream`` paths and ``tokens-mmap``)."""
+    return not config.path.endswith("-padded")
 
 
 def _has_tokens(document: Document) -> bool:

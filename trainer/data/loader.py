@@ -1,4 +1,4 @@
-"""Serves an endless sequence of batches, built inline or by DataLoader workers."""
+"""Serves an endless sequence of batches, built inline or by loader workers (``transport`` says how they hand over)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainer.config import DataConfig
 from trainer.data.batch import Batch
-from trainer.data.dataset import BatchPipeline, make_pipeline
-from trainer.data.order import shard_of
+from trainer.data.buffers import Buffers
+from trainer.data.dataset import BatchPipeline, buffers_of, is_packed, make_pipeline
+from trainer.data.order import shard_of, turn_of
 from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import Prepared, check_workers
+from trainer.data.ring import NotYetError, RingBatches
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError
 from trainer.ranks import ALONE, Rank
@@ -72,7 +74,7 @@ class LateBatch:
                     raise
                 except Exception as error:  # of a worker that is gone: also that its files or its socket are
                     waited_s += self.look_s
-                    if not str(error).startswith(_TIMED_OUT):
+                    if not (isinstance(error, NotYetError) or str(error).startswith(_TIMED_OUT)):
                         if (ended := _ended(iterator, _ENDING_S)) is not None:
                             raise ended from error
                         raise
@@ -168,7 +170,7 @@ class Batches:
             self.close()
             raise batch
         self.position.receive(batch.position)
-        return batch.pin_memory() if self._pin else batch
+        return batch.pin_memory() if self._pin else batch  # of buffers that are pinned, nothing is left to do
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
         """Which workers have ended, where ``error`` is what torch raises of it, at any place of the main thread."""
@@ -215,14 +217,32 @@ def open_batches(
         config = config.model_copy(update={"inject": None})
     pin = config.pin_memory and torch.cuda.is_available()
     if config.workers == 0:
-        shard = shard_of(0, 1, rank.number, rank.of)
-        return Batches(
-            _endless(make_pipeline(config, prepared, seed, *shard, _at(start, 0, shard[0]))), pin, position=start
-        )
+        shard = _part(config, 0, 1, rank)
+        arrays = config.source is None and (config.is_flat or config.access == "zero-copy")
+        buffers = buffers_of(config, pinned=True) if pin and arrays else None
+        pipeline = make_pipeline(config, prepared, seed, *shard, _at(start, 0, shard[0]), buffers)
+        return Batches(_endless(pipeline), pin, position=start)
     made_again = 0 if config.source is None else -(-start.received // config.workers)
     late = LateBatch(config.workers, config.timeout_s, made_again)
+    dataset = _BatchDataset(
+        config, prepared, seed, copy(start), rank
+    )  # as it is now: this process goes on with its own
+    if config.transport == "ring":
+        ring = RingBatches(
+            dataset.batches,
+            (config.batch_size, config.sequence_length),
+            _fields(config),
+            config.workers,
+            config.prefetch,
+            start_method=config.start_method,
+            worker_init=_WorkerStart(worker_init),
+            seed=seed,
+            look_s=late.look_s,
+            pinned=pin,
+        )
+        return Batches(ring, pin=False, late=late, position=start)
     loader = DataLoader(
-        _BatchDataset(config, prepared, seed, copy(start), rank),  # as it is now: this process goes on with its own
+        dataset,
         batch_size=None,
         num_workers=config.workers,
         collate_fn=_as_it_is,
@@ -246,15 +266,33 @@ class _BatchDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Batch | InputError]:
         worker = get_worker_info()
         assert worker is not None
+        yield from self.batches(worker.id, worker.num_workers)
+
+    def batches(self, process: int, workers: int, buffers: Buffers | None = None) -> Iterator[Batch | InputError]:
+        """The batches of loader process ``process``; ``buffers``: their memory."""
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
-        role = self._start.role(worker.id)
-        shard = shard_of(role, worker.num_workers, self._rank.number, self._rank.of)
+        role = self._start.role(process)
+        shard = _part(self._config, role, workers, self._rank)
+        where = _at(self._start, role, shard[0])
         try:
-            yield from _endless(
-                make_pipeline(self._config, self._prepared, self._seed, *shard, _at(self._start, role, shard[0]))
-            )
+            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, *shard, where, buffers))
         except InputError as error:
             yield error
+
+
+def _fields(config: DataConfig) -> tuple[str, ...]:
+    """What the batches of a path may have, of a user's source the same as of padded rows."""
+    fields = ["input_ids", "labels"]
+    if config.source is not None or not is_packed(config):
+        fields.append("attention_mask")
+    if config.source is None and config.documents == "separated":
+        fields.append("position_ids")
+    return tuple(fields)
+
+
+def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
+    """Which part of the documents, or of the batches of one global order, that worker of ``rank`` makes."""
+    return (turn_of if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, role: int, shard: int) -> Position:

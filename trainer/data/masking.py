@@ -67,17 +67,17 @@ def mask_id(info: TokenizerInfo) -> int | None:
 class Masker:
     """Masks the batches of one worker of a run, one after the other."""
 
-    def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0) -> None:
-        """``batches``: how many were masked before, by the run that this one resumes."""
+    def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
+        """``batches``: the number of the first, where an earlier run masked some. ``every``: from one to the next."""
         self._masking, self._key = masking, (_STREAM, seed, worker)
-        self._batches = batches
+        self._batches, self._every = batches, every
 
     def mask(self, batch: Batch) -> Batch:
         """Mask ``batch`` in place: its ids, labels and count of trained tokens."""
         masking = self._masking
         ids = batch.input_ids.numpy()
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self._key, self._batches])))
-        self._batches += 1
+        self._batches += self._every
         real = ~np.isin(ids, masking.kept_ids)
         if batch.attention_mask is not None:
             real &= batch.attention_mask.numpy() == 1

@@ -1,7 +1,7 @@
 """Packs documents' tokens into batches: padded (one document per row) or packed (documents end to end).
 
-Each packer exists twice: over Python lists, as in the founding study, and over numpy arrays. Both give the same
-batches. Labels follow :class:`trainer.data.batch.Batch`.
+Each packer exists twice: over Python lists, as in the founding study, and over numpy arrays (:mod:`packing_arrays`).
+Both give the same batches. Labels follow :class:`trainer.data.batch.Batch`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -102,31 +101,6 @@ class ScalarPadded(_Padded):
         )
 
 
-class ArrayPadded(_Padded):
-    """Builds padded rows through numpy. Each token is copied once, into the batch."""
-
-    def pack(self, rows: int) -> Batch:
-        ids = np.full((rows, self._length), self._pad_id, dtype=np.int64)
-        mask = np.zeros((rows, self._length), dtype=np.int64)
-        for row, document in enumerate(self._take(rows)):
-            if isinstance(document, tuple):
-                ids[row], mask[row] = document
-            else:
-                kept = document[: self._length]
-                ids[row, : len(kept)] = kept
-                mask[row, : len(kept)] = 1
-        labels = np.where(mask == 1, ids, IGNORED)
-        labels[:, 0] = IGNORED
-        return Batch(
-            input_ids=torch.from_numpy(ids),
-            labels=torch.from_numpy(labels),
-            attention_mask=torch.from_numpy(mask),
-            tokens=rows * self._length,
-            trained_tokens=int(mask.sum()) - rows,
-            samples=rows,
-        )
-
-
 class _Packed:
     """Counts the tokens that are waiting to be packed into rows."""
 
@@ -187,50 +161,6 @@ class ScalarPacked(_Packed):
         )
 
 
-class ArrayPacked(_Packed):
-    """Builds packed rows through numpy. Documents are kept as they came and copied once, into the batch."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self._held: deque[Array] = deque()
-
-    def add(self, documents: Sequence[Document]) -> None:
-        for document in documents:
-            tokens = np.asarray(document, dtype=np.int32)
-            self._held.append(tokens)
-            self._available += len(tokens)
-
-    def pack(self, rows: int) -> Batch:
-        size = rows * self._length
-        ids = np.empty(size, dtype=np.int64)
-        starts = []
-        filled = 0
-        while filled < size:
-            document, begin = self._held[0], self._position
-            if begin == 0:
-                starts.append(filled)
-            copied = min(len(document) - begin, size - filled)
-            ids[filled : filled + copied] = document[begin : begin + copied]
-            filled += copied
-            self._position += copied
-            if self._position == len(document):
-                self._held.popleft()
-                self._position = 0
-        self._available -= size
-        labels = ids.copy()
-        labels[starts] = IGNORED
-        return Batch(
-            input_ids=torch.from_numpy(ids.reshape(rows, self._length)),
-            labels=torch.from_numpy(labels.reshape(rows, self._length)),
-            attention_mask=None,
-            tokens=size,
-            trained_tokens=rows * (self._length - 1) - sum(start % self._length != 0 for start in starts),
-            samples=rows,
-        )
-
-
-def make_packer(packed: bool, scalar: bool, length: int, pad_id: int) -> Packer:
-    """Choose the packer of a data path; ``length`` is the sequence length in tokens."""
-    if packed:
-        return ScalarPacked(length) if scalar else ArrayPacked(length)
-    return ScalarPadded(length, pad_id) if scalar else ArrayPadded(length, pad_id)
+def make_packer(packed: bool, length: int, pad_id: int) -> Packer:
+    """Choose the packer of a scalar data path; ``length`` is the sequence length in tokens."""
+    return ScalarPacked(length) if packed else ScalarPadded(length, pad_id)

@@ -7,12 +7,13 @@ packer, in a loader's queue) is read again.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
-from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Position(NamedTuple):
@@ -39,26 +40,31 @@ class Position(NamedTuple):
 
 
 class Bookmark:
-    """Follows which documents' tokens have gone into batches: a few operations for each document and batch."""
+    """Follows which documents' tokens have gone into batches: a few operations for each read and each batch."""
 
     def __init__(self, start: Position) -> None:
+        import numpy as np
+
         self.document = start.document
-        self._ends: deque[int] = deque()  # of the documents that are held, counted from the first one's begin
+        self._ends = np.empty(0, dtype=np.int64)  # of the documents that are held, counted from the first one's begin
         self._added = self._start = 0
         self._packed = start.used
 
-    def add(self, tokens: Iterable[int]) -> None:
+    def add(self, tokens: NDArray[Any]) -> None:
         """The next documents were read; ``tokens``: how many each has (of a path of one document a row: 1, or 0)."""
-        self._ends.extend(islice(accumulate(tokens, initial=self._added), 1, None))
-        if self._ends:
-            self._added = self._ends[-1]
+        import numpy as np
+
+        if len(tokens):
+            ends = self._added + np.cumsum(tokens, dtype=np.int64)
+            self._ends, self._added = np.concatenate([self._ends, ends]), int(ends[-1])
 
     def pack(self, tokens: int) -> None:
         """So many tokens went into a batch."""
         self._packed += tokens
-        while self._ends and self._ends[0] <= self._packed:
-            self._start = self._ends.popleft()
-            self.document += 1
+        if done := int(self._ends.searchsorted(self._packed, side="right")):
+            self._start = int(self._ends[done - 1])
+            self._ends = self._ends[done:]
+            self.document += done
 
     @property
     def used(self) -> int:

@@ -79,7 +79,7 @@ def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) ->
 
 def format_of(config: DataConfig) -> Format | None:
     """Return the pretokenized format that the path reads; None where it reads text."""
-    formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list"}
+    formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list", "tokens-mmap": "flat"}
     return formats.get(config.path)
 
 

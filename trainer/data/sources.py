@@ -5,7 +5,9 @@ A source opens its files on first use, in the process that reads: a loader worke
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,11 @@ from trainer.config import DataConfig
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+
+    from trainer.data.formats.flat import FlatTokens
+    from trainer.data.packing_arrays import PaddedRows
 
 Index = Sequence[int]
 
@@ -64,15 +70,12 @@ class ZeroCopyTextSource:
         self._columns, self._column = _Columns(files, [column], rows), column
         self._chunks: _Chunked | None = None
 
-    def read(self, indices: Index) -> list[str]:
+    def read(self, indices: NDArray[np.int64]) -> list[str]:
         """The texts of these rows."""
         if self._chunks is None:
             self._chunks = _chunked(self._columns.open(), self._column)
-        texts = []
-        for index in indices:
-            (offsets, data), row = self._chunks.locate(index)
-            texts.append(str(data[offsets[row] : offsets[row + 1]], "utf-8"))
-        return texts
+        locate = self._chunks.locate
+        return [str(data[begin:end], "utf-8") for data, begin, end in map(locate, indices.tolist())]
 
 
 class ScalarTokenSource:
@@ -87,42 +90,87 @@ class ScalarTokenSource:
         return [tuple(table.column(name)[int(index)].as_py() for name in self._names) for index in indices]
 
 
-class ZeroCopyTokenSource:
-    """Reads the same rows as numpy views (int32, int8) of Arrow's buffers, without a Python int."""
+class PaddedSource:
+    """Reads rows of a padded file as whole columns of Arrow's buffers (int32, int8)."""
 
-    def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
-        self._columns, self._names = _Columns(files, columns, rows), tuple(columns)
-        self._chunks: list[_Chunked] | None = None
+    def __init__(self, files: Sequence[str], rows: int, length: int) -> None:
+        self._columns, self._length = _Columns(files, ["input_ids", "attention_mask"], rows), length
+        self._ids: list[NDArray[Any]] | None = None
+        self._masks: list[NDArray[Any]] = []
+        self._ends: NDArray[np.int64]
 
-    def read(self, indices: Index) -> list[tuple[NDArray[Any], ...]]:
-        """Return for each row a tuple with one read-only view per column."""
-        if self._chunks is None:
+    def read(self, indices: NDArray[np.int64]) -> PaddedRows:
+        """Input ids and attention mask of these rows, (rows, sequence length) each."""
+        import numpy as np
+
+        from trainer.data.packing_arrays import PaddedRows
+
+        if self._ids is None:
             table = self._columns.open()
-            self._chunks = [_chunked(table, name) for name in self._names]
-        rows = []
-        for index in indices:
-            views = []
-            for chunks in self._chunks:
-                (offsets, values), row = chunks.locate(index)
-                views.append(values[offsets[row] : offsets[row + 1]])
-            rows.append(tuple(views))
-        return rows
+            self._ids, self._masks = (self._matrices(table.column(name)) for name in ("input_ids", "attention_mask"))
+            self._ends = np.cumsum([len(one) for one in self._ids])
+        if len(self._ids) == 1:
+            return PaddedRows(self._ids[0][indices], self._masks[0][indices])
+        chunks = self._ends.searchsorted(indices, side="right")
+        ids = np.empty((len(indices), self._length), dtype=self._ids[0].dtype)
+        masks = np.empty((len(indices), self._length), dtype=self._masks[0].dtype)
+        for chunk in np.unique(chunks).tolist():
+            there = np.flatnonzero(chunks == chunk)
+            rows = indices[there] - (self._ends[chunk] - len(self._ids[chunk]))
+            ids[there], masks[there] = self._ids[chunk][rows], self._masks[chunk][rows]
+        return PaddedRows(ids, masks)
+
+    def _matrices(self, column: Any) -> list[NDArray[Any]]:
+        found = []
+        for chunk in column.chunks:
+            if len(chunk):
+                offsets, values = _list_part(chunk)
+                found.append(values[offsets[0] : offsets[-1]].reshape(len(chunk), self._length))
+        return found
+
+
+def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
+    """A column of token lists as flat tokens (int32): Arrow's own buffer where it came as one, else one copy of it."""
+    import numpy as np
+
+    from trainer.data.formats.flat import FlatTokens
+
+    table = _Columns([file], [column], rows).open()
+    parts = [_list_part(chunk) for chunk in table.column(column).chunks if len(chunk)]
+    del table  # so that each part can be given back once it is copied
+    if len(parts) == 1:
+        offsets, values = parts[0]
+        return FlatTokens(values[offsets[0] : offsets[-1]], (offsets - offsets[0]).astype(np.int64))
+    tokens = np.empty(sum(int(offsets[-1] - offsets[0]) for offsets, _ in parts), dtype=np.int32)
+    places = np.zeros(1 + sum(len(offsets) - 1 for offsets, _ in parts), dtype=np.int64)
+    filled = documents = 0
+    parts.reverse()
+    while parts:
+        offsets, values = parts.pop()
+        copied, more = int(offsets[-1] - offsets[0]), len(offsets) - 1
+        tokens[filled : filled + copied] = values[offsets[0] : offsets[-1]]
+        places[documents + 1 : documents + 1 + more] = offsets[1:] - offsets[0] + filled
+        filled, documents = filled + copied, documents + more
+    return FlatTokens(tokens, places)
 
 
 class _Chunked:
     """Finds a row in a chunked column: offsets and values of each chunk, and its first row."""
 
     def __init__(self, parts: list[tuple[Any, Any]], lengths: list[int]) -> None:
-        import numpy as np
-
         self._parts = parts
-        self._ends = np.cumsum(lengths)
-        self._starts = self._ends - lengths
+        self._ends = list(accumulate(lengths))
+        self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
 
-    def locate(self, index: int) -> tuple[tuple[Any, Any], int]:
-        """Return (offsets, values) of the chunk that holds row ``index``, and the row's place in the chunk."""
-        chunk = int(self._ends.searchsorted(index, side="right"))
-        return self._parts[chunk], int(index - self._starts[chunk])
+    def locate(self, index: int) -> tuple[Any, int, int]:
+        """The values of the chunk that holds row ``index``, and where those of the row begin and end.
+
+        A text becomes an object of its own in any case. Finding a few rows together by arrays would take longer.
+        """
+        chunk = bisect_right(self._ends, index)
+        offsets, values = self._parts[chunk]
+        row = index - self._starts[chunk]
+        return values, offsets.item(row), offsets.item(row + 1)
 
 
 def _chunked(table: Any, name: str) -> _Chunked:
@@ -157,8 +205,14 @@ def text_source(
     return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
-def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | ZeroCopyTokenSource:
-    """Choose the source of a pretokenized folder that ``config.access`` asks for."""
+def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
+    """The source of a pretokenized folder that ``config.access`` asks for, but for packed rows with zero-copy access.
+
+    Those are made of flat tokens (:func:`flat_of_lists`).
+    """
+    files = [str(Path(folder) / "data.parquet")]
+    if config.access == "zero-copy":
+        assert config.path == "tokens-padded", config.path
+        return PaddedSource(files, rows, config.sequence_length)
     columns = ("tokens",) if config.path == "tokens-stream" else ("input_ids", "attention_mask")
-    reader = ScalarTokenSource if config.access == "scalar" else ZeroCopyTokenSource
-    return reader([str(Path(folder) / "data.parquet")], columns, rows)
+    return ScalarTokenSource(files, columns, rows)

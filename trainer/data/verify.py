@@ -1,6 +1,6 @@
 """Proves that tokenizing on the fly and reading pretokenized files give identical batches.
 
-It tokenizes every document again and compares it with both pretokenized files. Then it runs every data path for one
+It tokenizes every document again and compares it with all pretokenized files. Then it runs every data path for one
 epoch in order and compares it, batch by batch, with an independent and deliberately simple construction.
 """
 
@@ -22,8 +22,8 @@ from trainer.data.prepare import Prepared, format_of
 from trainer.data.pretokenize import Pretokenized, padding_id, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 
-_PATHS = ("text-padded", "tokens-padded", "text-stream", "tokens-stream")
-_ACCESSES = ("scalar", "zero-copy")
+_BY_ACCESS = ("text-padded", "tokens-padded", "text-stream", "tokens-stream")
+_PATHS = (*((path, access) for path in _BY_ACCESS for access in ("scalar", "zero-copy")), ("tokens-mmap", "zero-copy"))
 Rows = dict[str, NDArray[np.int64]]
 
 
@@ -59,23 +59,23 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
     info = prepare_tokenizer(config.tokenizer, corpus)
     whole = pretokenize(corpus, info, "token-list", config.sequence_length)
     padded = pretokenize(corpus, info, "padded", config.sequence_length)
+    flat = pretokenize(corpus, info, "flat", config.sequence_length)
     manifest = whole.manifest
     batches, remainder, compared, difference = 0, 0, [], None
     try:
-        progress(f"{corpus.documents} documents against both pretokenized files")
-        _compare_documents(corpus, info, whole, padded, config.sequence_length)
-        for path in _PATHS:
-            for access in _ACCESSES:
-                name = f"{path}/{access}"
-                progress(f"{name}, one epoch batch by batch")
-                update = {"path": path, "access": access, "shuffle": False, "workers": 0, "replay": False}
-                one = config.model_copy(update=update)
-                folder = {None: None, "padded": padded.folder, "token-list": whole.folder}[format_of(one)]
-                prepared = Prepared(corpus, info, folder)
-                count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens)
-                batches += count
-                remainder = max(remainder, left)
-                compared.append(name)
+        progress(f"{corpus.documents} documents against all pretokenized files")
+        _compare_documents(corpus, info, whole, padded, flat, config.sequence_length)
+        for path, access in _PATHS:
+            name = path if path == "tokens-mmap" else f"{path}/{access}"
+            progress(f"{name}, one epoch batch by batch")
+            update = {"path": path, "access": access, "shuffle": False, "workers": 0, "replay": False}
+            one = config.model_copy(update=update)
+            made = {None: None, "padded": padded, "token-list": whole, "flat": flat}[format_of(one)]
+            prepared = Prepared(corpus, info, None if made is None else made.folder)
+            count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens)
+            batches += count
+            remainder = max(remainder, left)
+            compared.append(name)
     except _DifferenceError as found:
         difference = str(found)
     return VerifyReport(
@@ -91,12 +91,15 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
 
 
 def _compare_documents(
-    corpus: Corpus, info: TokenizerInfo, whole: Pretokenized, padded: Pretokenized, length: int
+    corpus: Corpus, info: TokenizerInfo, whole: Pretokenized, padded: Pretokenized, flat: Pretokenized, length: int
 ) -> None:
     tokenizer = load_tokenizer(info)
     pad_id, total, index = padding_id(info), 0, 0
     stored = zip_longest(
-        _rows(whole.data, "tokens"), _rows(padded.data, "input_ids"), _rows(padded.data, "attention_mask")
+        _rows(whole.data, "tokens"),
+        _rows(padded.data, "input_ids"),
+        _rows(padded.data, "attention_mask"),
+        _flat_rows(flat),
     )
     for texts in iter_texts(corpus):
         for text in texts:
@@ -107,7 +110,10 @@ def _compare_documents(
             ids = kept + [pad_id] * (length - len(kept))
             mask = [1] * len(kept) + [0] * (length - len(kept))
             for name, expected, found in zip(
-                ("tokens", "input_ids", "attention_mask"), (tokens, ids, mask), next(stored, (None,) * 3), strict=True
+                ("tokens", "input_ids", "attention_mask", "flat tokens"),
+                (tokens, ids, mask, tokens),
+                next(stored, (None,) * 4),
+                strict=True,
             ):
                 if found != expected:
                     raise _DifferenceError(f"document {index}: stored {name} differ from tokenizing it afresh")
@@ -172,6 +178,12 @@ def _rows(data: Path, column: str) -> Iterator[list[int]]:
 
     for batch in pq.ParquetFile(data).iter_batches(ROW_GROUP, columns=[column]):
         yield from batch.column(0).to_pylist()
+
+
+def _flat_rows(flat: Pretokenized) -> Iterator[list[int]]:
+    found = flat.flat()
+    for number in range(found.documents):
+        yield found.document(number).tolist()
 
 
 def _padded_rows(documents: Iterator[list[int]], length: int, pad_id: int) -> Iterator[Rows]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.packing import Packer, make_packer
+from trainer.data.buffers import BatchBuffers
+from trainer.data.engines.base import flat as end_to_end
+from trainer.data.packing import make_packer
+from trainer.data.packing_arrays import ArrayPacked, ArrayPadded, PaddedRows
 
 Documents = list[list[int]]
 DOCUMENTS = st.lists(st.lists(st.integers(1, 40_000), min_size=1, max_size=30), min_size=1, max_size=25)
@@ -17,12 +22,23 @@ ROWS = st.integers(1, 5)
 CHUNK = st.integers(1, 6)
 
 
-def feed(packer: Packer, documents: Documents, rows: int, chunk: int) -> list[Batch]:
+def packer_of(packed: bool, scalar: bool, length: int, pad_id: int) -> Any:
+    if scalar:
+        return make_packer(packed, length, pad_id)
+    buffers = BatchBuffers(9, length, mask=not packed)
+    return ArrayPacked(length, buffers) if packed else ArrayPadded(length, pad_id, buffers)
+
+
+def feed(packer: Any, documents: Any, rows: int, chunk: int) -> list[Batch]:
     """Batches of all documents, added ``chunk`` at a time; the last batch has what whole rows remain."""
     batches, rest = [], list(documents)
+    arrays = isinstance(packer, ArrayPacked | ArrayPadded)
     while True:
         while rest and packer.missing_tokens(rows):
-            packer.add(rest[:chunk])
+            if arrays and isinstance(rest[0], tuple):
+                packer.add(PaddedRows(*(np.stack(column) for column in zip(*rest[:chunk], strict=True))))
+            else:
+                packer.add(end_to_end(rest[:chunk]) if arrays else rest[:chunk])
             rest = rest[chunk:]
         count = min(rows, packer.ready)
         if not count:
@@ -38,7 +54,7 @@ def flat(batches: list[Batch], field: str) -> list[int]:
 def test_stream_rows_concatenate_to_the_documents(
     documents: Documents, length: int, rows: int, chunk: int, scalar: bool
 ) -> None:
-    packer = make_packer(True, scalar, length, pad_id=0)
+    packer = packer_of(True, scalar, length, 0)
     batches = feed(packer, documents, rows, chunk)
     tokens = [token for document in documents for token in document]
     labels = [label for document in documents for label in [IGNORED, *document[1:]]]
@@ -54,7 +70,7 @@ def test_stream_rows_concatenate_to_the_documents(
 def test_padded_rows_hold_a_document_each(
     documents: Documents, length: int, rows: int, chunk: int, scalar: bool, pad_id: int
 ) -> None:
-    batches = feed(make_packer(False, scalar, length, pad_id), documents, rows, chunk)
+    batches = feed(packer_of(False, scalar, length, pad_id), documents, rows, chunk)
     ids, labels, mask = (
         torch.cat([getattr(batch, field) for batch in batches]) for field in ("input_ids", "labels", "attention_mask")
     )
@@ -71,8 +87,8 @@ def test_padded_rows_hold_a_document_each(
 def test_lists_and_arrays_give_the_same_batches(
     documents: Documents, length: int, rows: int, chunk: int, stream: bool
 ) -> None:
-    by_lists = feed(make_packer(stream, True, length, 0), documents, rows, chunk)
-    by_arrays = feed(make_packer(stream, False, length, 0), documents, rows, chunk)
+    by_lists = feed(packer_of(stream, True, length, 0), documents, rows, chunk)
+    by_arrays = feed(packer_of(stream, False, length, 0), documents, rows, chunk)
     assert len(by_lists) == len(by_arrays)
     for left, right in zip(by_lists, by_arrays, strict=True):
         assert_same(left, right)
@@ -90,8 +106,8 @@ def test_rows_read_from_a_padded_file_pack_like_documents(
         padding = [0] * (length - len(kept))
         ids, mask = kept + padding, [1] * len(kept) + padding
         stored.append((ids, mask) if scalar else (np.array(ids, np.int32), np.array(mask, np.int8)))
-    read = feed(make_packer(False, scalar, length, 0), stored, rows, 2)  # type: ignore[arg-type]
-    packed = feed(make_packer(False, scalar, length, 0), documents, rows, 2)
+    read = feed(packer_of(False, scalar, length, 0), stored, rows, 2)
+    packed = feed(packer_of(False, scalar, length, 0), documents, rows, 2)
     for left, right in zip(read, packed, strict=True):
         assert_same(left, right)
 

@@ -1,4 +1,4 @@
-"""The eight data paths see the same documents, in the same order, and make the same batches of them."""
+"""All data paths see the same documents, in the same order, and make the same batches of them."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ def test_all_paths_and_accesses_agree_over_several_epochs(
                 path=f"{source}-{packing}", access=access, sequence_length=length, batch_size=batch_size
             )
             by_path.append(batches_of(config, 3 * 60 // batch_size, seed))
+    if packing == "stream":
+        config = make_config(path="tokens-mmap", sequence_length=length, batch_size=batch_size)
+        by_path.append(batches_of(config, 3 * 60 // batch_size, seed))
     for others in by_path[1:]:
         for left, right in zip(by_path[0], others, strict=True):
             assert_same(left, right)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -22,7 +23,7 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 
 Make = Callable[..., DataConfig]
-PATHS = ("text-padded", "text-stream", "tokens-padded", "tokens-stream")
+PATHS = ("text-padded", "text-stream", "tokens-padded", "tokens-stream", "tokens-mmap")
 
 
 def batches_of(pipeline: BatchPipeline, count: int) -> list[Batch]:
@@ -41,8 +42,8 @@ def test_every_path_goes_on_after_every_batch(make_config: Make, path: str, acce
     last = whole[-1].position
     assert last is not None
     assert last.epochs is not None
-    assert last.epochs > 2 or path.endswith("stream")  # over the end of epochs
-    if path.endswith("stream"):
+    assert last.epochs > 2 or not path.endswith("padded")  # over the end of epochs
+    if not path.endswith("padded"):
         assert any(batch.position.used for batch in whole if batch.position)  # in the middle of documents
     for number, before in enumerate(whole[:-3]):
         assert before.position is not None
@@ -105,13 +106,13 @@ def test_skipped_draws_are_those_that_were_drawn(more: int) -> None:
 
 def test_a_bookmark_counts_documents_and_tokens() -> None:
     mark = Bookmark(Position(document=10, used=3))
-    mark.add([5, 0, 7])
+    mark.add(np.array([5, 0, 7]))
     mark.pack(2)
     assert (mark.document, mark.used) == (12, 0)
     mark.pack(4)
     assert (mark.document, mark.used) == (12, 4)
-    mark.add([])
-    mark.add([1, 1])
+    mark.add(np.array([], dtype=np.int64))
+    mark.add(np.array([1, 1]))
     mark.pack(4)
     assert (mark.document, mark.used) == (14, 0)
 

@@ -71,6 +71,22 @@ def concatenated(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
 
 
+_FEW = 48  # documents, which are copied one by one: all at once would take longer
+
+
+def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Encoded:
+    import numpy as np
+
+    ids = np.empty(int(lengths.sum()), dtype=encoded.ids.dtype)
+    begin = at = 0
+    for length in encoded.lengths.tolist():
+        if length:
+            ids[at : at + length] = encoded.ids[begin : begin + length]
+            ids[at + length] = eos_id
+            begin, at = begin + length, at + length + 1
+    return Encoded(ids, lengths)
+
+
 def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
     """Append ``eos_id`` (if any) to each document that has a token. An empty document stays empty."""
     import numpy as np
@@ -78,4 +94,7 @@ def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
     if eos_id is None:
         return encoded
     full = encoded.lengths > 0
-    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), encoded.lengths + full)
+    lengths = encoded.lengths + full
+    if len(lengths) <= _FEW:
+        return _with_each(encoded, lengths, eos_id)
+    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), lengths)

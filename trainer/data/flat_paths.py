@@ -1,0 +1,92 @@
+"""Opens the flat tokens of a data path, and builds its pipeline: which order, which plan, which batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import DataConfig
+from trainer.data.buffers import Buffers
+from trainer.data.flat_pipeline import FlatPipeline, Turns
+from trainer.data.flat_plan import DocumentPlan, Plan, WindowPlan
+from trainer.data.formats.flat import FlatTokens, open_flat, token_type
+from trainer.data.masking import Masker
+from trainer.data.order import Sampler
+from trainer.data.position import Position
+from trainer.data.prepare import Prepared
+from trainer.data.sources import flat_of_lists
+from trainer.errors import InputError
+from trainer.inject import Injector
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
+    """The flat tokens of ``tokens-mmap``, or those of ``tokens-stream`` as its file has them."""
+    folder, documents = prepared.pretokenized, prepared.corpus.documents
+    assert folder is not None, "prepare() was given another data path"
+    if config.path != "tokens-mmap":
+        return flat_of_lists(str(Path(folder) / "data.parquet"), "tokens", documents)
+    flat = open_flat(Path(folder), token_type(prepared.tokenizer.vocab_size))
+    if flat.documents < documents:
+        raise InputError(f"{folder}: {flat.documents} documents, {documents} when it was prepared; run it again")
+    # Slices of numpy's memmap class cost four times as much as those of an array over the same memory.
+    return FlatTokens(_plain(flat.tokens), _plain(flat.places[: documents + 1]))
+
+
+def windows_of(config: DataConfig, prepared: Prepared) -> int:
+    """How many windows of a row's length the flat tokens hold. Raises InputError where there is none."""
+    tokens = len(open_tokens(config, prepared).tokens)
+    if tokens < config.sequence_length:
+        raise InputError(
+            f"data.shuffle: windows of {config.sequence_length} tokens, but {prepared.corpus.name} has {tokens} under "
+            "this tokenizer; allowed: a smaller data.sequence_length, or shuffle true, documents, false"
+        )
+    return tokens // config.sequence_length
+
+
+def flat_pipeline(
+    config: DataConfig,
+    prepared: Prepared,
+    order: Sampler,
+    injector: Injector,
+    marked: bool,
+    draws: tuple[int, int],
+    start: Position,
+    buffers: Buffers,
+    turns: tuple[int, int],
+) -> FlatPipeline:
+    """The pipeline over ``order``; ``turns``: which of its batches, the first one and every how many-th."""
+    length = config.sequence_length
+    masker = None
+    if prepared.masking is not None and config.global_order:  # whoever makes a batch, the same tokens are masked
+        masker = Masker(prepared.masking, draws[0], 0, turns[0] + start.batches * turns[1], turns[1])
+    elif prepared.masking is not None:
+        masker = Masker(prepared.masking, *draws, start.batches)
+
+    def opened() -> tuple[NDArray[Any], Plan]:
+        flat = open_tokens(config, prepared)
+        if config.shuffle == "windows":
+            return flat.tokens, WindowPlan(flat, order, length, start.document)
+        return flat.tokens, DocumentPlan(flat, order, length, start.document, start.used)
+
+    return FlatPipeline(
+        opened,
+        (config.batch_size, length),
+        order.documents_per_epoch,
+        injector,
+        buffers,
+        masker=masker,
+        separated=config.documents == "separated",
+        turns=Turns(*turns),
+        extra_reads=config.extra_reads,
+        marked=marked,
+        start=start,
+    )
+
+
+def _plain(mapped: NDArray[Any]) -> NDArray[Any]:
+    import numpy as np
+
+    return mapped.view(np.ndarray)
