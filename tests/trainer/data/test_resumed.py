@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data import cache, token_groups
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.pretokenize import Format, pretokenize
-from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
+from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.leftovers import partial_path, remove_leftovers
 
@@ -163,3 +164,16 @@ def test_what_nobody_goes_on_with_is_removed_after_a_week(tmp_path: Path) -> Non
             os.utime(path, (stat.st_atime - days * 86400, stat.st_mtime - days * 86400))
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".new.partial"]
+
+
+@pytest.mark.slow
+def test_a_million_empty_documents(info: TokenizerInfo, tmp_path: Path) -> None:
+    documents = [""] * 1_000_000 + ["a fox"]
+    corpus = prepare_corpus(
+        CorpusConfig(parquet=str(write_parquet(tmp_path / "x.parquet", documents, row_group=10_000)))
+    )
+    made = pretokenize(corpus, info, "flat", 16, tmp_path / "out")
+    assert (made.manifest.documents, made.manifest.empty) == (1_000_001, 1_000_000)
+    flat = made.flat()
+    assert flat.document(1_000_000).tolist() == document_tokens([load_tokenizer(info).encode("a fox")], info.eos_id)[0]
+    assert not flat.places[:-1].any()

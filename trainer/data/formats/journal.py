@@ -117,7 +117,13 @@ class TokenJournal:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):
             return None
-        before = self._tokens.tell(), self._places.tell(), self.documents, self.tokens, self._hashes
+        before = (
+            self._tokens.seek(0, os.SEEK_CUR),
+            self._places.seek(0, os.SEEK_CUR),
+            self.documents,
+            self.tokens,
+            self._hashes,
+        )
         sizes = (tokens - self.tokens) * self._dtype.itemsize, (documents - self.documents) * 8
         left = [os.fstat(file.fileno()).st_size - place for file, place in zip(self._files, before[:2], strict=True)]
         if all(0 <= size <= most for size, most in zip(sizes, left, strict=True)):
