@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
+from harness.launch.choose_workers import refuse_auto, with_workers_chosen
 from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
@@ -80,11 +81,15 @@ def run_study(
 
     ``force``: also start what cannot fit into memory.
     """
+    if sequential is not None:
+        refuse_auto([arm.config for arm in plan.arms], "both sides of a comparison need the same")
+    check_devices({arm.name: arm.config for arm in plan.arms})
+    check_writable(out)
+    with terminable():
+        plan, choices = with_workers_chosen(plan, plan.scenario.limits.start_s)
     configs = {arm.name: arm.config for arm in plan.arms}
     arms = {**{arm.name: arm_record(arm) for arm in plan.arms}, **(sequential.arms if sequential else {})}
     codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
-    check_devices(configs)
-    check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
         data = prepare_data(configs, plan.scenario.limits.start_s, codes)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
@@ -108,7 +113,7 @@ def run_study(
         environment=_environment(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
-        notes=list(data.notes),
+        notes=[*choices, *data.notes],
     )
     _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
     folder = create_folder(out, plan.scenario.name)

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.child import RunEnding
+from harness.launch.choose_workers import refuse_auto
 from harness.launch.ending import TERMINATING
 from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
@@ -115,6 +116,7 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
             f"train: arm {arm.name} has {config.ranks} ranks (launch); allowed: one process, until the state of "
             "several is saved"
         )
+    refuse_auto([config], "a training that may be resumed needs the same in all its parts")
     check_devices({arm.name: config})
     check_writable(out)
     if plan.scenario.track:
