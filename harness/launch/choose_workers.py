@@ -17,11 +17,11 @@ from harness.launch.progress import announced
 from harness.launch.waiting import looks
 from harness.scenario.plan import Arm, Plan
 from trainer.config import TrainerConfig
-from trainer.data.worker_trial import WorkerTrial, can_have_workers
 from trainer.errors import InputError, one_line
+from trainer.worker_trial import WorkerTrial, can_have_workers
 
 KEY = "data.workers"
-TRIAL = ("-m", "trainer.data.worker_trial")
+TRIAL = ("-m", "trainer.worker_trial")
 _SHOWN = 4  # last lines of a trial that ended without an answer
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.formats.flat import FlatTokens
-from trainer.data.order import Sampler
+from trainer.data.order import IndexSampler
 from trainer.errors import InputError
 
 Places = NDArray[np.int64]
@@ -24,7 +24,7 @@ EMPTY_EPOCHS = 16
 _BATCHES_AHEAD, _FEWEST, _MOST = 8, 64, 8192  # documents whose places are looked up at once
 
 
-class Stretch(NamedTuple):
+class TokenStretch(NamedTuple):
     """``tokens`` tokens of whole rows: pieces of flat tokens, end to end.
 
     Each piece lies from ``sources`` to ``ends``, but for the first ``cut`` tokens of the first one and the last
@@ -43,14 +43,14 @@ class Stretch(NamedTuple):
     adjacent: bool
 
 
-class Plan(Protocol):
+class RowPlan(Protocol):
     """The endless (or one epoch's) stream of tokens, in stretches."""
 
     @property
     def remainder(self) -> int:
         """Tokens that do not fill a row."""
 
-    def next(self, rows: int) -> Stretch | None:
+    def next(self, rows: int) -> TokenStretch | None:
         """The next ``rows`` rows; fewer at the end of a stream that has one, then None."""
 
     def skip(self, rows: int) -> None:
@@ -60,7 +60,7 @@ class Plan(Protocol):
 class DocumentPlan:
     """Packs documents end to end."""
 
-    def __init__(self, flat: FlatTokens, order: Sampler, length: int, document: int = 0, used: int = 0) -> None:
+    def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, document: int = 0, used: int = 0) -> None:
         """``document``, ``used``: where an earlier run was."""
         self._places, self._order, self._length = flat.places, order, length
         self._mean = max(1.0, len(flat.tokens) / max(1, flat.documents))
@@ -79,7 +79,7 @@ class DocumentPlan:
         """Tokens that do not fill a row."""
         return self._planned - self._at
 
-    def next(self, rows: int) -> Stretch | None:
+    def next(self, rows: int) -> TokenStretch | None:
         at, size = self._at, rows * self._length
         while self._planned < at + size and not self._ended:
             self._plan(at + size - self._planned)
@@ -100,7 +100,7 @@ class DocumentPlan:
         if not overhang:
             document, used, self._first = document + 1, 0, last + 1
         adjacent = self._sequential and ends.item(-1) - overhang - sources.item(0) - cut == size
-        return Stretch(size, sources, ends, cut, overhang, starts, document, used, adjacent)
+        return TokenStretch(size, sources, ends, cut, overhang, starts, document, used, adjacent)
 
     def skip(self, rows: int) -> None:
         self._at += rows * self._length
@@ -140,7 +140,7 @@ class DocumentPlan:
 class WindowPlan:
     """Takes each row from a window of its own. What is left over at the end of the flat tokens is never taken."""
 
-    def __init__(self, flat: FlatTokens, order: Sampler, length: int, window: int = 0) -> None:
+    def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, window: int = 0) -> None:
         """``order``: of the windows; ``window``: where an earlier run was."""
         self._places, self._order, self._length = flat.places, order, length
         if window:
@@ -152,7 +152,7 @@ class WindowPlan:
     def remainder(self) -> int:
         return self._remainder
 
-    def next(self, rows: int) -> Stretch | None:
+    def next(self, rows: int) -> TokenStretch | None:
         windows = self._take(rows)
         if not (rows := len(windows)):
             return None
@@ -160,7 +160,7 @@ class WindowPlan:
         sources = windows * length
         adjacent = not self._order.shuffled and int(sources[-1] - sources[0]) == (rows - 1) * length
         starts = self._starts(sources, np.arange(0, rows * length, length))
-        return Stretch(rows * length, sources, sources + length, 0, 0, starts, self._taken, 0, adjacent)
+        return TokenStretch(rows * length, sources, sources + length, 0, 0, starts, self._taken, 0, adjacent)
 
     def skip(self, rows: int) -> None:
         self._take(rows)

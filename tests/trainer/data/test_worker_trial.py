@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer.config import DataConfig, TrainerConfig
-from trainer.data.worker_trial import WorkerTrial, measure
+from trainer.worker_trial import WorkerTrial, measure
 
 Make = Callable[..., DataConfig]
 

@@ -1,4 +1,4 @@
-"""``python -m trainer.data.worker_trial``: measures what ``data.workers: auto`` is chosen by, in a process of its own.
+"""``python -m trainer.worker_trial``: measures what ``data.workers: auto`` is chosen by, in a process of its own.
 
 It reads a trainer's configuration from standard input, as JSON, and prints the fields of :class:`WorkerTrial`, or
 ``{"error"}``. A process of its own: it may compute with all threads and on a device, and leaves nothing behind.
