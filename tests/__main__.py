@@ -1,12 +1,14 @@
 """``python -m tests [PART ...] [-- ARGUMENT ...]`` runs every test, with as many at a time as its part allows.
 
-``quick`` alone tries a tenth of the examples of property tests. The last lines are the slowest tests of all parts,
-and pytest's outcomes by part. A part that fails does not keep the next from running.
+``quick`` alone tries a tenth of the examples of property tests. The last lines are the slowest tests of all parts, the
+CPU time of each part, and pytest's outcomes by part. A part that fails does not keep the next from running.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +29,12 @@ PARTS = {
     "processes": ("-m", "slow and not alone and not gpu", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("-m", "alone or gpu"),
 }
+# Other files need not be imported: 7 s of CPU for all of them, in each process. tests/conftest.py fails where a file
+# marks its tests in another way.
+MARKED = {
+    "processes": re.compile(r"pytest\.mark\.slow\b"),
+    "alone": re.compile(r"pytest\.mark\.(alone|gpu)\b"),
+}
 # What judges times mostly sleeps. It runs beside the other parts, which give way to it: at this niceness they get a
 # core only where it wants none.
 NICE = 19
@@ -45,6 +53,7 @@ def main(arguments: list[str]) -> int:
     begun_s = time.monotonic()
     counts: Counter[str] = Counter()
     parts = []
+    used: list[str] = []
     code = 0
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="harness-tests-") as name, ExitStack() as running:
@@ -58,10 +67,11 @@ def main(arguments: list[str]) -> int:
         first = start("alone", log=folder / "alone.txt") if "alone" in chosen and chosen[1:] else None
         for part in sorted(chosen, key=list(PARTS).index):
             if part == "alone" and first is not None:
-                ended = first.wait()
+                ended, used_s = _wait(first)
                 print((folder / "alone.txt").read_text(errors="replace"), flush=True)
             else:
-                ended = start(part, NICE if first else 0).wait()
+                ended, used_s = _wait(start(part, NICE if first else 0))
+            used.append(f"{part} {used_s:.0f}s")
             report = folder / f"{part}.xml"
             code = code or ended
             seconds |= _seconds(report)
@@ -71,6 +81,7 @@ def main(arguments: list[str]) -> int:
     print(f"== slowest {SHOWN}, seconds with set-up")
     for test in sorted(seconds, key=seconds.__getitem__, reverse=True)[:SHOWN]:
         print(f"{seconds[test]:6.1f} {test}")
+    print(f"CPU: {', '.join(used)}, of {os.cpu_count()} cores for {time.monotonic() - begun_s:.0f}s")
     outcomes = [f"{number} {outcome}" for outcome, number in counts.items() if number]
     print(f"{', '.join(outcomes)} in {time.monotonic() - begun_s:.0f}s: {', '.join(parts)}")
     return code
@@ -80,7 +91,8 @@ def _start(
     part: str, more: list[str], folder: Path, *, niceness: int = 0, log: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """pytest on one part; its output goes into ``log``, where there is one, to be shown when it is its turn."""
-    command = [sys.executable, "-m", "pytest", *PARTS[part], f"--junit-xml={folder / part}.xml", *more]
+    files = _files(part) if not any(Path(one.partition("::")[0]).exists() for one in more) else []
+    command = [sys.executable, "-m", "pytest", *PARTS[part], f"--junit-xml={folder / part}.xml", *more, *files]
     environment = os.environ | {"HARNESS_TEST_CACHE": str(folder / "cache")}
     # Where a machine forbids it, each of some hundred processes would compile this project anew, for 2 s of CPU.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -95,6 +107,21 @@ def _start(
     print(f"== {part}: pytest {' '.join(PARTS[part])}: beside the other parts, shown after them", flush=True)
     with log.open("wb") as output:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _files(part: str) -> list[str]:
+    """Those whose tests the part may have; none where that is not known: then pytest looks through all."""
+    if part not in MARKED:
+        return []
+    return sorted(str(path) for path in Path("tests").rglob("test_*.py") if MARKED[part].search(path.read_text()))
+
+
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Its exit code, and the CPU seconds of it and of what it waited for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = process.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return code, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

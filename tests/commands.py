@@ -1,23 +1,28 @@
 """Commands called in this process, and fork servers that outlive a block.
 
 A test that is about a process of its own (what is imported, a closed output) starts one itself; one that needs signals
-only starts ``python -m tests.commands WORD ...``, a command that shares fork servers between its blocks.
+only starts ``python -m tests.commands WORD ...``, a command that shares fork servers between its blocks. Those of
+commands in this process start warm (tests/warm.py), as do trials of the user's code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from harness.launch.code import Code
 from harness.launch.fork_server import ForkServer
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 # What one fork server imports for every study of this code: with the model, whether the study computes one or not.
@@ -36,8 +41,11 @@ class Done:
     stderr: str
 
 
-def harness(*words: str, cwd: Path = ROOT, **environment: str) -> Done:
-    """Run one command of the command line in this process; the fork servers of its studies are shared."""
+def harness(*words: str, cwd: Path = ROOT, cold: bool = False, **environment: str) -> Done:
+    """Run one command of the command line in this process; the fork servers of its studies are shared.
+
+    ``cold``: those of other states of the code start as a user's do.
+    """
     from harness.cli import main
 
     out, errors = io.StringIO(), io.StringIO()
@@ -46,7 +54,7 @@ def harness(*words: str, cwd: Path = ROOT, **environment: str) -> Done:
         mock.patch.dict(os.environ, environment),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
-        fork_servers.shared(),
+        fork_servers.shared(cold),
     ):
         try:
             code = main(words)
@@ -86,8 +94,9 @@ def _taken(number: int, name: str) -> Iterator[list[str]]:
 class KeptForkServer(ForkServer):
     """A fork server that outlives the block it was started for."""
 
-    def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
-        super().__init__(modules, code)
+    def __init__(self, modules: Sequence[str], code: Code | None, cold: bool) -> None:
+        with mock.patch("subprocess.Popen", subprocess.Popen if cold else warm.Popen):
+            super().__init__(modules, code)
         self.taken = True  # by a block that is running
 
     def close(self) -> None:
@@ -98,7 +107,7 @@ class KeptForkServer(ForkServer):
 
 
 class ForkServers:
-    """Fork servers kept from one block and study to the next: each costs seconds of CPU to start.
+    """Fork servers kept from one block and study to the next: each costs CPU to start, a cold one six seconds.
 
     One for each state of the code, working directory and environment; a second one of the same that a block asks for is
     another one.
@@ -114,17 +123,22 @@ class ForkServers:
         self._kept: list[tuple[tuple[object, ...], KeptForkServer]] = []
 
     @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Meanwhile the blocks that this process runs share them."""
-        with mock.patch("harness.launch.block.ForkServer", self._of):
+    def shared(self, cold: bool = False) -> Iterator[None]:
+        """Meanwhile the blocks that this process runs share them. ``cold``: new ones start as a user's do."""
+        warmly = SimpleNamespace(Popen=warm.Popen, TimeoutExpired=subprocess.TimeoutExpired)
+        with (
+            mock.patch("harness.launch.block.ForkServer", functools.partial(self._of, cold=cold)),
+            mock.patch("harness.launch.user_trial.subprocess", subprocess if cold else warmly),
+        ):
             yield
 
     def end(self) -> None:
         for _, server in self._kept:
             server.end()
         self._kept.clear()
+        warm.starter.end()
 
-    def _of(self, modules: Sequence[str], code: Code | None = None) -> KeptForkServer:
+    def _of(self, modules: Sequence[str], code: Code | None = None, cold: bool = False) -> KeptForkServer:
         key = (code, Path.cwd(), *map(os.environ.get, VARIABLES))
         self._kept = [(of, one) for of, one in self._kept if not one.ended]
         for of, server in self._kept:
@@ -136,7 +150,7 @@ class ForkServers:
         if idle and len(self._kept) >= self.MOST:
             self._kept.pop(idle[0][1])[1].end()
         everything = dict.fromkeys((*modules, *self._modules)) if code is None else modules
-        server = KeptForkServer(list(everything), code)
+        server = KeptForkServer(list(everything), code, cold)
         self._kept.append((key, server))
         return server
 
@@ -147,5 +161,5 @@ fork_servers = ForkServers()
 if __name__ == "__main__":
     from harness.cli import main
 
-    with ForkServers(modules=()).shared():
+    with ForkServers(modules=()).shared(cold=True):
         sys.exit(main())

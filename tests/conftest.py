@@ -10,11 +10,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 
+from harness.report import plots
 from harness.report.drawing import Picture
+from tests.__main__ import MARKED
 from tests.commands import fork_servers
 from tests.examples import examples
 
@@ -28,6 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest_plugins = ["pytester"]
 
 PICTURE = Picture(b"\x89PNG\r\n\x1a\n", '<svg viewBox="0 0 1 1"></svg>')
+DRAWN = plots.drawn
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 _started: list[str] = []  # by the present test
 _made_cache = pytest.StashKey[str]()
@@ -64,6 +69,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HARNESS_CACHE"] = chosen
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each part of `python -m tests` finds the files of its tests by their text."""
+    parts = {"processes": ("slow",), "alone": ("alone", "gpu")}
+    seen = {
+        (item.path, part) for item in items for part, marks in parts.items() if any(map(item.get_closest_marker, marks))
+    }
+    for path, part in seen:
+        if not MARKED[part].search(path.read_text()):
+            raise pytest.UsageError(
+                f"{path}: its mark is not found by MARKED in tests/__main__.py: {MARKED[part].pattern}"
+            )
+
+
 def pytest_collection_finish() -> None:
     """What the tests are made of stays for good: the garbage collector need not look at it again and again."""
     gc.collect()
@@ -77,10 +96,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _empty_pictures() -> Iterator[None]:
+    """Figures are made, but not turned into pixels and paths, which is most of a report: 0.8 s of CPU."""
+    with mock.patch("harness.report.plots.drawn", return_value=PICTURE):
+        yield
+
+
+def drawing() -> AbstractContextManager[object]:
+    """Meanwhile reports get pictures as a user's do."""
+    return mock.patch("harness.report.plots.drawn", DRAWN)
+
+
 @pytest.fixture
-def empty_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, but not turned into pixels and paths, two thirds of a report: for tests of other things."""
-    monkeypatch.setattr("harness.report.plots.drawn", lambda *_: PICTURE)
+def pictures() -> Iterator[None]:
+    with drawing():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -41,6 +41,7 @@ import sys
 import tests.__main__ as parts
 
 parts.PARTS = {{name: ("-p", "no:cacheprovider", "--rootdir", {folder!r}, {file!r}) for name in parts.PARTS}}
+parts.MARKED = {{}}
 sys.exit(parts.main([]))
 """
 

@@ -1,7 +1,7 @@
 """Defines the trainer's whole configuration without importing torch, so that plans can be checked quickly.
 
 Every key has a dotted path (``data.batch_size``). A wrong value is refused with that path. The larger sections have
-files of their own (``config_model.py``, ``config_data.py``, ``config_compute.py``).
+files of their own (``config_model.py``, ``config_data.py``, ``config_compute.py``, ``config_launch.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from trainer.config_base import Config, How, Milliseconds
 from trainer.config_compute import ComputeConfig, ComputeInject, Device, EmulatedDevice, KernelCounts, KernelDurations
 from trainer.config_data import CorpusConfig, DataConfig, DataInject, TokenizerConfig, TrainTokenizer
+from trainer.config_launch import LaunchConfig, SlurmConfig, Torchrun
 from trainer.config_model import DEFAULT_PRESET, DIMENSIONS, PRESET_VOCABULARY, PRESETS, ModelConfig, Objective
 from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function
@@ -42,6 +43,7 @@ __all__ = [
     "ModelConfig",
     "Objective",
     "OptimizerConfig",
+    "SlurmConfig",
     "TokenizerConfig",
     "Torchrun",
     "TrainTokenizer",
@@ -127,34 +129,6 @@ class CheckpointConfig(Config):
         return 10.0 if self.every_minutes is None else self.every_minutes
 
 
-class Torchrun(Config):
-    """The ranks of a run, under torchrun's names for them."""
-
-    nproc: int = Field(1, ge=1, le=1024)
-    """Processes (ranks) on this machine; on CUDA each has a card of its own."""
-    nnodes: int = Field(1, ge=1, le=1024)
-    """Machines; only 1 can be started from here."""
-
-    @model_validator(mode="after")
-    def _one_machine(self) -> Torchrun:
-        if self.nnodes > 1:
-            raise ValueError(
-                f"nnodes {self.nnodes}: only the ranks of one machine can be started and suspended from here; "
-                "allowed: nnodes 1 (a program of your own on several: harness exec -- torchrun --nnodes ...)"
-            )
-        return self
-
-
-class LaunchConfig(Config):
-    """Data-parallel training: every rank computes its own part of the global batch (ranks x data.batch_size)."""
-
-    torchrun: Torchrun = Torchrun()
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """ddp: each rank holds the whole model (DistributedDataParallel); fsdp: a share of it (FSDP2, fully_shard)."""
-    timeout_s: float = Field(120, gt=0, le=86_400)
-    """Waiting for the other ranks ends the run after this many seconds."""
-
-
 # Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
 BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
@@ -183,6 +157,11 @@ class TrainerConfig(Config):
     @property
     def ranks(self) -> int:
         """How many processes train together."""
+        return 1 if self.launch is None else self.launch.torchrun.ranks
+
+    @property
+    def ranks_of_a_node(self) -> int:
+        """How many of them are on one machine."""
         return 1 if self.launch is None else self.launch.torchrun.nproc
 
     @property
@@ -203,8 +182,8 @@ class TrainerConfig(Config):
                 "launch: an emulated device exchanges nothing with another; allowed: compute.device auto, cpu, cuda "
                 "(harness whatif --set ranks=N predicts several)"
             )
-        if self.ranks > 1 and self.checkpoint is not None:
-            raise ValueError("checkpoint: the state of several ranks is not saved yet; allowed: launch with nproc 1")
+        if self.ranks > 1 and self.checkpoint is not None and self.checkpoint.every_steps is None:
+            raise ValueError("checkpoint: ranks have no common minutes; allowed with several of them: every_steps")
         sharded = self.launch is not None and self.launch.parallel == "fsdp" and self.ranks > 1
         if sharded and self.compute.precision == "fp16":
             raise ValueError(

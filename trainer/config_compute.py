@@ -99,7 +99,8 @@ class ComputeConfig(Config):
     precision: Literal["fp32", "tf32", "bf16", "pure-bf16", "fp16"] = "fp32"
     """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each).
     tf32: fp32 whose matrix products round their inputs to 10 bits of mantissa (CUDA, compute capability 8.0 or more).
-    fp16: autocast and a scaled loss (torch.amp.GradScaler); steps whose gradients overflow are skipped and counted."""
+    fp16: autocast and a scaled loss (torch.amp.GradScaler); steps whose gradients overflow are skipped and counted,
+    and the learning rate's schedule stands still for them."""
     threads: int | None = Field(None, ge=1)
     """Intra-op threads of torch on the CPU; None: torch's default."""
     work: Literal["model", "none"] = "model"

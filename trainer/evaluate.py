@@ -92,7 +92,8 @@ def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]
     data = config.data.model_copy(update=plain)
     if asked.source is None:
         return held_out_batches(data, prepared, asked.batches)
-    from trainer.data.user_source import KEY, UserPipeline
+    from trainer.data.user_batch import KEY
+    from trainer.data.user_source import UserPipeline
     from trainer.inject import Injector
 
     data = data.model_copy(update={"source": asked.source, "arguments": asked.arguments, "shuffle": False})

@@ -1,7 +1,8 @@
 """Joins the ranks of a run to a group of torch's own engine (torch.distributed): gloo on CPUs, nccl on CUDA.
 
-The ranks of one machine find each other at 127.0.0.1: no name is resolved, as one that cannot be would hang them.
-Rank 0 listens before the others exist, so nobody needs to agree on a free port first.
+The ranks of one machine find each other at 127.0.0.1, those of several at a numeric address of the first one: no name
+is resolved, as one that cannot be would hang them. Rank 0 listens before the others exist, so nobody needs to agree on
+a free port first.
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ _LOOPBACK = "lo"  # the interface of LOCAL on Linux
 
 @dataclass(frozen=True)
 class Rank:
-    """One process among those that train together. ``listening``: rank 0's descriptor of the port where they meet."""
+    """One process among those that train together. ``listening``: rank 0's descriptor of the port where they meet.
+
+    ``address``: where rank 0 listens. ``local``, ``here``: its number and how many there are on its own machine, and
+    ``interface``, over which it reaches the others; "" leaves that to gloo and nccl.
+    """
 
     number: int = 0
     of: int = 1
     port: int = 0
     listening: int | None = None
     timeout_s: float = 120.0
+    address: str = LOCAL
+    local: int | None = None
+    here: int | None = None
+    interface: str = _LOOPBACK
 
     @property
     def is_first(self) -> bool:
@@ -44,9 +53,9 @@ class RanksDifferError(Exception):
     """Ranks that should hold the same parameters do not."""
 
 
-def meeting_place() -> socket.socket:
+def meeting_place(address: str = LOCAL) -> socket.socket:
     """A socket that listens on a free port, for rank 0; the others are told its port."""
-    listening = socket.create_server((LOCAL, 0), backlog=1024)
+    listening = socket.create_server((address, 0), backlog=1024)
     listening.set_inheritable(True)
     return listening
 
@@ -58,10 +67,12 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
     if rank.of == 1 or device.type != "cuda":
         return device
     cards = torch.cuda.device_count()
-    if rank.of > cards:
-        raise InputError(f"launch.torchrun.nproc: {rank.of} ranks, but this torch sees {cards} CUDA devices")
-    torch.cuda.set_device(rank.number)
-    return torch.device("cuda", rank.number)
+    here = rank.of if rank.here is None else rank.here
+    local = rank.number if rank.local is None else rank.local
+    if here > cards:
+        raise InputError(f"launch.torchrun.nproc: {here} ranks, but this torch sees {cards} CUDA devices")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
 
 
 def join(rank: Rank, device: torch.device) -> None:
@@ -69,15 +80,15 @@ def join(rank: Rank, device: torch.device) -> None:
     import torch.distributed as dist
 
     # gloo and nccl would look for the address of this machine's name.
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, _LOOPBACK)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if rank.interface else ():
+        os.environ.setdefault(name, rank.interface)
     # It takes a process that stood suspended for minutes for one that hangs.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     limit = timedelta(seconds=rank.timeout_s)
     options: dict[str, Any] = {"is_master": rank.is_first, "timeout": limit, "wait_for_workers": False}
     if rank.listening is not None:
         options["master_listen_fd"] = rank.listening
-    store = dist.TCPStore(LOCAL, rank.port, rank.of, **options)  # type: ignore[attr-defined]
+    store = dist.TCPStore(rank.address, rank.port, rank.of, **options)  # type: ignore[attr-defined]
     cuda = device.type == "cuda"
     dist.init_process_group(
         "nccl" if cuda else "gloo",

@@ -24,6 +24,7 @@ StudyProblemKind = Literal[
     "few parts",
     "diverged",
     "compiled",
+    "left out",
 ]
 
 
@@ -46,8 +47,9 @@ class StudyProblem:
     count: int = 0
     planned: int = 0  # "partial": runs; "diverged", "compiled": of so many
     status: str = ""  # "status": the study's
-    arm: str = ""  # "no measured step", "diverged", "compiled": whose
-    names: tuple[str, ...] = ()  # "partial": the other planned runs (``arm/block``); "stray": arms not of the study
+    arm: str = ""  # "no measured step", "diverged", "compiled": whose; "left out": which
+    # "partial": the other planned runs (``arm/block``); "stray": arms not of the study; "left out": missing packages
+    names: tuple[str, ...] = ()
     failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
     blocks: tuple[int, ...] = ()
 
@@ -106,6 +108,7 @@ def study_problems(
             found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
     found += _diverged(study, arms, ledgers)
     found += _compiled(records)
+    found += [StudyProblem("left out", arm=arm, names=tuple(missing)) for arm, missing in study.left_out.items()]
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
         one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it

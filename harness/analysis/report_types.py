@@ -13,6 +13,7 @@ from harness.analysis.bounds import Bound, BoundShares
 from harness.analysis.claims import ArmUse, JudgedClaim
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
+from harness.analysis.data_paths import DataPath
 from harness.analysis.dose import Dose
 from harness.analysis.learning import Learning
 from harness.analysis.overlap import SyncCall
@@ -246,6 +247,7 @@ class StudyReport:
     claims: tuple[JudgedClaim, ...] = ()
     learning: Learning | None = None  # of runs with evaluation
     group: GroupGain | None = None  # of a program whose ranks are the arms
+    data_paths: tuple[DataPath, ...] = ()  # by arm, where the scenario has an isolated_baseline
 
     def arm(self, name: str) -> ArmReport | None:
         return next((arm for arm in self.arms if arm.name == name), None)

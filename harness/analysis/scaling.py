@@ -88,7 +88,8 @@ def scaling(
     if facts[0].threads and facts[1].threads and not (facts[0].asynchronous or facts[1].asynchronous):
         threads = facts[0].threads * ranks[0], facts[1].threads * ranks[1]
     weak = None if per_step is None else _is_weak(per_step[1] / per_step[0], ranks[1] / ranks[0])
-    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, facts[1].cores)
+    cores = facts[1].cores and facts[1].cores * (facts[1].nodes or 1)
+    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, cores)
     blocks = [both for pair in steps if (both := _curves(*pair)) is not None]
     if not blocks:
         return found

@@ -75,7 +75,8 @@ class Straggler:
 class RanksReport:
     """The ranks of one run, or of several blocks on average. ``exchange_ms``: of a step, None where not known.
 
-    ``unknown``: why nobody knows who waits for whom, "" where it is known.
+    ``unknown``: why nobody knows who waits for whom, "" where it is known. ``clock_error_ms``: by how much times of
+    ranks on other machines may be wrong on rank 0's clock, None where all are on one of the ``nodes``.
     """
 
     parallel: str
@@ -84,6 +85,8 @@ class RanksReport:
     exchange_ms: float | None = None
     straggler: Straggler | None = None
     unknown: Unknown = ""
+    nodes: int = 1
+    clock_error_ms: float | None = None
 
     @property
     def without_straggler_ms(self) -> float:
@@ -130,7 +133,8 @@ def _of_run(run: RunData) -> RanksReport | None:
         return None
     ranks = [_only(one, common) for one in found]
     ranks[0] = _own_tokens(ranks)
-    report = _report(facts.parallel or "", ranks)
+    error_ms = None if facts.clock_error_ns is None else facts.clock_error_ns / 1e6
+    report = replace(_report(facts.parallel or "", ranks), nodes=facts.nodes or 1, clock_error_ms=error_ms)
     if all(one.wait_ms is not None for one in report.ranks):
         return report
     return replace(
@@ -309,6 +313,8 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
         _average(exchanges) if exchanges else None,
         straggler,
         next((one.unknown for one in reports if one.unknown), ""),
+        reports[0].nodes,
+        max((one.clock_error_ms for one in reports if one.clock_error_ms is not None), default=None),
     )
 
 

@@ -20,6 +20,7 @@ from harness.analysis.comparisons import (
     waited_range,
 )
 from harness.analysis.confounds import confounds, useful_fraction
+from harness.analysis.data_paths import data_paths
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
 from harness.analysis.ledger import Blocks, RunLedger, mean_over, measure
@@ -105,6 +106,12 @@ def analyse(
             {arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons, study.is_training
         ),
         group=group_gain(arms.ranks) if not study.comparisons else None,
+        data_paths=data_paths(
+            study.scenario_text,
+            [arm.name for arm in arms.declared if arm.control is None],
+            arms.ledgers,
+            arms.controls,
+        ),
     )
 
 

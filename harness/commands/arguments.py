@@ -75,13 +75,12 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
-def load_plan(arguments: argparse.Namespace, repeats: int | None = None, interleave: str | None = None) -> Plan:
+def load_plan(arguments: argparse.Namespace) -> Plan:
     """The plan of the scenario that ``arguments`` name, with their overrides."""
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
 
-    scenario = load_scenario(arguments.scenario, arguments.set, repeats=repeats, interleave=interleave)
-    return make_plan(scenario, arguments.scenario, arguments.arm)
+    return make_plan(load_scenario(arguments.scenario, arguments.set), arguments.scenario, arguments.arm)
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:

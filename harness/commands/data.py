@@ -36,6 +36,9 @@ ACTIONS = {
     "export": Action("harness.commands.data_export:export", "write tokens as the files of llm.c or nanoGPT"),
     "import": Action("harness.commands.data_import:read", "make a corpus of the files of llm.c or nanoGPT"),
     "formats": Action("harness.commands.data_formats:formats", "print what each format takes: bytes and seconds"),
+    "stats": Action(
+        "harness.commands.data_stats:stats", "what a corpus is made of: lengths, padding, packing, duplicates"
+    ),
     "verify": Action("harness.commands.data_verify:verify", "prove that all data paths yield the same batches"),
 }
 

@@ -28,7 +28,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_corpus(parser: argparse.ArgumentParser) -> None:
-    """--corpus, --column and --tokenizer."""
+    """--corpus, --column, --tokenizer and its engine."""
     parser.add_argument(
         "--corpus",
         metavar="PATH",
@@ -36,6 +36,11 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--column", default="text", metavar="NAME", help="of the corpus (default: %(default)s)")
     add_tokenizer(parser)
+    parser.add_argument(
+        "--tokenizer-engine", metavar="NAME",
+        help="tokenizers, sentencepiece, tiktoken, gigatoken, fastokens or auto; used once it has proved that its ids "
+        "are the same (default: the tokenizer's own)",
+    )  # fmt: skip
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +56,7 @@ def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
     """What the arguments are about: one configuration, or those of the arms that differ in ``keys``."""
     given = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
     if arguments.scenario is not None:
+        given["--tokenizer-engine"] = arguments.tokenizer_engine
         if also := [name for name, value in given.items() if value is not None]:
             raise InputError(f"data {arguments.action}: {also[0]} goes without a scenario")
         return distinct_needs(arguments, *keys)
@@ -68,7 +74,7 @@ def of_corpus(arguments: argparse.Namespace) -> DataConfig:
     where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
     content: dict[str, object] = {
         "corpus": {**where, "column": arguments.column},
-        "tokenizer": tokenizer_setting(arguments.tokenizer),
+        "tokenizer": {**tokenizer_setting(arguments.tokenizer), "engine": arguments.tokenizer_engine},
     }
     if getattr(arguments, "sequence_length", None) is not None:
         content["sequence_length"] = arguments.sequence_length

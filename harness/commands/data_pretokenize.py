@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from trainer.data.corpus import Corpus
     from trainer.data.pretokenize import Format, Pretokenized, TokenSource
+    from trainer.data.spark import SparkTokens
     from trainer.data.tokenizers import TokenizerInfo
 
 # Flat tokens come first: whatever else is asked for is made from them.
@@ -24,7 +27,7 @@ FORMATS: dict[str, tuple[Format, ...]] = {
     "both": ("padded", "token-list"),
     "all": ("flat", "padded", "token-list"),
 }
-ENGINES = ("local",)
+ENGINES = ("local", "spark")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence-length", type=int, metavar="N", help="of padded rows, without a scenario")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one a core)")
     parser.add_argument("--engine", choices=ENGINES, default="local", help="what tokenizes (default: %(default)s)")
+    parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*], all cores of this machine)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a share (default: 600)"
+    )
 
 
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -44,23 +51,59 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"--workers {arguments.workers}: at least 1")
     if arguments.sequence_length is not None and arguments.scenario is not None:
         raise InputError("--sequence-length: a scenario has its own; use --set data.sequence_length=N")
+    _check_engine(arguments)
     needs = needs_of(arguments, "corpus", "tokenizer", *(("sequence_length",) if "padded" in formats else ()))
     if arguments.out is not None:
         only(needs, f"--out {arguments.out}")
     for need in needs:
         corpus, tokenizer = prepared(need)
-        tokens: TokenSource | None = None
-        for format in formats:
-            out = Path(arguments.out) / format if arguments.out is not None else None
-            made = _pretokenized(corpus, tokenizer, format, need.sequence_length, out, arguments.workers, tokens)
-            facts = made.manifest
-            length = f", sequence length {facts.sequence_length}" if facts.sequence_length else ""
-            say(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
-            if format == "flat":
-                from trainer.data.pretokenize import groups_of
+        with _spark(arguments, corpus, tokenizer) as spark:
+            tokens: TokenSource | None = spark
+            for format in formats:
+                out = Path(arguments.out) / format if arguments.out is not None else None
+                made = _pretokenized(corpus, tokenizer, format, need.sequence_length, out, arguments.workers, tokens)
+                facts = made.manifest
+                length = f", sequence length {facts.sequence_length}" if facts.sequence_length else ""
+                say(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
+                if format == "flat":
+                    from trainer.data.pretokenize import groups_of
 
-                tokens = groups_of(made.flat())
+                    tokens = groups_of(made.flat())
     return 0
+
+
+def _check_engine(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go with the engine, and Spark where it is not installed, before any work."""
+    others = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
+    for name in others:
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
+    if arguments.engine == "spark":
+        from trainer.data.spark_driver import check_installed
+
+        if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
+            raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
+        check_installed()
+
+
+@contextmanager
+def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
+    """Spark, which tokenizes in place of this process and once for all formats; None where it was not asked for."""
+    if arguments.engine == "local":
+        yield None
+        return
+    from trainer.data import cache
+    from trainer.data.spark import DEFAULT_MASTER, DEFAULT_TIMEOUT_S, SparkTokens
+
+    shared = Path(arguments.out) if arguments.out is not None else cache.cache_root() / "spark"
+    master, timeout_s = arguments.master or DEFAULT_MASTER, arguments.timeout or DEFAULT_TIMEOUT_S
+    tokens = SparkTokens(corpus, tokenizer, shared, master, timeout_s)
+    done = False
+    try:
+        yield tokens
+        done = True
+    finally:
+        tokens.close(keep=not done)  # what is finished is not done again
 
 
 def _pretokenized(

@@ -25,7 +25,8 @@ OURS = (TEXT, SOURCE)  # by the harness's own trainer; the others are run as the
 class Question:
     """One thing to know: ``name`` of the option, what is asked on a terminal, what is taken without an answer.
 
-    ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous.
+    ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous. ``asked``:
+    whether it is, on a terminal; else it is an option alone.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Question:
     default: str = ""
     of: tuple[str, ...] = ABOUT
     unless: str | None = None
+    asked: bool = True
 
     @property
     def attribute(self) -> str:
@@ -56,9 +58,18 @@ QUESTIONS = (
     ),
     Question("steps", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
     Question("source", "your function that gives a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)),
-    Question("parquet", "your text: Parquet file or glob; empty for Python's own documentation", of=(TEXT,)),
-    Question("column", "its column with the text", "text", (TEXT,)),
-    Question("tokenizer", "your tokenizer: a folder for AutoTokenizer; empty to train one on the text", of=(TEXT,)),
+    Question(
+        "corpus",
+        "your text: a file, folder, glob or URL (Parquet, JSONL, text, Arrow); empty for Python's own documentation",
+        of=(TEXT,),
+    ),
+    Question("parquet", "the same, of Parquet alone: file or glob", of=(TEXT,), unless="corpus", asked=False),
+    Question("column", "its column with the text (text files have none)", "text", (TEXT,)),
+    Question(
+        "tokenizer",
+        "your tokenizer: a tokenizer.json or a folder for AutoTokenizer; empty to train one on the text",
+        of=(TEXT,),
+    ),
     Question("factory", "your function that gives a torch module: MODULE:FUNCTION; empty for a preset", of=OURS),
     Question(
         "model",
@@ -128,7 +139,8 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
     answers: dict[str, str] = {}
     for one in QUESTIONS:
         if about in one.of and not answers.get(one.unless or ""):
-            answers[one.name] = given[one.name] or one.default if one.name in given else _ask(one)
+            asked = one.asked and one.name not in given
+            answers[one.name] = _ask(one) if asked else given.get(one.name) or one.default
         elif one.name in given and about in one.of:
             raise InputError(f"init: --{one.name} does not go with --{one.unless}")
         elif one.name in given:
@@ -149,8 +161,7 @@ def _ask(one: Question) -> str:
 
 def _check(path: Path, text: str) -> None:
     """Write ``text`` where it is a scenario that can be run; InputError, and nothing written, where it is not."""
-    from harness.scenario.commands import load_command_scenario, read_if_commands
-    from harness.scenario.load import load_scenario
+    from harness.scenario.commands import CommandScenario, open_scenario
     from trainer.files import write_text
     from trainer.leftovers import temporary_path
     from trainer.user_code import fingerprint
@@ -158,14 +169,11 @@ def _check(path: Path, text: str) -> None:
     draft = temporary_path(path)
     write_text(draft, text)
     try:
-        commands = read_if_commands(str(draft), (), None, None)
-        if commands is None:
-            base = load_scenario(draft).base
+        scenario = open_scenario(draft)
+        if not isinstance(scenario, CommandScenario):
             for section_name, key in (("data", "source"), ("model", "factory")):
-                if isinstance(name := section(base, section_name).get(key), str):
+                if isinstance(name := section(scenario.base, section_name).get(key), str):
                     fingerprint(f"{section_name}.{key}", name)  # whether there is such a module; nothing is imported
-        else:
-            load_command_scenario(commands)
         draft.replace(path)
     except InputError as error:
         raise InputError(f"init: {str(error).replace(str(draft), str(path))}") from error
@@ -226,10 +234,11 @@ _ARMS_OF = {
 
 
 def _data_of_text(answers: Mapping[str, str]) -> str:
-    corpus = "builtin: python-docs # your text: {parquet: 'mine/*.parquet', column: text}"
-    if answers["parquet"]:
-        corpus = f"parquet: {quoted(answers['parquet'])}\n      column: {quoted(answers['column'])}"
-    tokenizer = "train: {kind: bpe, vocab_size: 4096} # yours: {pretrained: FOLDER}"
+    corpus = "builtin: python-docs # your text: {path: mine, column: text}: Parquet, JSONL, text or Arrow; s3:// too"
+    for key, name in (("path", "corpus"), ("parquet", "parquet")):
+        if answers.get(name):
+            corpus = f"{key}: {quoted(answers[name])}\n      column: {quoted(answers['column'])}"
+    tokenizer = "train: {kind: bpe, vocab_size: 4096} # yours: {pretrained: FOLDER or tokenizer.json}"
     if answers["tokenizer"]:
         tokenizer = f"pretrained: {quoted(answers['tokenizer'])}"
     return f"    corpus:\n      {corpus}\n    tokenizer:\n      {tokenizer}"

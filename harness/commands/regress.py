@@ -22,6 +22,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.regression.gate import Limits
     from harness.regression.run import RegressionResult
+    from harness.scenario.commands import CommandScenario
 
 GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
 NOTE = (
@@ -62,7 +63,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.regression.quantities import read_seconds
     from harness.regression.run import run_comparisons, with_codes
     from harness.regression.user_code import is_of_user_code, run_user_states
-    from harness.scenario.load import load_scenario
+    from harness.scenario.commands import CommandScenario, open_scenario
     from harness.study.store import StudyFolder
 
     refuse_ranks("regress")
@@ -75,9 +76,10 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
             raise InputError(f"--{option} {path}: its folder does not exist")
         if path and Path(path).is_dir():
             raise InputError(f"--{option} {path}: a folder; give a file")
-    found = _of_commands(arguments, command, limits, budget_s)
-    if found is None:
-        scenario = load_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
+    scenario = open_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
+    if isinstance(scenario, CommandScenario):
+        found = _of_commands(scenario, arguments, command, limits, budget_s)
+    else:
         asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
         out = Path(arguments.out)
         if is_of_user_code(asked, arguments.base, arguments.head):
@@ -111,20 +113,17 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _of_commands(
-    arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
-) -> RegressionResult | None:
-    """The check of a scenario whose arms are commands: of the user's own repository; None where it is another."""
-    from harness.scenario.commands import load_command_scenario, plan_commands, read_if_commands
+    scenario: CommandScenario, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
+) -> RegressionResult:
+    """The check of a scenario whose arms are commands: of the user's own repository."""
+    from harness.scenario.commands import plan_commands
 
-    document = read_if_commands(arguments.scenario, arguments.set, None, arguments.interleave)
-    if document is None:
-        return None
     for option in ("arm", "control"):
         if getattr(arguments, option):
             raise InputError(f"regress: --{option} does not go with a scenario of commands")
     from harness.regression.commands import run_command_states
 
-    plan = plan_commands(load_command_scenario(document))
+    plan = plan_commands(scenario)
     return run_command_states(
         plan, arguments.base, arguments.head, Path(arguments.out), command, arguments.scenario, limits, budget_s
     )

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
-from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, load_plan, refuse_ranks
+from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, refuse_ranks
 from harness.commands.output import say
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.launch.study import Outcome
+    from harness.scenario.commands import CommandScenario
+    from harness.scenario.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print summary.json instead of the first screen; with --plan: the plan"
     )
+    parser.add_argument("--here", action="store_true", help="run on this machine what launch.slurm would run in jobs")
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script of launch.slurm; submit nothing")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="submit the jobs of launch.slurm and leave; --resume STUDY gathers"
+    )
     parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
@@ -44,41 +51,66 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     refuse_ranks("run")
     if arguments.resume is not None:
         _check_resume(arguments)
-        from harness.launch.study import resume_study
-
-        return _finish(resume_study(Path(arguments.resume), command, arguments.force), arguments.json)
+        return _finish(_resume(arguments, command), arguments.json)
     if arguments.scenario is None:
         raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
-    if (status := _run_commands(arguments, command)) is not None:
-        return status
-    plan = load_plan(arguments, arguments.repeats, arguments.interleave)
+    from harness.scenario.commands import CommandScenario, open_scenario
+    from harness.scenario.plan import make_plan
+
+    scenario = open_scenario(
+        arguments.scenario, arguments.set, repeats=arguments.repeats, interleave=arguments.interleave
+    )
+    if isinstance(scenario, CommandScenario):
+        return _run_commands(scenario, arguments, command)
+    plan = make_plan(scenario, arguments.scenario, arguments.arm)
     if arguments.plan:
         from harness.scenario.plan import describe, plan_json
 
         say(json.dumps(plan_json(plan), indent=1) if arguments.json else describe(plan))
         return 0
+    return _finish(outcome, arguments.json) if (outcome := _start(plan, arguments, command)) is not None else 0
+
+
+def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
+    """Run the study here, or in jobs where its scenario says so; None where only their script was printed."""
+    from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import run_study
 
-    outcome = run_study(plan, Path(arguments.out), command, arguments.scenario, force=arguments.force)
-    return _finish(outcome, arguments.json)
-
-
-def _run_commands(arguments: argparse.Namespace, command: list[str]) -> int | None:
-    """Run a scenario whose arms are commands; None where it is another."""
-    from harness.scenario.commands import (
-        describe_commands,
-        load_command_scenario,
-        plan_commands,
-        read_if_commands,
-    )
-
-    document = read_if_commands(arguments.scenario, arguments.set, arguments.repeats, arguments.interleave)
-    if document is None:
+    out = Path(arguments.out)
+    if arguments.dry_run:
+        say(print_script(plan, out, arguments.force).rstrip("\n"))
         return None
-    for option in ("arm", "json", "force"):
+    in_jobs = slurm_of({arm.name: arm.config for arm in plan.arms}) is not None and not arguments.here
+    if arguments.no_wait and not in_jobs:
+        raise InputError("run --no-wait: goes with launch.slurm, whose jobs run without this process")
+    if in_jobs:
+        return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
+    return run_study(plan, out, command, arguments.scenario, force=arguments.force)
+
+
+def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
+    """Complete a study, in jobs where it was begun so."""
+    from harness.launch.slurm.study import begun_in_jobs, refuse_jobs_in_queue, resume_in_jobs
+    from harness.launch.study import resume_study
+
+    path = Path(arguments.resume)
+    if begun_in_jobs(path):
+        if not arguments.here:
+            return resume_in_jobs(path, command, force=arguments.force, wait=not arguments.no_wait)
+        refuse_jobs_in_queue(path)
+    elif arguments.no_wait:
+        raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
+    return resume_study(path, command, arguments.force)
+
+
+def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run a scenario whose arms are commands."""
+    from harness.scenario.commands import describe_commands, plan_commands
+
+    for option in ("arm", "json", "force", "here", "dry_run", "no_wait"):
         if getattr(arguments, option):
-            raise InputError(f"run: --{option} does not go with a scenario of commands")
-    plan = plan_commands(load_command_scenario(document))
+            raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
+    plan = plan_commands(scenario)
     if arguments.plan:
         say(describe_commands(plan))
         return 0
@@ -96,6 +128,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
         "--repeats": arguments.repeats,
         "--interleave": arguments.interleave,
         "--out": arguments.out != DEFAULT_OUT,
+        "--dry-run": arguments.dry_run,
     }
     for name, value in given.items():
         if value:
@@ -104,6 +137,12 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 def _finish(outcome: Outcome, as_json: bool) -> int:
     folder, status = outcome.folder, outcome.status
+    if outcome.in_queue:  # there is nothing to report yet
+        if as_json:
+            say(json.dumps({"schema": 1, "status": status, "study": str(folder)}))
+        else:
+            say(f"study: {folder}")
+        return 0 if status == "submitted" else exit_codes.OF_STUDY[status]
     from harness.launch.tracking.tracked_study import tracked
     from harness.report.build import build_report
 

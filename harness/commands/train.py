@@ -60,6 +60,12 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     elif trained.error is not None:
         print(f"harness: {trained.error}; go on from the last checkpoint with --resume", file=sys.stderr)
     _draw(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
+    if scenario.track and trained.part is not None:
+        from harness.launch.tracking.tracked_study import track_part
+        from harness.launch.training import EVALUATIONS, LOSSES
+
+        files = [trained.folder / name for name in (LOSSES, EVALUATIONS, "loss.png")]
+        track_part(trained.folder, trained.part, scenario.track, scenario.limits.tracking_s, files)
     return EXITS[trained.status]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -70,7 +70,7 @@ def run_block(
     measured = [process for process in processes if not process.profiled]
     together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
     together += [[process] for process in processes if process.profiled]
-    servers = _ForkServers(_modules(processes))
+    servers = _ForkServers(modules_of([process.record.config for process in processes]))
     try:
         for group in together:
             try:
@@ -105,10 +105,10 @@ class _ForkServers:
             server.close()
 
 
-def _modules(processes: list[RunProcess]) -> list[str]:
-    """What these runs will import besides what every run does (see launch.protocol)."""
+def modules_of(configs: Iterable[JsonObject]) -> list[str]:
+    """What runs of these will import besides what every run does (see launch.protocol)."""
     modules = ["pyarrow.parquet"]
-    computing = [process.record.config for process in processes if _computes(process.record.config)]
+    computing = [config for config in configs if _computes(config)]
     if computing:
         modules += ["torch.optim", "trainer.model"]
         # The first optimizer imports it, 1.3 s in each run. Whether it asks a device anything, which no process may

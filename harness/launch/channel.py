@@ -9,7 +9,7 @@ import socket
 import time
 from typing import cast
 
-from harness.launch.protocol import RunEvent, RunOrder, StartMessage
+from harness.launch.protocol import NodeEvent, NodeOrder, RunEvent, RunOrder, StartMessage
 
 _MOST_BYTES = 65536  # received at once
 
@@ -21,7 +21,7 @@ class Channel:
         self._socket = connection
         self._received = b""  # what came after the last whole line
 
-    def send(self, message: StartMessage | RunOrder | RunEvent) -> None:
+    def send(self, message: StartMessage | RunOrder | RunEvent | NodeOrder | NodeEvent) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_start(self) -> StartMessage:
@@ -38,6 +38,14 @@ class Channel:
         ``timeout_s``: None waits for as long as the run lives.
         """
         return cast("RunEvent", self._receive(timeout_s))
+
+    def receive_node_order(self) -> NodeOrder:
+        """In a node agent: the next message; EOFError where the launcher is gone."""
+        return cast("NodeOrder", self._receive(None))
+
+    def receive_node_event(self, timeout_s: float) -> NodeEvent:
+        """Of a node agent, or the first message of a rank of another machine. Raises as :meth:`receive_event` does."""
+        return cast("NodeEvent", self._receive(timeout_s))
 
     def _receive(self, timeout_s: float | None) -> object:
         end_s = None if timeout_s is None else time.monotonic() + timeout_s

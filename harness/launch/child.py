@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
+from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
 from harness.launch.out_of_memory import advice_for_this_run
-from harness.launch.protocol import DataMessage, RunOrder, StartMessage
+from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
 from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
@@ -68,7 +69,7 @@ def main(descriptor: int, parent: int) -> int:
     others: OtherRanks | None = None
     try:
         alive = Heartbeat(channel, start.get("beat_s"))
-        others = _other_ranks(start, record, descriptor)
+        others = _other_ranks(start, record, descriptor, channel)
         run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"), others=others)
 
         def end_without_this_thread(line: str) -> None:
@@ -101,17 +102,25 @@ def main(descriptor: int, parent: int) -> int:
     return ending.exit_code
 
 
-def serve_rank(start: StartMessage, channel: Channel, rank: Rank) -> int:
+def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
     """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``; the exit status."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # What samples the machine or profiles looks at rank 0: once is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False)
     run: Run | None = None
     try:
-        run = Run(record, StudyFolder(Path(start["study"])), probes, Heartbeat(channel, None), start.get("data"), rank)
+        folder = StudyFolder(Path(start["study"]))
+        run = Run(record, folder, probes, Heartbeat(channel, None), start.get("data"), rank)
+        done: RunEvent = {"event": "done"}
+        if other_machine:
+            run.clock = lambda: _ask_for_time(channel)
         run.serve(channel)
         run.write_tables()
-        channel.send({"event": "done"})
+        if run.offsets:
+            first, last = run.offsets[0], run.offsets[-1]
+            align_tables(folder.run(record.arm, record.block), rank.number, first, last)
+            done["clock_error_ns"] = max(first.error_ns, last.error_ns)
+        channel.send(done)
         return 0
     except Exception as error:
         traceback.print_exc()
@@ -121,12 +130,24 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank) -> int:
         return 1
 
 
-def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int) -> OtherRanks | None:
+def _ask_for_time(channel: Channel) -> int:
+    """What rank 0's clock shows."""
+    channel.send({"event": "clock"})
+    answer = channel.receive_order()
+    assert answer["do"] == "clock"
+    return answer["t_ns"]
+
+
+def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channel: Channel) -> OtherRanks | None:
     """The other ranks of this run, forked; None where there are none."""
     config = TrainerConfig.model_validate(record.config)
     if config.launch is None or config.ranks == 1:
         return None
-    return OtherRanks(start, config.ranks, config.launch.timeout_s, serve_rank, descriptor)
+
+    def meet(place: MeetingPlace) -> None:
+        channel.send({"event": "meet", "meet": place})
+
+    return OtherRanks(start, config.ranks, config.launch.timeout_s, serve_rank, descriptor, meet)
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
@@ -171,6 +192,8 @@ class Run:
         self.others = others
         self.rank = rank if others is None else others.rank
         self.when_lost: Callable[[str], None] | None = None
+        self.clock: Callable[[], int] | None = None  # rank 0's, of a rank on another machine
+        self.offsets: list[ClockOffset] = []  # of this machine's clock to that one
         self.asked = record
         self.data = data
         self.facts = RunFacts()  # none until the run is built
@@ -198,6 +221,7 @@ class Run:
                 self._take(steps, self.config.warmup_steps, warmup=True)
                 self._synchronize()
                 self.probe_set.wait()  # NVML may take seconds to wake
+                self._compare_clocks()
                 self._all_have("ready")
                 channel.send({"event": "ready"})
                 while (message := self._next_order(channel))["do"] != "finish":
@@ -206,8 +230,10 @@ class Run:
                         continue
                     if message["do"] == "profile":
                         self._profile(steps)
-                    else:
+                    elif message["do"] == "turn":
                         self._repeat(steps, message["turn"], message["settle"], message["steps"])
+                    else:
+                        raise AssertionError(message)
                     self.probe_set.wait()
                     self._all_have(message["do"])
                     channel.send({"event": message["do"]})
@@ -216,10 +242,18 @@ class Run:
                 close()
                 assert self.compute is not None
                 self.facts = replace(self.facts, parameters_digest=self.compute.end_together())
+                self._compare_clocks()
                 self._all_have("done")
+                if self.others is not None:
+                    self.facts = replace(self.facts, clock_error_ns=self.others.clock_error_ns)
         finally:
             close()
             self.probe_set.close()
+
+    def _compare_clocks(self) -> None:
+        """Between steps: rank 0 waits for this rank, and answers at once."""
+        if self.clock is not None:
+            self.offsets.append(compare_clocks(self.clock))
 
     def _next_order(self, channel: Channel) -> RunOrder:
         order = channel.receive_order()
@@ -294,7 +328,7 @@ class Run:
             self.recorder, folder, os.getpid(), threading.get_native_id(), self.rank.number, self.rank.of
         )
         telemetry.attach(self.recorder)
-        saver = _saver(self.config, compute, batches, folder)
+        saver = _saver(self.config, compute, batches, folder, self.rank)
         steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator, prints=self.rank.is_first)
 
         def close() -> None:
@@ -399,17 +433,15 @@ class Run:
         )
 
 
-def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path) -> Saver | None:
+def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path, rank: Rank) -> Saver | None:
     """What saves the run's checkpoints, where it is to."""
     if config.checkpoint is None or config.compute.work == "none":  # data alone: saving is no work of the data
         return None
-    from trainer.checkpoint import Saver, identity, parts_of
-    from trainer.checkpoint_folder import WholeState
+    from trainer.checkpoint import identity, parts_of
+    from trainer.checkpoint_ranks import make_saver
 
-    own = compute.parts()
-    parts = parts_of(own, batches.position)
-    store = WholeState(own.get("model"))
-    return Saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, store)
+    parts = parts_of(compute.parts(), batches.position)
+    return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, rank)
 
 
 def _now() -> str:

@@ -20,6 +20,7 @@ from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_SHARED_M
 from trainer.errors import in_words
 
 WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # that torch's DataLoader gives its processes
+RANK_NAME = "run-rank-"  # with its number: what ranks 1 and up call their process; at most 15 characters in all
 LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
 LITTLE_SHARED = 0.05  # share of /dev/shm
 _LOG_BYTES = 20_000  # the end of a run's log
@@ -99,7 +100,8 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     shared = seen.shared
     if seen.workers and shared is not None and shared.free_bytes < LITTLE_SHARED * shared.total_bytes:
         return Finding(_described(main, roles), _full(shared), MORE_SHARED_MEMORY)
-    culprit = next((process for process in living if process.state == "D"), None) or _busiest(living, roles) or main
+    blocked = next((process for process in living if process.state == "D"), None)
+    culprit = blocked or _busiest(living, roles) or _awaited_rank(living, roles) or main
     return Finding(_described(culprit, roles), *_by_itself(culprit, longer))
 
 
@@ -139,10 +141,16 @@ def diagnose_process(pid: int, role: str, longer: str) -> str:
 
 
 def roles_of(seen: Snapshot) -> dict[int, str]:
-    """What each process is: main, loader-K in the order of their start, else its own name."""
+    """What each process is: main (rank 0 of several), rank K, loader-K in the order of their start, else its name."""
     roles = {process.pid: process.name for process in seen.processes}
     workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
-    return roles | {pid: f"loader-{place}" for place, pid in enumerate(workers)} | {seen.main_pid: "main"}
+    ranks: dict[str, int] = {}
+    for process in seen.processes:
+        if process.name.startswith(RANK_NAME):
+            ranks.setdefault(process.name, process.pid)  # what a rank forks takes its name
+    roles |= {pid: f"loader-{place}" for place, pid in enumerate(workers)}
+    roles |= {pid: f"rank {name.removeprefix(RANK_NAME)}" for name, pid in ranks.items()}
+    return roles | {seen.main_pid: "rank 0" if ranks else "main"}
 
 
 def _described(process: ProcessState, roles: dict[int, str]) -> str:
@@ -186,6 +194,15 @@ def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessSt
     workers = [process for process in living if roles[process.pid].startswith("loader")]
     at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
     return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
+
+
+def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
+    """The rank that is elsewhere while the others wait in an exchange, which gloo does for a futex."""
+    ranks = [process for process in living if roles[process.pid].startswith("rank ")]
+    others = [one for one in ranks if one.state == "R" or (one.place is not None and "futex" not in one.place)]
+    if not 0 < len(others) < len(ranks):
+        return None
+    return next((one for one in others if one.state == "R"), others[0])
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from harness.launch.nodes import nodes_of
 from harness.launch.protocol import DataMessage
 from harness.study.run_facts import RunFacts
 from trainer.compute.base import Compute
@@ -51,6 +52,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         emulated=compute.emulated,
         device_count=config.ranks if compute.asynchronous else 1,
         ranks=config.ranks if config.ranks > 1 else None,
+        nodes=nodes if (nodes := nodes_of(config)) > 1 else None,
         parallel=config.launch.parallel if config.launch is not None and config.ranks > 1 else None,
         threads=torch.get_num_threads(),
         workers=config.data.workers,
@@ -101,11 +103,15 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
     """
     if data is None:
         return
+    if (engine := data.get("engine", prepared.tokenizer.engine)) != prepared.tokenizer.engine:
+        raise InputError(
+            f"the tokenizer's engine is no longer what the study was begun with ({engine}, now "
+            f"{prepared.tokenizer.engine}): one study must not mix the two; name one in data.tokenizer.engine"
+        )
     corpus = "code of data.source" if config.data.source is not None else "corpus"
     for what, name, found, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
-        ("tokenizer's", "engine", prepared.tokenizer.engine, data.get("engine", prepared.tokenizer.engine)),
         (*_model_named(config), model, data.get("model", model)),
     ):
         if found != begun:

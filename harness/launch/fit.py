@@ -12,6 +12,7 @@ from harness.launch.memory import FORCIBLE, MemoryUse, choose_interleave, memory
 from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
 from harness.machine.checks.check import Check, count, fail, ok, warn
+from harness.machine.slurm import missing_commands
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
 from trainer.config import TrainerConfig
@@ -29,7 +30,10 @@ PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
 def check_fit(plan: Plan) -> Iterator[Check]:
     """Whether the devices and files that ``plan`` names are there, and memory and documents suffice for its runs."""
     configs = {arm.name: arm.config for arm in plan.arms}
-    yield from check_named(configs)
+    in_jobs = any(config.launch is not None and config.launch.slurm is not None for config in configs.values())
+    if in_jobs:
+        yield check_jobs()
+    yield from check_named(configs, in_jobs=in_jobs)
     unknown = next((name for name, config in configs.items() if largest_vocabulary(config) is None), None)
     try:
         least, most = _uses(plan, lambda _: 0), _uses(plan, lambda config: largest_vocabulary(config) or 0)
@@ -46,9 +50,22 @@ def check_fit(plan: Plan) -> Iterator[Check]:
     yield from check_documents(configs)
 
 
-def check_named(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported."""
+def check_jobs() -> Check:
+    """Whether the runs can be submitted as jobs; what they then find on their nodes is not known here."""
+    if missing := missing_commands():
+        fix = "where jobs are submitted (a login node), or harness run --here"
+        return fail("slurm need", f"launch.slurm: no {', '.join(missing)} here", fix)
+    return ok("slurm need", "runs are submitted as jobs; memory is compared with this machine's, not with the nodes'")
+
+
+def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
+    """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported.
+
+    ``in_jobs``: they run on other machines, whose devices nobody sees from here.
+    """
     for what, (check, fix) in _NAMED.items():
+        if in_jobs and check is _check_device:
+            continue
         refused: dict[str, str] = {}
         for name, config in configs.items():
             try:

@@ -56,7 +56,7 @@ class RunNeed:
     in_flight: int
     """Batches that are built ahead, and with none of these the one that is used."""
     ranks: int = 1
-    """Processes that each take all of this; on CUDA each has a card of its own."""
+    """Processes of one machine that each take all of this; on CUDA each has a card of its own."""
     own_model: bool = False
     """Its model is a factory's, or one without a formula: what it takes comes on top, and is not known before."""
 
@@ -128,11 +128,17 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
         computes_on = "auto"
     ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
     own_model = config.model.factory is not None or (computes and shape is None)
-    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), config.ranks, own_model)
+    ranks = config.ranks_of_a_node
+    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), ranks, own_model)
 
 
-def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:
-    """("slices" or "runs", the reason in words) for runs that need ``needs``, by their high ends."""
+def choose_interleave(
+    asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
+) -> tuple[str, str]:
+    """("slices" or "runs", the reason in words) for runs that need ``needs``, by their high ends.
+
+    ``place``: they run elsewhere, where ``free_bytes`` of memory are free (None: not known); "" for this machine.
+    """
     if asked != "auto":
         return asked, "as the scenario asks"
     if len(needs) > MOST_ARMS:
@@ -140,8 +146,10 @@ def choose_interleave(asked: str, needs: Sequence[RunNeed]) -> tuple[str, str]:
     uses_gpu = any(need.computes_on == "cuda" for need in needs)
     available = max(free_gpu_memory(), default=None) if uses_gpu else available_memory_bytes()
     where = "GPU memory" if uses_gpu else "memory"
+    if place:
+        available, where = None if uses_gpu else free_bytes, f"{where} {place}"
     if available is None:
-        return "runs", f"free {where} is unknown here"
+        return "runs", f"free {where} is unknown{'' if place else ' here'}"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
     without = " without the models whose size is not known (model.factory, or no formula)" * any(
         need.own_model for need in needs

@@ -33,10 +33,10 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
         )
     return Needs(
         len(configs),
-        sum(config.ranks * config.data.workers for config in configs),
-        sum(config.ranks * shared_bytes(config.data) for config in configs),
+        sum(config.ranks_of_a_node * config.data.workers for config in configs),
+        sum(config.ranks_of_a_node * shared_bytes(config.data) for config in configs),
         max(_open_files(config.data) for config in configs),
-        sum(config.ranks * _tasks(config) for config in configs),
+        sum(config.ranks_of_a_node * _tasks(config) for config in configs),
     )
 
 

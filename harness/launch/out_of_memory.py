@@ -32,7 +32,7 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
     on_card = type(error).__name__ == "OutOfMemoryError"
     if not is_out_of_memory(error) or not (on_card or _trains_on_host(config)):
         return ""
-    return advice(config, vocab_size, memory_of_this_run(on_card, config.ranks), on_card=on_card)
+    return advice(config, vocab_size, memory_of_this_run(on_card, config.ranks_of_a_node), on_card=on_card)
 
 
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
@@ -60,7 +60,7 @@ def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
     with suppress(ValueError):  # of another state of the code
         config, free = TrainerConfig.model_validate(content), free_host_bytes()
         if _trains_on_host(config):
-            return advice(config, None, None if free is None else free // config.ranks)
+            return advice(config, None, None if free is None else free // config.ranks_of_a_node)
     return ""
 
 

@@ -16,6 +16,7 @@ from harness.launch.channel import Channel
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
+from harness.launch.nodes import Nodes, nodes_of_record, ranks_of_a_node
 from harness.launch.out_of_memory import advice_for_a_killed_run
 from harness.launch.protocol import RECORD_FIELDS, DataMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
@@ -42,8 +43,9 @@ class RunProcess:
         limits: WaitLimits,
         code: Code | None = None,
         data: DataMessage | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
-        """``code``: what it runs, if not this code and the user's in this folder.
+        """``code``: what it runs, if not this code and the user's in this folder. ``nodes``: the other machines.
 
         ``data``: what this code must find; another state of the harness is not told.
         """
@@ -61,6 +63,8 @@ class RunProcess:
         self._pid = 0
         self._exit_code: int | None = None
         self._channel: Channel | None = None
+        self._nodes = nodes if nodes_of_record(record.config) > 1 else None
+        self._start: StartMessage | None = None
 
     def start(self, server: ForkServer) -> None:
         """Start building, :meth:`wait_ready` waits for it; RunFailed where it cannot even start."""
@@ -100,6 +104,9 @@ class RunProcess:
         }
         if self._data is not None:
             start["data"] = self._data
+        if self._nodes is not None:
+            start["nodes"] = self._nodes.message(nodes_of_record(self.record.config))
+            self._start = start
         self._send(start)
 
     def wait_ready(self) -> None:
@@ -167,6 +174,12 @@ class RunProcess:
             except ProcessLookupError:  # it has not come to make its own process group yet, or is gone
                 with suppress(ProcessLookupError):
                     os.kill(self._pid, number)
+        if self._nodes is not None:
+            self._nodes.signal(self._name, number)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
         """Wait until the run has ended; its exit status, None where the fork server that knew it is gone."""
@@ -196,6 +209,11 @@ class RunProcess:
             except (EOFError, OSError):
                 self._fail(None)
                 return
+            if message["event"] == "meet":
+                assert self._nodes is not None
+                assert self._start is not None
+                self._nodes.fork(self._name, self._start, message["meet"], ranks_of_a_node(self.record.config))
+                continue
             if message["event"] != "alive":
                 break
             self._beats, queued = True, max(1, message.get("steps", 1))

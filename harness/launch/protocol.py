@@ -14,7 +14,8 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
                               {"event": "alive"} between steps, at least every "beat_s" seconds in which one ended
 
 "beat_s", "alive" and "data" came later without a new version, as each side does without the other: an older run ignores
-the keys and sends no sign of life, and an older launcher asks for none.
+the keys and sends no sign of life, and an older launcher asks for none. What ranks on several machines need ("nodes",
+"meet", "clock" and the messages of node agents) stays within one state of the code: such runs are not compared.
 """
 
 from __future__ import annotations
@@ -96,6 +97,14 @@ class DataMessage(TypedDict):
     model: NotRequired[str]  # fingerprint of the code or the files of a model of the user's own
 
 
+class NodesMessage(TypedDict):
+    """Part of the first message of a run on several machines."""
+
+    count: int
+    address: str  # of this machine, as the others reach it
+    token: str  # what a rank that connects must say
+
+
 class StartMessage(TypedDict):
     """Launcher to run: the first message."""
 
@@ -104,6 +113,7 @@ class StartMessage(TypedDict):
     probes: JsonObject  # see probes.run_probes
     beat_s: NotRequired[float]  # the run says "alive" at its start, and then this often
     data: NotRequired[DataMessage]  # the run fails where it finds other data; not sent to another state of the code
+    nodes: NotRequired[NodesMessage]
 
 
 class RepetitionOrder(TypedDict):
@@ -118,21 +128,83 @@ class RepetitionOrder(TypedDict):
 class BareOrder(TypedDict):
     """Launcher to run: run the windows of the probes that disturb, or write the tables and end.
 
-    Rank 0 to the other ranks of the run alone: take one unmeasured step, as many as it is profiled in.
+    Rank 0 to the other ranks alone: take one step (of a training, or an unmeasured one that it is profiled in), or
+    stop a training before its end.
     """
 
-    do: Literal["profile", "finish", "step"]
+    do: Literal["profile", "finish", "step", "stop"]
 
 
-RunOrder: TypeAlias = RepetitionOrder | BareOrder
+class ClockAnswer(TypedDict):
+    """Rank 0 to a rank on another machine: what its clock shows."""
+
+    do: Literal["clock"]
+    t_ns: int
+
+
+class TrainOrder(TypedDict):
+    """Rank 0 of a training to the others: go on from this checkpoint, as that part of it."""
+
+    do: Literal["train"]
+    checkpoint: str | None  # its folder
+    block: int
+
+
+RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer | TrainOrder
+
+
+class MeetingPlace(TypedDict):
+    """Where rank 0 waits for the ranks of other machines: ports of torch's store and of its own orders."""
+
+    store: int
+    control: int
+
+
+class ForkRanksOrder(TypedDict):
+    """Launcher to node agent: fork these ranks of a run."""
+
+    do: Literal["fork"]
+    run: str
+    start: StartMessage
+    meet: MeetingPlace
+    ranks: list[int]
+
+
+class SignalOrder(TypedDict):
+    """Launcher to node agent: send a signal to the ranks of a run, and their workers."""
+
+    do: Literal["signal"]
+    run: str
+    signal: int
+
+
+class ImportOrder(TypedDict):
+    """Launcher to node agent: import what the runs will need."""
+
+    do: Literal["import"]
+    modules: list[str]
+
+
+NodeOrder: TypeAlias = ForkRanksOrder | SignalOrder | ImportOrder
+
+
+class NodeEvent(TypedDict):
+    """Node agent to launcher: who it is, or that it has everything imported; a rank to rank 0: which one it is."""
+
+    event: Literal["hello", "ready"]
+    token: NotRequired[str]
+    number: NotRequired[int]  # of the node, or of the rank
+    name: NotRequired[str]  # of the node
 
 
 class RunEvent(TypedDict):
     """Run to launcher: what it has done."""
 
-    event: Literal["ready", "turn", "profile", "done", "failed", "alive"]
+    event: Literal["ready", "turn", "profile", "done", "failed", "alive", "meet", "clock"]
     error: NotRequired[str | None]  # why it failed
     steps: NotRequired[int]  # "alive": that the device may still have to do, for which the run now waits
+    meet: NotRequired[MeetingPlace]  # "meet": rank 0 waits for the ranks of other machines
+    clock_error_ns: NotRequired[int]  # "done" of a rank of another machine: of its times on rank 0's clock, at most
 
 
 def protocol_of(folder: Path) -> int:

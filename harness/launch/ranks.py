@@ -1,6 +1,7 @@
 """Starts and drives the other ranks of a run: rank 0 is the process that the launcher drives, and passes its orders on.
 
-They are forked before this process computes anything, in its process group, so that they are suspended and end with it.
+Those of this machine are forked before this process computes anything, in its process group, so that they are suspended
+and end with it. Those of other machines are forked there (``launch.nodes``), and connect to this process.
 Each speaks the launcher's protocol (``launch.protocol``) with rank 0. What a rank reports is read by a thread: where
 one fails while rank 0 waits for it in an exchange that never ends, the run must end, and say which rank it was.
 """
@@ -12,17 +13,21 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from harness.launch.channel import Channel
-from harness.launch.diagnosis import describe_process, explain_end
-from harness.launch.protocol import RunEvent, RunOrder, StartMessage
+from harness.launch.channel import Channel, readable
+from harness.launch.diagnosis import RANK_NAME, describe_process, explain_end
+from harness.launch.nodes import HELLO_S, keep_alive
+from harness.launch.protocol import MeetingPlace, NodesMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import LOOK_S, looks
 from harness.machine.lifetime import die_with_parent
-from trainer.ranks import Rank, is_of_the_exchange, meeting_place
+from harness.machine.network import interface_of
+from trainer.ranks import LOCAL, Rank, is_of_the_exchange, meeting_place
 
 # For an error to arrive that another one comes from: a rank that ends closes its connections before it is waited for.
 CAUSE_S = 5.0
@@ -40,23 +45,38 @@ class RankFailedError(Exception):
 @dataclass(frozen=True)
 class _Other:
     number: int
-    pid: int
+    pid: int  # 0 on another machine
     channel: Channel
     connection: socket.socket
+    node: str = ""  # the other machine's name
 
 
 class OtherRanks:
     """Ranks 1 and up, as rank 0 sees them."""
 
-    def __init__(self, start: StartMessage, ranks: int, timeout_s: float, serve: Serve, own: int) -> None:
-        """Fork them. ``serve``: what each calls, with the end of its channel; ``own``: a descriptor not theirs."""
+    def __init__(
+        self,
+        start: StartMessage,
+        ranks: int,
+        timeout_s: float,
+        serve: Serve,
+        own: int,
+        meet: Callable[[MeetingPlace], None] | None = None,
+    ) -> None:
+        """Fork them. ``serve``: what each calls, with the end of its channel; ``own``: a descriptor not theirs.
+
+        ``meet``: asks for those of other machines, where the message ``start`` says that there are some.
+        """
         parent = os.getpid()
-        listening = meeting_place()
+        nodes = start.get("nodes")
+        address = LOCAL if nodes is None else nodes["address"]
+        listening = meeting_place(address)
         port = listening.getsockname()[1]
-        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s)
+        here = ranks if nodes is None else ranks // nodes["count"]
+        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s, address, 0, here, interface_of(address))
         self._timeout_s = timeout_s
         self._others: list[_Other] = []
-        for number in range(1, ranks):
+        for number in range(1, here):
             ours, theirs = socket.socketpair()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -65,12 +85,13 @@ class OtherRanks:
                 code = 1
                 try:
                     die_with_parent(parent)
+                    _call_process(f"{RANK_NAME}{number}")
                     assert self.rank.listening is not None
                     for descriptor in (own, self.rank.listening, ours.fileno()):
                         os.close(descriptor)
                     for other in self._others:
                         other.connection.close()
-                    rank = replace(self.rank, number=number, listening=None)
+                    rank = replace(self.rank, number=number, local=number, listening=None)
                     code = serve(start, Channel(theirs), rank)
                     sys.stdout.flush()
                     sys.stderr.flush()
@@ -80,11 +101,43 @@ class OtherRanks:
                     os._exit(code)
             theirs.close()
             self._others.append(_Other(number, pid, Channel(ours), ours))
+        self.clock_error_ns: int | None = None  # of ranks of other machines, the largest
+        if nodes is not None and meet is not None:
+            self._meet(nodes, range(here, ranks), port, meet)
         self._events: queue.Queue[tuple[int, RunEvent]] = queue.Queue()
         self._failed: dict[int, str] = {}
         self._news = threading.Event()  # one of them has failed
         self._ending = threading.Event()
         self._lost: Callable[[str], None] | None = None
+
+    def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
+        """Ask for the ranks of the other machines, and wait until they have connected."""
+        missing = set(numbers)
+        with socket.create_server((nodes["address"], 0), backlog=len(missing)) as listening:
+            meet({"store": port, "control": listening.getsockname()[1]})
+            end_s = time.monotonic() + self._timeout_s
+            while missing:
+                if time.monotonic() > end_s:
+                    who = ", ".join(f"rank {number}" for number in sorted(missing))
+                    raise RankFailedError(
+                        f"{who} of other machines did not come within {self._timeout_s:g} s (launch.timeout_s)"
+                    )
+                if not readable(listening, 1.0):
+                    continue
+                connection = listening.accept()[0]
+                channel = Channel(connection)
+                try:
+                    hello = channel.receive_node_event(HELLO_S)
+                    number = int(hello["number"])
+                    known = hello.get("token") == nodes["token"] and number in missing
+                except (EOFError, OSError, KeyError, ValueError):
+                    known = False
+                if not known:  # whoever looks for open ports
+                    connection.close()
+                    continue
+                keep_alive(connection)
+                self._others.append(_Other(number, 0, channel, connection, str(hello.get("name", "?"))))
+                missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """Begin to read what they report. ``lost`` is called where one failed and this process does not come out of
@@ -110,6 +163,8 @@ class OtherRanks:
                     break
                 if found["event"] == event:
                     missing.discard(number)
+                    if "clock_error_ns" in found:
+                        self.clock_error_ns = max(self.clock_error_ns or 0, found["clock_error_ns"])
             if self._failed:
                 raise RankFailedError(self.cause() or self._worst())
             if not missing:
@@ -144,8 +199,10 @@ class OtherRanks:
         return f"rank {number}: {text}"
 
     def _described(self, number: int) -> str:
-        pid = next(other.pid for other in self._others if other.number == number)
-        return describe_process(pid, f"rank {number}")
+        other = next(other for other in self._others if other.number == number)
+        if other.node:
+            return f"its process is on {other.node}, where nobody looked at it"
+        return describe_process(other.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
         """In a thread of its own: put what ``other`` reports into the queue, until it has ended."""
@@ -157,20 +214,32 @@ class OtherRanks:
             if message["event"] == "failed":
                 self._failed[other.number] = message.get("error") or "it failed"
                 break
+            if message["event"] == "clock":
+                other.channel.send({"do": "clock", "t_ns": time.monotonic_ns()})
+                continue
             self._events.put((other.number, message))
             if message["event"] == "done":  # that it ends now is no failure, however late rank 0 asks for this
                 return
         if not self._ending.is_set():
             if other.number not in self._failed:
-                self._failed[other.number] = _end_of(other.pid)
+                self._failed[other.number] = _end_of(other)
             self._news.set()
             self._events.put((other.number, {"event": "failed"}))
             if not self._ending.wait(STUCK_S) and self._lost is not None:
                 self._lost(self.cause() or self._worst())
 
 
-def _end_of(pid: int) -> str:
+def _call_process(name: str) -> None:
+    """Give this process a name that others see (proc_pid_comm(5)); it stays as it is where that cannot be."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def _end_of(other: _Other) -> str:
     """How a rank ended that did not say anything."""
+    if other.node:
+        return f"its process on {other.node} is gone, or that machine is; the job's log has what was printed there"
+    pid = other.pid
     with suppress(ChildProcessError):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"

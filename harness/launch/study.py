@@ -7,29 +7,31 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from harness.launch.block import NO_REPETITIONS, Repetitions, plan_repetitions, run_block
+from harness.launch.block import NO_REPETITIONS, Repetitions, modules_of, plan_repetitions, run_block
 from harness.launch.choose_workers import refuse_auto, with_workers_chosen
 from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
 from harness.launch.needs import limit_warnings
+from harness.launch.nodes import Nodes, check_nodes, other_nodes
 from harness.launch.preparation import StudyData, check_devices, check_writable, prepare_data, recorded_configs
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
+from harness.launch.protocol import OWN
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
-from trainer.config import TrainerConfig, recorded_config
+from trainer.config import SlurmConfig, TrainerConfig, recorded_config
 from trainer.errors import InputError, cannot_write
 from trainer.json_types import JsonObject, integer, section
 
@@ -38,14 +40,15 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Where the study lies and how it ended: done, failed (some run did) or interrupted.
+    """Where the study lies and how it ended: done, failed (some run did), interrupted, or only submitted.
 
-    ``cut``: what ran when its time was spent in the middle of a block.
+    ``cut``: what ran when its time was spent in the middle of a block. ``in_queue``: its jobs go on without us.
     """
 
     folder: Path
     status: str
     cut: str | None = None
+    in_queue: bool = False
 
 
 Enough = Callable[[StudyFolder, StudyRecord, int], bool]
@@ -69,6 +72,14 @@ def arm_record(arm: Arm) -> ArmRecord:
     return ArmRecord(arm.name, arm.control, arm.of, arm.declared, arm.config.model_dump(mode="json"))
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where the runs of a study will be, if not on this machine."""
+
+    place: str  # "of Slurm's nodes"
+    free_bytes: int | None
+
+
 def run_study(
     plan: Plan,
     out: Path,
@@ -81,9 +92,30 @@ def run_study(
 
     ``force``: also start what cannot fit into memory.
     """
-    if sequential is not None:
-        refuse_auto([arm.config for arm in plan.arms], "both sides of a comparison need the same")
-    check_devices({arm.name: arm.config for arm in plan.arms})
+    if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
+        raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
+    folder, record, data = begin_study(plan, out, command, source, sequential, force)
+    print(f"study {folder.path}: interleave {record.interleave} ({record.interleave_reason})", file=sys.stderr)
+    with only_one(folder):
+        return _execute(folder, record, data, sequential)
+
+
+def begin_study(
+    plan: Plan,
+    out: Path,
+    command: Sequence[str],
+    source: str,
+    sequential: Sequential | None = None,
+    force: bool = False,
+    elsewhere: Elsewhere | None = None,
+) -> tuple[StudyFolder, StudyRecord, StudyData]:
+    """Prepare everything that the runs of ``plan`` need, and make their study's folder, which is still empty."""
+    if sequential is not None or elsewhere is not None:
+        which = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
+        refuse_auto([arm.config for arm in plan.arms], which)
+    if elsewhere is None:
+        check_devices({arm.name: arm.config for arm in plan.arms})
+        check_nodes(arm.config for arm in plan.arms)
     check_writable(out)
     with terminable():
         plan, choices = with_workers_chosen(plan, plan.scenario.limits.start_s)
@@ -93,9 +125,15 @@ def run_study(
     with terminable():  # else a batch system's notice would leave half a file in the cache
         data = prepare_data(configs, plan.scenario.limits.start_s, codes)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
-    interleave, reason = choose_interleave(plan.scenario.interleave, measured)
-    profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
-    check_memory(data.needs, profiled, interleave, None if sequential else force)
+    if elsewhere is None:
+        interleave, reason = choose_interleave(plan.scenario.interleave, measured)
+        profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
+        check_memory(data.needs, profiled, interleave, None if sequential else force)
+        _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
+    else:  # each job looks at its own machine
+        interleave, reason = choose_interleave(
+            plan.scenario.interleave, measured, elsewhere.free_bytes, elsewhere.place
+        )
     record = StudyRecord(
         scenario=plan.scenario.name,
         question=plan.scenario.question,
@@ -114,26 +152,79 @@ def run_study(
         fingerprints=data.fingerprints,
         id=new_study_id(),
         notes=[*choices, *data.notes],
+        left_out={name: list(modules) for name, modules in plan.left_out.items()},
     )
-    _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
-    folder = create_folder(out, plan.scenario.name)
-    print(f"study {folder.path}: interleave {interleave} ({reason})", file=sys.stderr)
-    with only_one(folder):
-        return _execute(folder, record, data, sequential)
+    for name, modules in plan.left_out.items():
+        print(f"{name} is left out: it needs {', '.join(modules)}, not installed here", file=sys.stderr)
+    return create_folder(out, plan.scenario.name), record, data
+
+
+def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
+    """The jobs that ``config`` asks for; None: it runs where it is started."""
+    return None if config.launch is None else config.launch.slurm
 
 
 def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Outcome:
     """Run what a study still lacks: interrupted, failed or never started runs. ``force``: see :func:`run_study`."""
     folder = StudyFolder(path)
-    record = folder.read_study()
+    record = read_resumable(folder)
+    data = _prepare_again(folder, record, force)
+    record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
+    with only_one(folder):
+        folder.remove_leftovers()
+        return _execute(folder, record, data)
+
+
+def run_part(path: Path, block: int | None, force: bool = False) -> bool:
+    """In a job: run what the study lacks, of ``block`` alone or of all, and leave study.json as it is.
+
+    Other jobs may run other blocks at the same time. Returns whether all of it is done now.
+    """
+    folder = StudyFolder(path)
+    record = read_resumable(folder)
+    if block is not None and not 0 <= block < len(record.order):
+        raise InputError(f"{path}: there is no block {block}; allowed: 0 to {len(record.order) - 1}")
+    chosen = [block] if block is not None else list(range(len(record.order)))
+    with ExitStack() as held, terminable():
+        for one in chosen:
+            held.enter_context(only_one(folder, f"slurm/block-{one}.lock"))
+        data = _prepare_again(folder, record, force)
+        _run_missing(folder, record, chosen, data)
+    return all(folder.is_done(name, one) for one in chosen for name in record.order[one])
+
+
+def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int], data: StudyData) -> None:
+    repetitions = _repetitions(record)
+    missing = {one: [name for name in record.order[one] if not folder.is_done(name, one)] for one in blocks}
+    todo = [name for names in missing.values() for name in names]
+    print(f"{len(todo)} runs of {', '.join(f'block {one}' for one in blocks)}", file=sys.stderr)
+    environment = _environment(recorded_config(arm.config) for arm in record.arms)
+    progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
+    limits = _limits(record, None)
+    with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
+        for block, names in missing.items():
+            if names:
+                _run_block(folder, record, block, names, repetitions, environment, limits, data, progress, nodes)
+
+
+def read_resumable(folder: StudyFolder) -> StudyRecord:
+    """The record of a study that can be gone on with; InputError for one that cannot."""
+    record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
     if any(COMMAND in arm.declared for arm in record.arms):
         raise InputError(f"{path}: a study of commands is not resumed; run it again")
     if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
+    return record
+
+
+def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
+    """The data of a study that was begun before; InputError where they, or this machine, are not fit for it."""
+    path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
+    check_nodes(configs.values())
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"{path}: cannot write there, so nothing can be added to this study")
     with terminable():
@@ -145,10 +236,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Out
             )
     check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)
-    record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
-    with only_one(folder):
-        folder.remove_leftovers()
-        return _execute(folder, record, data)
+    return data
 
 
 def _warn_of_limits(measured: list[TrainerConfig], interleave: str) -> None:
@@ -162,12 +250,7 @@ def _execute(
     enough = None if sequential is None else sequential.enough
     limits = _limits(record, None if sequential is None else sequential.end_ns)
     configs = {arm.name: recorded_config(arm.config) for arm in record.arms}
-    slice_steps = integer(record.scenario_text, "slice_steps")
-    profiled = {arm.name for arm in record.arms if arm.control == PROFILED}
-    repetitions = {
-        name: NO_REPETITIONS if name in profiled else plan_repetitions(config, record.interleave, slice_steps)
-        for name, config in configs.items()
-    }
+    repetitions = _repetitions(record)
     missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
     todo = [name for names in missing for name in names]
     interrupted, cut = False, None
@@ -184,10 +267,15 @@ def _execute(
             environment = _environment(configs.values())
             total = len(todo) if enough is None else None
             progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
-            with progress if todo else nullcontext():  # else there is no progress to show
+            with (
+                _other_nodes(record, todo, limits) as nodes,
+                progress if todo else nullcontext(),  # else there is no progress to show
+            ):
                 for block, names in enumerate(missing):
                     if names:
-                        _run_block(folder, record, block, names, repetitions, environment, limits, data, progress)
+                        _run_block(
+                            folder, record, block, names, repetitions, environment, limits, data, progress, nodes
+                        )
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break
@@ -208,6 +296,24 @@ def _execute(
     status = "interrupted" if interrupted else "done" if all(everything) else "failed"
     folder.write_study(replace(record, status=status, ended_utc=now()))
     return Outcome(folder.path, status, cut)
+
+
+def _repetitions(record: StudyRecord) -> dict[str, Repetitions]:
+    """How the run of each arm is cut."""
+    slice_steps = integer(record.scenario_text, "slice_steps")
+    return {
+        arm.name: NO_REPETITIONS
+        if arm.control == PROFILED
+        else plan_repetitions(recorded_config(arm.config), record.interleave, slice_steps)
+        for arm in record.arms
+    }
+
+
+def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:
+    """The other machines that the runs ``todo`` need, if any."""
+    contents = [arm.config for arm in record.arms if arm.name in todo]
+    configs = [recorded_config(content) for content in contents]
+    return other_nodes(configs, lambda: [*OWN.preloaded, *modules_of(contents)], limits.start_s)
 
 
 def _finished_blocks(folder: StudyFolder, record: StudyRecord) -> int:
@@ -243,6 +349,7 @@ def _run_block(
     limits: WaitLimits,
     data: StudyData,
     progress: Progress,
+    nodes: Nodes | None = None,
 ) -> None:
     arms = {arm.name: arm for arm in record.arms}
     session = session_of(record.id, f"{block}-{secrets.token_hex(3)}")
@@ -268,18 +375,21 @@ def _run_block(
             limits,
             _code(arms[name]),
             data.by_arm[name],
+            nodes,
         )
         for position, name in enumerate(names)
     ]
-    # A regression check compares startups: then runs start one after the other.
+    # A regression check compares startups: then runs start one after the other. So do those of several machines, as
+    # each waits for its ranks there, which are asked for when it is its turn.
     compared = any(arm.contest is not None for arm in arms.values())
-    run_block(processes, repetitions, record.interleave, progress, 1 if compared else os.cpu_count() or 1)
+    one_by_one = compared or nodes is not None
+    run_block(processes, repetitions, record.interleave, progress, 1 if one_by_one else os.cpu_count() or 1)
 
 
 @contextmanager
-def only_one(folder: StudyFolder) -> Iterator[None]:
-    """Hold the study's lock, which the kernel frees when this process ends; InputError where another holds it."""
-    with open(folder.path / ".lock", "w") as lock:
+def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
+    """Hold a lock of the study, which the kernel frees when this process ends; InputError where another holds it."""
+    with open(folder.path / name, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -2,6 +2,7 @@
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
     DIR/losses.csv      a row for each step
+    DIR/evaluations.csv a row for each pass over held-out data
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
     DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
 
@@ -15,14 +16,16 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
 from harness.launch.choose_workers import refuse_auto
 from harness.launch.ending import TERMINATING
@@ -30,9 +33,11 @@ from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_by
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
 from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
+from harness.launch.protocol import BareOrder, StartMessage
+from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
 from harness.launch.study import now, only_one
 from harness.launch.tables import PENDING_EVENTS, RunTables
-from harness.launch.training_files import LossTable, TrainingRecorder
+from harness.launch.training_files import EvaluationTable, LossTable, TrainingRecorder
 from harness.launch.training_progress import Goal, TrainingProgress
 from harness.machine.environment import record_environment, record_user_environment
 from harness.probes.ledger.loader import attach_in_worker
@@ -47,6 +52,7 @@ from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
+from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
@@ -58,7 +64,7 @@ if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
     from trainer.evaluate import Evaluator
 
-CHECKPOINTS, LOSSES, LOG = "checkpoints", "losses.csv", "log.txt"
+CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -73,6 +79,7 @@ class Trained:
     loss: float | None
     error: str | None = None
     validation_loss: float | None = None  # of the last pass of this part
+    part: int | None = None  # which one it is, where its ledger was written
 
 
 class Stopping:
@@ -111,16 +118,21 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
     config = _with_schedule(config, goal)
     if config.compute.emulated is not None or config.compute.work == "none":
         raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
-    if config.ranks > 1:
+    if config.launch is not None and config.launch.slurm is not None:
         raise InputError(
-            f"train: arm {arm.name} has {config.ranks} ranks (launch); allowed: one process, until the state of "
-            "several is saved"
+            "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
+            "script of your own, and give --set launch.slurm=null"
         )
     refuse_auto([config], "a training that may be resumed needs the same in all its parts")
+    if config.ranks > 1 and arm.config.checkpoint is None:
+        raise InputError(
+            f"train: arm {arm.name} has {config.ranks} ranks (launch), which have no common minutes; give "
+            "checkpoint.every_steps"
+        )
+    if config.ranks > 1 and goal.steps is None:
+        raise InputError(f"train: arm {arm.name} has {config.ranks} ranks (launch), which end together; give --steps")
     check_devices({arm.name: config})
     check_writable(out)
-    if plan.scenario.track:
-        print("track: harness train hands nothing to trackers; losses.csv and harness report have it", file=sys.stderr)
     folder = StudyFolder(out)
     if folder.study_json.exists() and not folder.read_study().is_training:
         raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
@@ -184,15 +196,19 @@ class Training:
         self._validation: float | None = None
         self._compute: Compute | None = None
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
+        self._digest: str | None = None
+        self.rank = ALONE
+        self._others: OtherRanks | None = None  # that this rank drives
+        self._orders: Channel | None = None  # from rank 0, where this is another one
 
     def run(self, resume: bool, scenario: str) -> Trained:
         """Train, and write what was measured, whatever happened."""
         from trainer import checkpoint_folder
-        from trainer.data.prepare import prepare
 
+        self._start_others()  # before this process tokenizes anything: they are forked
         data = self.config.data
         with announced(f"preparing data: {data.source or data.path}, sequence length {data.sequence_length}"):
-            prepared = prepare(data, evaluation=self.config.evaluation).with_objective(objective_of(self.config.model))
+            prepared = self._prepared()
         model = model_fingerprint(self.config)
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None and self.folder.study_json.exists():
@@ -208,9 +224,13 @@ class Training:
         self.folder.remove_leftovers()
         run = self.folder.run(self.arm.name, block)
         run.mkdir(parents=True, exist_ok=True)
+        if self._others is not None:
+            where = None if found is None else str(found.path)
+            self._others.send({"do": "train", "checkpoint": where, "block": block})
         status: Status = "failed"
         error: str | None = None
         ending = RunEnding("failed", "it was interrupted")
+        written = False
         tables: RunTables | None = None
         try:
             with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
@@ -218,26 +238,37 @@ class Training:
                 record = replace(record, facts=facts_of_run(self.config, compute, prepared, model))
                 if recorded < first:
                     print(f"{self.folder.path}: {lost}; losses.csv has their losses", file=sys.stderr)
-                tables = RunTables(recorder, run, os.getpid(), threading.get_native_id(), rank=0)
+                pid, tid = os.getpid(), threading.get_native_id()
+                tables = RunTables(recorder, run, pid, tid, self.rank.number, self.rank.of)
                 if not self.folder.study_json.exists():  # else as the part before left it, until this one ends
                     self.folder.write_study(study)
                 try:
                     status = self._train(batches, compute, saver, evaluator, recorder, tables)
                     record = replace(record, facts=self._counted(record.facts, compute))
+                    if self._others is not None:
+                        record = replace(record, facts=replace(record.facts, parameters_digest=self._digest))
+                        self._others.wait("done")
                     measured = self._steps > first + self.config.warmup_steps
                     ending = RunEnding("done") if measured else RunEnding("failed", "it ended within its warm-up steps")
                 except Exception as raised:
                     if (ended := batches.ended_workers()) is not None:
                         raise ended from raised
+                    if self._others is not None and (cause := self._others.explain(raised)) is not None:
+                        raise RankFailedError(cause) from raised
                     raise
                 finally:
+                    if self._others is not None:
+                        self._others.end()
                     try:
-                        table.close()
+                        if table is not None:
+                            table.close()
                     finally:  # the disk may be full
                         _close(batches)
         except KeyboardInterrupt:
             status = "interrupted"
             raise
+        except (RankFailedError, RanksDifferError) as raised:
+            error = str(raised)
         except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as raised:
             error = in_words(raised)
         except Exception as raised:
@@ -251,16 +282,18 @@ class Training:
                     ending = RunEnding("failed", error)
                 try:
                     self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+                    written = True
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
-        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation)
+        part = block if written else None
+        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part)
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
-    ) -> tuple[Batches, Compute, Saver, Evaluator | None, TrainingRecorder, LossTable]:
+    ) -> tuple[Batches, Compute, Saver, Evaluator | None, TrainingRecorder, LossTable | None]:
         """Everything that trains, where the checkpoint ``found`` says it was."""
-        from trainer.checkpoint import Saver, check_identity, identity, load, parts_of
-        from trainer.checkpoint_folder import WholeState
+        from trainer.checkpoint import check_identity, identity, load, parts_of
+        from trainer.checkpoint_ranks import make_saver, make_store
         from trainer.compute.build import build_compute
         from trainer.data.loader import open_batches
         from trainer.data.position import DataPosition
@@ -272,34 +305,40 @@ class Training:
         states = None
         if found is not None:
             check_identity(found, self.config, prints)
-            states = found.states(WholeState())
+            states = found.states(make_store(self.rank))
             try:
                 where, self._tokens = states["data"], integer(found.about, "tokens")
             except (KeyError, TypeError) as error:
                 raise InputError(f"{found.path}: not one of harness train ({one_line(error)})") from error
             position, self._steps = DataPosition.from_state(where, data.workers, keeps_state=True), found.steps
         attach = partial(attach_in_worker, _parent_of(data.start_method), RunProbes(), run)
-        batches = open_batches(data, prepared, self.config.seed, partial(_begin_worker, attach), position)
+        seed = self.config.seed
+        batches = open_batches(data, prepared, seed, partial(_begin_worker, attach), position, self.rank)
         try:
-            compute = self._compute = build_compute(self.config, prepared.vocab_size)
-            own = compute.parts()
-            parts = parts_of(own, batches.position)
+            if self._others is not None:
+                self._others.watch(_end_at_once)  # threads, so only now that the workers are forked
+            compute = self._compute = build_compute(self.config, prepared.vocab_size, self.rank)
+            parts = parts_of(compute.parts(), batches.position)
             if found is not None and states is not None:
                 load(parts, states, found)
                 self._skipped = compute.skipped_steps() or 0
             evaluated = self.config.evaluation is not None
-            evaluator = make_evaluator(self.config, prepared, compute) if evaluated else None
-            table = LossTable(self.folder.path / LOSSES, self._steps)
+            first = self.rank.is_first
+            evaluator = make_evaluator(self.config, prepared, compute, prints=first) if evaluated else None
+            table = LossTable(self.folder.path / LOSSES, self._steps) if first else None
             queue = RunQueue(compute_threads=compute.device == "cpu")
-            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens)
+            rows = EvaluationTable(self.folder.path / EVALUATIONS, self._steps) if evaluated and first else None
+            recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens, rows, self.rank.of)
 
             def about() -> JsonObject:
+                assert table is not None
                 table.flush()
                 return {"tokens": recorder.tokens, "config": identity(self.config), "fingerprints": prints}
 
             settings = self.config.checkpoint
             assert settings is not None
-            saver = Saver(settings, self._checkpoints, parts, about, WholeState(own.get("model")), table.synchronize)
+            synchronize = (lambda: None) if table is None else table.synchronize
+            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize)
             saver.last = self._steps if found is not None else None
             if evaluator is not None:  # one of the last step would say that the last evaluation is done
                 saver.ends = lambda steps: self.goal.share(steps, recorder.tokens, batches.position.epochs) >= 1
@@ -324,17 +363,22 @@ class Training:
         from trainer.loop import train
 
         telemetry.attach(recorder)
-        steps = train(self.config, compute, batches, self._steps, saver, evaluator)
+        steps = train(self.config, compute, batches, self._steps, saver, evaluator, prints=self.rank.is_first)
         first, queue = self._steps, recorder.run_queue
         share = self.goal.share(first, self._tokens, batches.position.epochs)
         progress = TrainingProgress(self.goal, share, self._tokens)
         try:
-            while share < 1 and not self._stopping.asked:
+            # Where several ranks are resumed, only one would know that a pass lacks, which all have to make.
+            passes = recorder.evaluations if self.rank.of == 1 else None
+            if evaluator is not None and passes is not None and passes.lacks(first - 1):
+                evaluator.after(first - 1)
+            while (order := self._order(share)) == "step":
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1
                 self._tokens, self._loss = recorder.tokens, recorder.last_loss
                 share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
-                progress.step(self._steps, self._tokens, share, self._loss)
+                if self.rank.is_first:
+                    progress.step(self._steps, self._tokens, share, self._loss)
                 if self._steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()
                     if queue is not None:
@@ -348,14 +392,72 @@ class Training:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
         self._pause(recorder, compute)
         self._loss = recorder.last_loss
-        if share >= 1 and evaluator is not None:
+        if order == "finish" and evaluator is not None:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
         if recorder.validations:
             self._validation = recorder.validations[-1].loss
         if self._steps != saver.last:
             saver.save(self._steps)
         saver.wait()
-        return "done" if share >= 1 else "interrupted"
+        self._digest = compute.end_together()
+        return "done" if order == "finish" else "interrupted"
+
+    def _order(self, share: float) -> str:
+        """What is done next: rank 0 decides, and the others do the same."""
+        if self._orders is not None:
+            return self._orders.receive_order()["do"]
+        order: BareOrder = {"do": "finish" if share >= 1 else "stop" if self._stopping.asked else "step"}
+        if self._others is not None:
+            self._others.send(order)
+        return order["do"]
+
+    def _start_others(self) -> None:
+        launch = self.config.launch
+        if launch is not None and self.config.ranks > 1:
+            begin = cast("StartMessage", {})  # they are forked with all that it would say
+            serve, nothing = self._serve_rank, os.open(os.devnull, os.O_RDONLY)
+            self._others = OtherRanks(begin, self.config.ranks, launch.timeout_s, serve, nothing)
+            os.close(nothing)
+            self.rank = self._others.rank
+
+    def _serve_rank(self, _start: StartMessage, channel: Channel, rank: Rank) -> int:
+        """In another rank: train as rank 0 says, and write this rank's ledger; the exit status."""
+        from trainer import checkpoint_folder
+
+        for number in (signal.SIGINT, *TERMINATING):  # a signal to the whole group is rank 0's to answer
+            signal.signal(number, signal.SIG_IGN)
+        self.rank, self._orders, self._others = rank, channel, None
+        try:
+            order = channel.receive_order()
+            assert order["do"] == "train"
+            found = None if order["checkpoint"] is None else checkpoint_folder.read(Path(order["checkpoint"]))
+            run = self.folder.run(self.arm.name, order["block"])
+            batches, compute, saver, evaluator, recorder, _ = self._opened(
+                self._prepared(), model_fingerprint(self.config), found, run
+            )
+            pid, tid = os.getpid(), threading.get_native_id()
+            tables = RunTables(recorder, run, pid, tid, rank.number, rank.of)
+            try:
+                self._train(batches, compute, saver, evaluator, recorder, tables)
+            finally:
+                _close(batches)
+            telemetry.attach(None)
+            tables.write()
+            channel.send({"event": "done"})
+        except EOFError:  # rank 0 is gone, or refused the training before it began
+            return 1
+        except Exception as error:
+            traceback.print_exc()
+            of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
+            channel.send({"event": "failed", "error": f"{of_another}{in_words(error)}"})
+            return 1
+        return 0
+
+    def _prepared(self) -> Prepared:
+        from trainer.data.prepare import prepare
+
+        found = prepare(self.config.data, evaluation=self.config.evaluation)
+        return found.with_objective(objective_of(self.config.model))
 
     def _counted(self, facts: RunFacts, compute: Compute) -> RunFacts:
         """``facts`` with what this part alone compiled within its measured steps, and skipped."""
@@ -451,6 +553,12 @@ def _begin_worker(attach: Any, worker: int) -> None:
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)
+
+
+def _end_at_once(line: str) -> None:
+    """Where a rank failed and this one does not come out of its exchange: the last checkpoint is what is left."""
+    print(f"failed: {line}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _close(batches: Batches) -> None:

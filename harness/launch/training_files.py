@@ -1,12 +1,13 @@
-"""What a training leaves besides its checkpoints: the table of its losses, and the ledger's recorder that fills it."""
+"""What a training leaves besides its checkpoints: tables of its losses, and the ledger's recorder that fills them."""
 
 from __future__ import annotations
 
 import csv
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 
 from harness.probes.ledger.steps import StepRecorder
 from trainer.errors import InputError
@@ -14,8 +15,9 @@ from trainer.files import write_text
 
 if TYPE_CHECKING:
     from harness.probes.ledger.run_queue import RunQueue
-    from trainer.telemetry import BatchTrace
+    from trainer.telemetry import BatchTrace, Validation
 
+Row = TypeVar("Row")
 COLUMNS = ("step", "tokens", "loss")
 
 
@@ -55,35 +57,96 @@ class LossTable:
         self._file.close()
 
 
+class EvaluationRow(NamedTuple):
+    """A pass over held-out data after a step; ``accuracy``: of a masked-LM objective, else None."""
+
+    step: int
+    loss: float
+    accuracy: float | None
+    tokens: int
+    """Labels that the loss is the mean over."""
+
+
+class EvaluationTable:
+    """evaluations.csv: a row for each pass, also of a part of the training that was killed and has no ledger."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        """Go on after ``steps`` steps: rows beyond are of passes that are done again."""
+        self.is_whole = not steps or path.exists()  # else an older state of the code began the training, without it
+        kept = [row for row in read_evaluations(path) if row.step < steps] if path.exists() else []
+        self.last = kept[-1].step if kept else None
+        write_text(path, "\n".join([",".join(EvaluationRow._fields), *map(_evaluation_line, kept)]) + "\n")
+        self._path = path
+
+    def lacks(self, step: int) -> bool:
+        """Whether a pass after ``step``, the last one before this part, may be missing: checkpoints are saved first."""
+        return step >= 0 and self.is_whole and self.last != step
+
+    def add(self, row: EvaluationRow) -> None:
+        """Passes are rare: each is handed to the system at once."""
+        with open(self._path, "a") as file:
+            file.write(_evaluation_line(row) + "\n")
+        self.last = row.step
+
+
+def _evaluation_line(row: EvaluationRow) -> str:
+    return f"{row.step},{row.loss!r},{'' if row.accuracy is None else repr(row.accuracy)},{row.tokens}"
+
+
+def read_evaluations(path: Path) -> list[EvaluationRow]:
+    """The rows of a table of passes; see :func:`read_losses` for what is left out and what is refused."""
+
+    def made(step: str, loss: str, accuracy: str, tokens: str) -> EvaluationRow:
+        return EvaluationRow(int(step), float(loss), float(accuracy) if accuracy else None, int(tokens))
+
+    return _rows(path, EvaluationRow._fields, made)
+
+
 def read_losses(path: Path) -> list[LossRow]:
     """The rows of a loss table; what a killed process left half written at its end is left out.
 
     Raises InputError for any other file.
     """
+    return _rows(path, COLUMNS, lambda step, tokens, loss: LossRow(int(step), int(tokens), float(loss)))
+
+
+def _rows(path: Path, columns: Sequence[str], made: Callable[..., Row]) -> list[Row]:
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
-    if not rows or rows[0] != list(COLUMNS):
-        raise InputError(f"{path}: not a table of losses: its first line is not {','.join(COLUMNS)}")
+    if not rows or rows[0] != list(columns):
+        raise InputError(f"{path}: not a table of losses: its first line is not {','.join(columns)}")
     found = []
     for number, row in enumerate(rows[1:], 2):
         try:
-            step, tokens, loss = row
-            found.append(LossRow(int(step), int(tokens), float(loss)))
-        except ValueError as error:
+            found.append(made(*row))
+        except (ValueError, TypeError) as error:
             if number == len(rows):
                 break
-            raise InputError(f"{path}:{number}: not a row of step, tokens and loss") from error
+            raise InputError(f"{path}:{number}: not a row of {', '.join(columns[:-1])} and {columns[-1]}") from error
     return found
 
 
 class TrainingRecorder(StepRecorder):
     """The ledger's recorder, which also writes each loss to the table, with the tokens until then."""
 
-    def __init__(self, run_queue: RunQueue | None, table: LossTable, tokens: int) -> None:
+    def __init__(
+        self,
+        run_queue: RunQueue | None,
+        table: LossTable | None,
+        tokens: int,
+        evaluations: EvaluationTable | None = None,
+        ranks: int = 1,
+    ) -> None:
+        """``table``: None in all ranks but the first of ``ranks``, which count the same tokens each.
+
+        ``tokens``: before this part of the training. ``evaluations``: where passes are due.
+        """
         super().__init__(run_queue)
+        self.evaluations = evaluations
+        self._ranks = ranks
         self.run_queue = run_queue
         self._table = table
         self._step = 0
@@ -97,10 +160,18 @@ class TrainingRecorder(StepRecorder):
 
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
         super().received(trace, tokens, trained_tokens, samples)
-        self.tokens += tokens
+        self.tokens += tokens * self._ranks
         self._tokens_at[self._step] = self.tokens
 
     def loss(self, step: int, value: float) -> None:
         super().loss(step, value)
         self.last_loss = value
-        self._table.add(LossRow(step, self._tokens_at.pop(step), value))
+        row = LossRow(step, self._tokens_at.pop(step), value)
+        if self._table is not None:
+            self._table.add(row)
+
+    def validated(self, validation: Validation) -> None:
+        super().validated(validation)
+        if self.evaluations is not None:
+            one = validation
+            self.evaluations.add(EvaluationRow(one.step, one.loss, one.accuracy, one.tokens))

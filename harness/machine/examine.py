@@ -18,6 +18,7 @@ from harness.machine import (
     load,
     memory,
     ptrace,
+    slurm,
     storage,
     toolchain,
     torch_facts,
@@ -49,6 +50,7 @@ class Examination:
         self.nvml = Look(gpu.read_nvml, gpu.LIMIT_S + READ_S)
         self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRY_S + READ_S)
         self.toolchain = Look(lambda: toolchain.read_toolchain(environ, read_mounts(root)), TOOLS_S)
+        self.batch_system = Look(slurm.read_batch_system, slurm.LIMIT_S + READ_S)
         self.processor = Look(lambda: cpu.read_processor(root), READ_S)
         self.frequency = Look(lambda: cpu.read_frequency(self.processor.result().allowed, root), READ_S)
         self.clock = Look(lambda: clock.read_clock(root), READ_S)
@@ -85,6 +87,7 @@ class Examination:
             ("numa", lambda: processors.check_numa(self.processor.result())),
             ("quota", self._quota),
             ("slurm", lambda: processors.check_slurm(self._environ, self.processor.result())),
+            ("slurm jobs", lambda: processors.check_batch_system(self.batch_system.result())),
             ("threads", self._threads),
             ("tokenizers", lambda: software.check_tokenizers(self._environ)),
             ("clock", lambda: processors.check_clock(self.clock.result())),

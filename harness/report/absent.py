@@ -127,6 +127,8 @@ def _problem(one: StudyProblem) -> str:
                 f"{one.arm}: torch.compile compiled within measured steps in {count(one.count, 'run')} of "
                 f"{one.planned}, which its step times hold; give more warmup_steps, or batches of one shape"
             )
+        case "left out":
+            return f"{one.arm} was left out: it needs {listing([*one.names])}, not installed where the study ran"
         case "few blocks":
             return (
                 f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "

@@ -120,6 +120,10 @@ def _support(found: RanksReport) -> str:
         if found.parallel == "fsdp":
             within = " before the first forward pass; within the passes waits are not told from computing"
         parts.append(f"Waits for the others: {listing(waits)} a step{within}{exchange}.")
+    if found.clock_error_ms is not None:
+        parts.append(
+            f"The clocks of {found.nodes} machines were compared: a wait may be wrong by {ms(found.clock_error_ms)}."
+        )
     return " ".join(parts)
 
 

@@ -48,6 +48,7 @@ def summary(
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
+        **({"data_paths": [record_json(one) for one in report.data_paths]} if report.data_paths else {}),
         **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
         **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
         **({"claims": [record_json(one) for one in report.claims]} if report.claims else {}),

@@ -26,7 +26,7 @@ def problems(scenario: Scenario) -> list[Problem]:
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
     if matrix:
         return matrix + base
-    found = [*base, *_compare(scenario), *_claims(scenario), *_whatif(scenario)]
+    found = [*base, *_compare(scenario), *_claims(scenario), *_whatif(scenario), *_named_arms(scenario)]
     try:
         everything = list(variants(scenario))
     except DottedKeyError as error:
@@ -146,6 +146,24 @@ def _claims(scenario: Scenario) -> Iterator[Problem]:
             if name is not None and name not in arms:
                 guess = did_you_mean(name, arms) or ";"
                 yield Problem(("claims", index, side), f"no arm {name!r}{guess} arms: {', '.join(arms)}")
+
+
+def _named_arms(scenario: Scenario) -> Iterator[Problem]:
+    """What ``requires`` and ``isolated_baseline`` name must be there."""
+    before = list(scenario.arms)
+    for name in scenario.requires:
+        if name not in scenario.arms:
+            guess = did_you_mean(name, before) or ";"
+            yield Problem(("requires", name), f"no arm {name!r}{guess} arms: {', '.join(before)}")
+    named = scenario.isolated_baseline
+    if named is None:
+        return
+    exact = [f"{arm}{point.suffix}" for arm in before for point in points(scenario.matrix)]
+    if named not in {*before, *exact}:
+        guess = did_you_mean(named, [*before, *exact]) or ";"
+        yield Problem(("isolated_baseline",), f"no arm {named!r}{guess} arms: {', '.join(before)}")
+    elif "data-only" not in scenario.controls:
+        yield Problem(("isolated_baseline",), "needs the data-only control; add it to controls")
 
 
 def pair_problems(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:

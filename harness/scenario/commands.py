@@ -26,11 +26,10 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from harness.scenario.checks import pair_problems
 from harness.scenario.errors import Problem, first_error, problems_of
-from harness.scenario.load import LOOP, apply_option, apply_set, key_of_commands, read_merged
+from harness.scenario.load import LOOP, check_scenario, key_of_commands, read_overridden
 from harness.scenario.matrix import MatrixPoint, points
-from harness.scenario.model import Compare, LimitsConfig, Name
+from harness.scenario.model import Compare, LimitsConfig, Name, Scenario
 from harness.scenario.plan import DOSE_TIMES
-from harness.scenario.shipped import SCENARIOS, find
 from harness.scenario.yaml import MAX_ARMS, Document, KeyPath
 from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config
@@ -121,22 +120,15 @@ class CommandPlan:
     blocks: tuple[tuple[str, ...], ...]
 
 
-def read_if_commands(path: str, sets: Sequence[str], repeats: int | None, interleave: str | None) -> Document | None:
-    """The scenario file at ``path`` with its overrides; None where its arms are no commands."""
-    file: Path = find(path, SCENARIOS)
-    document = read_merged(file)
-    if key_of_commands(document) is None:
-        return None
-    for text in sets:
-        apply_set(document, text)
-    for option, value in (("repeats", repeats), ("interleave", interleave)):
-        if value is not None:
-            apply_option(document, option, value)
-    return document
+def open_scenario(
+    path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
+) -> Scenario | CommandScenario:
+    """The scenario at ``path`` with its overrides, of whichever kind it is. Raises InputError as load_scenario does."""
+    document = read_overridden(path, sets, repeats=repeats, interleave=interleave)
+    return check_scenario(document) if key_of_commands(document) is None else _check_commands(document)
 
 
-def load_command_scenario(document: Document) -> CommandScenario:
-    """Check ``document``; InputError, one line and more for other mistakes, where something is wrong."""
+def _check_commands(document: Document) -> CommandScenario:
     data = {key: value for key, value in document.data.items() if value is not None}
     try:
         scenario = CommandScenario.model_validate(data, strict=True)

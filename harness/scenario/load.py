@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ SETTABLE = (
     "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "limits",
     "probes",
 )  # fmt: skip
-FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif")
+FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif", "requires", "isolated_baseline")
 LOOP = "loop"  # like COMMAND, the key of a scenario whose arms are programs as they are
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 
@@ -34,17 +35,30 @@ def load_scenario(
     ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
     (``repeats=3``). Raises InputError, one line: file, line, dotted key, what is allowed.
     """
-    document = read_merged(find(path, SCENARIOS))
+    document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
     if (key := key_of_commands(document)) is not None:
         raise InputError(
             f"{document.marks[(key,)]}: {key}: its arms are programs of your own; harness run and harness regress take "
             "such a scenario, this does not"
         )
-    for text in sets or ():
+    return check_scenario(document)
+
+
+def read_overridden(
+    path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
+) -> Document:
+    """Read and extend the scenario file, and merge the options over it. It is not checked yet."""
+    document = read_merged(find(path, SCENARIOS))
+    for text in sets:
         apply_set(document, text)
     for option, value in (("repeats", repeats), ("interleave", interleave)):
         if value is not None:
             apply_option(document, option, value)
+    return document
+
+
+def check_scenario(document: Document) -> Scenario:
+    """The scenario of a document whose arms are configurations of the trainer. Raises InputError as above."""
     found: list[Problem] = []
     data = {key: value for key, value in document.data.items() if value is not None}
     try:

@@ -32,6 +32,15 @@ def _folder_name(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_folder_name)]
+
+
+def _module_name(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("no module's name; give what is imported, such as tiktoken")
+    return name
+
+
+ModuleName = Annotated[str, AfterValidator(_module_name)]
 TRACKERS = ("jsonl", "mlflow", "tensorboard", "wandb", "trackio")
 
 
@@ -185,6 +194,12 @@ class Scenario(Config):
     """Edits of `harness whatif`, such as {ranks: 16}: the report predicts every comparison under each of them."""
     compare: list[Compare] | None = None
     """Default: the first arm is the baseline of every other."""
+    isolated_baseline: str | None = None
+    """An arm: the report then has a table of every arm's data path alone (its data-only control) beside its training,
+    each as times this arm's. A name before the matrix (at each of its points) or an exact one."""
+    requires: dict[Name, Annotated[list[ModuleName], Field(min_length=1)]] = Field(default_factory=dict)
+    """Arms, by their names before the matrix, with the Python modules that each needs: where one of these is not
+    installed the arm is left out of the study, and the report says so."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
     """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
     claims: list[Claim] = Field(default_factory=list)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from typing import Literal
 
 from harness.machine.environment import has_nvidia_driver
@@ -56,18 +57,24 @@ class Plan:
     arms: tuple[Arm, ...]
     comparisons: tuple[ComparisonRecord, ...]
     blocks: tuple[tuple[str, ...], ...]
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # arms, and the modules that they lack here
 
 
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
     """Every run of ``scenario``, which load_scenario has checked.
 
     ``arms`` are glob patterns that select arms, with or without their matrix point. Controls of selected arms stay, and
-    comparisons of which both sides are selected. Raises InputError, naming ``source``, where nothing or too much is
-    selected.
+    comparisons of which both sides are selected. Arms that lack what they require are left out. Raises InputError,
+    naming ``source``, where nothing or too much is selected.
     """
     plain = list(variants(scenario))
     comparisons = list(_comparisons(scenario, plain))
-    kept = _selected(plain, arms)
+    selected = _selected(plain, arms)
+    left_out = _left_out(scenario, selected)
+    kept = [one for one in selected if one.name not in left_out]
+    if not kept:
+        name, modules = next(iter(left_out.items()))
+        raise InputError(f"{source}: requires: every arm lacks a module here; {name} needs {', '.join(modules)}")
     baselines = {pair.baseline for pair in comparisons} or {one.name for one in plain if one.arm == plain[0].arm}
     everything = list(_with_controls(scenario, source, kept, baselines))
     if len(everything) > MAX_ARMS:
@@ -80,7 +87,17 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
         tuple(everything),
         tuple(pair for pair in comparisons if pair.baseline in names and pair.candidate in names),
         tuple(_order(scenario.seed, block, everything) for block in range(scenario.repeats)),
+        left_out,
     )
+
+
+def _left_out(scenario: Scenario, selected: Sequence[Variant]) -> dict[str, tuple[str, ...]]:
+    """By name the arms that need modules which are not installed here, and those modules. Imports none of them."""
+    lacking = {
+        arm: tuple(module for module in modules if find_spec(module) is None)
+        for arm, modules in scenario.requires.items()
+    }
+    return {one.name: lacking[one.arm] for one in selected if lacking.get(one.arm)}
 
 
 def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[ComparisonRecord]:
@@ -200,7 +217,11 @@ def describe(plan: Plan) -> str:
         f"{_count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
         f"{_count(len(plan.comparisons), 'comparison')}"
     )
-    return "\n".join([*lines, counts])
+    left_out = [
+        f"{name} is left out: it needs {', '.join(modules)}, not installed here"
+        for name, modules in plan.left_out.items()
+    ]
+    return "\n".join([*lines, counts, *left_out])
 
 
 def plan_json(plan: Plan) -> JsonObject:
@@ -216,7 +237,11 @@ def plan_json(plan: Plan) -> JsonObject:
     }
     pairs: list[Json] = [{"baseline": one.baseline, "candidate": one.candidate} for one in plan.comparisons]
     blocks: list[Json] = [list(names) for names in plan.blocks]
-    return {"schema": 1, "scenario": plan.scenario.name, "arms": arms, "blocks": blocks, "comparisons": pairs}
+    left_out: JsonObject = {name: list(modules) for name, modules in plan.left_out.items()}
+    return {
+        **{"schema": 1, "scenario": plan.scenario.name, "arms": arms, "blocks": blocks, "comparisons": pairs},
+        **({"left_out": left_out} if left_out else {}),
+    }
 
 
 def _cell(value: Json) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.errors import InputError
 
 # At the top of a study's folder only these are written through; every other file is replaced by a rename.
-WRITTEN_THROUGH = {"runs", "plots", "raw", ".lock"}
+WRITTEN_THROUGH = {"runs", "plots", "raw", "slurm", ".lock"}
 _DEPTH = 3  # runs/<arm>/<block>/<file>
 
 

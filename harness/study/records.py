@@ -136,6 +136,7 @@ class StudyRecord:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of every corpus and tokenizer, by what it is
     notes: list[str] = field(default_factory=list)
     id: str = ""  # of this study and of copies of it, whatever their folders are called; older ones have none
+    left_out: dict[FolderName, list[str]] = field(default_factory=dict)  # arms that were not run: packages they lack
     schema: int = SCHEMA
 
     @property

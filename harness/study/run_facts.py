@@ -59,6 +59,9 @@ class RunFacts:
     # tokenized in no fetch.
     attached: str | None = None
     ranks: SmallCount | None = None  # of its distributed program, or of this trainer
+    nodes: SmallCount | None = None  # machines that the ranks were on, if several
+    # Of times of ranks on other machines than rank 0's: by how much they may be wrong on its clock (launch.clocks).
+    clock_error_ns: Annotated[int, Field(ge=0)] | None = None
     parallel: str | None = None  # ddp or fsdp, of this trainer's ranks
     parameters_digest: str | None = None  # SHA-256 of what every rank held at the end of the run, found to be the same
     step_ends: str | None = None

@@ -76,28 +76,25 @@ class Subject:
         pytest.fail(wrong, pytrace=False)
 
     def _judge(self, other: str, within: str | None, budget: str, memory: str, startup: str) -> StateComparison:
-        from harness.scenario.commands import load_command_scenario, read_if_commands
-        from harness.scenario.load import load_scenario
+        from harness.scenario.commands import CommandScenario, open_scenario
         from harness.scenario.matrix import variants
 
         base = self.config.getoption("--harness-base")
-        document = read_if_commands(str(self.path), self.sets, None, None)
-        scenario = load_scenario(self.path, self.sets) if document is None else None
-        an_arm = scenario is not None and other in {one.name for one in variants(scenario)}
+        scenario = open_scenario(self.path, self.sets)
+        an_arm = not isinstance(scenario, CommandScenario) and other in {one.name for one in variants(scenario)}
         limits = Limits(
             read_share(within or (ALTERNATED if base or an_arm else APART), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
         budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
-        if document is not None:
+        if isinstance(scenario, CommandScenario):
             if other != BASELINE or not base or self.control:
                 raise InputError(
                     f'{self.path}: an arm that is a command is compared with "{BASELINE}" and without a control, where '
                     "--harness-base names a state; harness run compares arms"
                 )
-            return self._command(load_command_scenario(document), base, limits, budget_s)
-        assert scenario is not None
+            return self._command(scenario, base, limits, budget_s)
         if an_arm:
             from harness.regression.plan import between_arms
 

@@ -226,6 +226,9 @@ def page(rows: Sequence[Row]) -> str:
     lines += [
         "",
         "load: average load of the machine at the end of the run; -: not noted.",
+        f"--streaming makes {language_modeling.BATCHES_AT_ONCE} batches at a time: {STEPS} steps hold "
+        f"{STEPS // language_modeling.BATCHES_AT_ONCE} readings and as many "
+        "tokenizations, which wait for cores as any work does.",
     ]
     for source in dict.fromkeys(row.source for row in rows if row.source):
         lines.append(f"{language_modeling.SCRIPT}: git blob {source}.")

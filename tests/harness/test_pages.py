@@ -61,7 +61,6 @@ def test_a_plan(name: str, snapshot: SnapshotAssertion) -> None:
     assert done.stdout == snapshot
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_the_report_of_a_study(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     done = harness("report", study(tmp_path, isolated=True))
     assert done.returncode == 0, done.stderr

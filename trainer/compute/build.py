@@ -10,6 +10,7 @@ from trainer.compute.attention import implementation
 from trainer.compute.base import Compute
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
+from trainer.compute.host_memory import keep_freed_memory
 from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
@@ -98,7 +99,9 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     elif rank.of > 1 and device.type == "cpu":  # else each rank would have a thread on every core
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.of))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (rank.here or rank.of)))
+    if device.type == "cpu":
+        keep_freed_memory()
     torch.manual_seed(config.seed)
     # Drawn where they are used: 8 billion parameters would take 32 GB of the host's memory, and one of its cores.
     with device:

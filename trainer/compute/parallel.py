@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
+from trainer.compute.base import Stateful
 from trainer.config import LaunchConfig
 from trainer.errors import InputError
 from trainer.ranks import Rank, RanksDifferError, join, leave
@@ -72,6 +73,14 @@ class Parallel:
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
+
+    def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
+        """What a checkpoint holds of model and ``optimizer``: under ddp the same as of one process."""
+        if not self._sharded:
+            return {"model": self._model.module, "optimizer": optimizer}
+        from trainer.checkpoint_ranks import SHARDED, ShardedPart
+
+        return {SHARDED: ShardedPart(self._model, optimizer)}
 
     def begin_step(self) -> None:
         """Before the first micro-batch of a step."""

@@ -82,6 +82,8 @@ class LossScaling:
         self._torch: Any = torch
         self._scaler: Any = torch.amp.GradScaler(device.type)
         self._skipped: Any = torch.zeros((), dtype=torch.int64, device=device)
+        self._known_at_once = device.type == "cpu"
+        self._behind = 0  # skipped steps, by which the learning rate's schedule is still too far
 
     def scaled(self, loss: Any) -> Any:
         """The loss to call ``backward`` of."""
@@ -94,6 +96,23 @@ class LossScaling:
     def count(self, norm: Any) -> None:
         """Count this step if its gradients, whose global norm is ``norm``, are not finite."""
         self._skipped += (~self._torch.isfinite(norm)).to(self._skipped.dtype)
+        if self._known_at_once and not math.isfinite(norm.item()):
+            self._behind += 1
+
+    def notice(self) -> None:
+        """The host has read of a step's norm that it was skipped. On a CPU :meth:`count` knows that already."""
+        if not self._known_at_once:
+            self._behind += 1
+
+    def keeps_rate(self) -> bool:
+        """Whether the learning rate's schedule stands still in this step: for one that was skipped, and used none.
+
+        Where the host reads the norm one step late (``compute.sync: late``), it stands still two steps later.
+        """
+        if not self._behind:
+            return False
+        self._behind -= 1
+        return True
 
     def step(self, optimizer: Any) -> None:
         """Step, unless gradients overflowed; then adapt the scale."""
@@ -107,19 +126,20 @@ class LossScaling:
 
     def state_dict(self) -> dict[str, object]:
         """Scale and counts, for a checkpoint."""
-        return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone()}
+        return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone(), "behind": self._behind}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where :meth:`state_dict` was."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped.copy_(state["skipped"])
+        self._behind = int(state.get("behind", 0))  # type: ignore[call-overload]  # older checkpoints have none
 
 
 class NormCheck:
-    """Judges each step's gradient norm once the host knows it. ``scaled``: overflow skips a step, and is no failure."""
+    """Judges each step's gradient norm once the host knows it. With ``scaling`` overflow skips a step, no failure."""
 
-    def __init__(self, scaled: bool) -> None:
-        self._scaled = scaled
+    def __init__(self, scaling: LossScaling | None) -> None:
+        self._scaling = scaling
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
@@ -127,8 +147,9 @@ class NormCheck:
         if math.isfinite(norm):
             self._in_a_row = 0
             return
-        if not self._scaled:
+        if self._scaling is None:
             raise FloatingPointError(f"step {step}: the gradient norm is {norm}: is optimizer.learning_rate too high?")
+        self._scaling.notice()
         self._in_a_row += 1
         if self._in_a_row >= MOST_SKIPPED_IN_A_ROW:
             raise FloatingPointError(

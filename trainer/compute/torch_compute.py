@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
 from trainer.compute.base import Loss, Stateful
+from trainer.compute.gradients import GradientClipping
 from trainer.compute.in_flight import InFlight
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
 from trainer.compute.parallel import Parallel
@@ -52,7 +52,7 @@ class TorchCompute:
         self._device = device
         self._precision = Precision(config.compute.precision, device)
         self._scaling = self._precision.scaling
-        self._norm_check = NormCheck(scaled=self._scaling is not None)
+        self._norm_check = NormCheck(self._scaling)
         self._model = model.to(device, self._precision.weights).train()
         self.parameters: int | None = sum(one.numel() for one in model.parameters())
         self._own = config.model.factory
@@ -85,6 +85,7 @@ class TorchCompute:
             betas=(optimizer.beta1, optimizer.beta2),
             fused=True if optimizer.fused is None else optimizer.fused,
         )
+        self._clip = GradientClipping(model.parameters(), optimizer.clip_norm)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, rate_factor(config))
 
     def begin_step(self, step: int) -> None:
@@ -176,8 +177,7 @@ class TorchCompute:
     def clip_gradients(self) -> Any:
         if self._scaling is not None:
             self._scaling.unscale(self._optimizer)
-        limit = self._config.clip_norm if self._config.clip_norm is not None else math.inf
-        norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm: Any = self._clip()
         if hasattr(norm, "full_tensor"):  # of shares: the norm of the whole
             norm = norm.full_tensor()
         if self._scaling is not None:
@@ -192,7 +192,8 @@ class TorchCompute:
             self._scaling.step(self._optimizer)
         else:
             self._optimizer.step()
-        self._schedule.step()
+        if self._scaling is None or not self._scaling.keeps_rate():
+            self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._parallel is not None:
             self._parallel.within_step = False
@@ -258,7 +259,10 @@ class TorchCompute:
     def parts(self) -> dict[str, Stateful]:
         # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
         model = getattr(self._model, "_orig_mod", self._model)
-        parts = {"model": model, "optimizer": self._optimizer, "scheduler": self._schedule}
+        parts: dict[str, Stateful] = {"model": model, "optimizer": self._optimizer}
+        if self._parallel is not None:
+            parts = self._parallel.parts(self._optimizer)
+        parts["scheduler"] = self._schedule
         return parts if self._scaling is None else parts | {"scaler": self._scaling}
 
 

@@ -14,6 +14,7 @@ from trainer.devices.flops import flops_per_token, parameters
 from trainer.devices.profiles import DeviceProfile, matmul_dtype
 from trainer.errors import InputError
 from trainer.model import Shape
+from trainer.model_files import objective_of
 
 # Reads and writes of parameter-sized tensors. Fused AdamW reads weight, gradient and both moments and writes all but
 # the gradient. PyTorch's foreach AdamW runs one kernel per operation (torch/optim/adamw.py, _multi_tensor_adamw):
@@ -91,12 +92,16 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 
 def batch_bytes(config: TrainerConfig) -> int:
-    """Count the bytes copied to the device per micro-batch: ids and labels (the mask of padded rows stays)."""
-    return 2 * tensor_bytes(config)
+    """Count the bytes copied to the device per micro-batch: ids, labels, and the mask where the model needs it.
+
+    A causal model does not: its padding follows the text. What a source of the user's own pads nobody knows here.
+    """
+    padded = config.data.source is None and config.data.path.endswith("-padded")
+    return (3 if padded and objective_of(config.model) == "masked" else 2) * tensor_bytes(config)
 
 
 def tensor_bytes(config: TrainerConfig) -> int:
-    """Count the bytes of one tensor of a micro-batch (ids or labels). Each is copied by itself."""
+    """Count the bytes of one tensor of a micro-batch (ids, labels or mask). Each is copied by itself."""
     return TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
 
 

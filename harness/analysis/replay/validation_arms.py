@@ -43,7 +43,7 @@ def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
     if edits.cores is not None:
         return []
     if edits.ranks is not None:
-        flat["launch.torchrun.nproc"] = edits.ranks
+        flat |= {"launch.torchrun.nproc": edits.ranks, "launch.torchrun.nnodes": 1}
     for stage, change in edits.stages.items():
         times = change.factor
         if change.ms is not None or stage not in EXTRA_WORK or times < 1 or times != int(times):
@@ -68,7 +68,8 @@ def _comparable(config: JsonObject) -> Nested:
         flat.pop("data.prefetch", None)  # no effect
     # One rank is one however it is started; of several only their number, and how they share the model, count.
     launch = {key: flat.pop(key) for key in list(flat) if key == "launch" or key.startswith("launch.")}
-    ranks = launch.get("launch.torchrun.nproc", 1)
+    each, nodes = (launch.get(f"launch.torchrun.{key}", 1) for key in ("nproc", "nnodes"))
+    ranks = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 1
     if ranks != 1:
         flat |= {"ranks": ranks, "parallel": launch.get("launch.parallel", "ddp")}
     return flat

@@ -1,4 +1,5 @@
 """Hands a finished study to the trackers that its scenario names: its runs before the report is built, then the report.
+A training (``harness train``) is handed on part by part, as each of them ends.
 
 Nothing is measured any more when the first tracker starts, so none can slow a run. Trackers work side by side, and all
 of them together have the scenario's time limit (``limits.tracking_s``).
@@ -33,28 +34,26 @@ NOTE = "tracking: "  # what a note of the study begins with where a tracker lost
 class StudyTrackers:
     """The trackers of one study, fed with its runs."""
 
-    def __init__(self, folder: StudyFolder, record: StudyRecord) -> None:
-        self._folder, self._name = folder, f"{record.scenario}/{folder.path.name}"
-        limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
-        self._until_s = monotonic() + limits.tracking_s
-        names = asked_of(record)
-        self._absent = [f"{name}: {why}" for name in names if (why := missing(name)) is not None]
-        to = folder.path.absolute().parent.parent / "tracking"
-        self._feeds = [TrackerFeed(name, to / name.replace(":", ".")) for name in names if missing(name) is None]
+    def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
+        """``name``: of the study's own run. ``asked``: the trackers. Each gets a folder in ``to``."""
+        self._name = name
+        self._until_s = monotonic() + limit_s
+        self._absent = [f"{one}: {why}" for one in asked if (why := missing(one)) is not None]
+        self._feeds = [TrackerFeed(one, to / one.replace(":", ".")) for one in asked if missing(one) is None]
 
-    def send_runs(self, record: StudyRecord) -> list[str]:
-        """Hand on what the runs recorded, and wait until it arrived. Says what was lost, a line a tracker."""
-        for message in study_messages(self._name, record, list(self._folder.runs())):
+    def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
+        """Hand on what ``runs`` recorded, and wait until it arrived. Says what was lost, a line a tracker."""
+        for message in study_messages(self._name, record, runs):
             for feed in self._feeds:
                 feed.send(message, self._until_s)
         found = [feed.lost(self._until_s) for feed in self._feeds]
         return [*self._absent, *(line for line in found if line is not None)]
 
-    def end(self, status: str) -> list[str]:
-        """Attach the study's summary and pictures, and end every tracker; says what was lost in all."""
-        files: list[Json] = [str(path) for path in attached_files(self._folder)]
+    def end(self, status: str, files: Sequence[Path]) -> list[str]:
+        """Attach ``files`` (the study's summary and pictures), and end every tracker; says what was lost in all."""
+        attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
-            feed.send({"do": "attach", "run": self._name, "files": files}, self._until_s)
+            feed.send({"do": "attach", "run": self._name, "files": attached}, self._until_s)
             feed.send({"do": "end", "run": self._name, "status": status}, self._until_s)
         found = [feed.end(self._until_s) for feed in self._feeds]
         return [*self._absent, *(line for line in found if line is not None)]
@@ -78,19 +77,42 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
     if not asked_of(record):
         yield
         return
-    trackers = StudyTrackers(folder, record)
+    limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
+    to = folder.path.absolute().parent.parent / "tracking"
+    trackers = StudyTrackers(f"{record.scenario}/{folder.path.name}", asked_of(record), limits.tracking_s, to)
     before: list[str] = []
     try:
-        before = trackers.send_runs(record)
+        before = trackers.send_runs(record, list(folder.runs()))
         _note(folder, before)
         yield
     finally:
-        after = trackers.end(record.status)
+        after = trackers.end(record.status, attached_files(folder))
     for line in after:
         print(f"warning: {NOTE}{line}", file=sys.stderr)
     if after != before:
         _note(folder, after)
         rebuild()
+
+
+def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
+    """Hand part ``part`` of the training in ``path`` to the trackers ``asked`` for, which keep it in its tracking/.
+
+    What one lost is a warning, and a note of the training.
+    """
+    folder = StudyFolder(path)
+    record = folder.read_study()
+    whole = path.absolute()
+    trackers = StudyTrackers(f"{record.scenario}/{whole.name}/{part}", asked, limit_s, whole / "tracking")
+    lost: list[str] = []
+    try:
+        trackers.send_runs(record, [run for run in folder.runs() if run.record.block == part])
+    finally:
+        lost = trackers.end(record.status, [file for file in files if file.is_file()])
+    for line in lost:
+        print(f"warning: {NOTE}{line}", file=sys.stderr)
+    if lost:
+        notes = [*record.notes, *(f"{NOTE}part {part}: {line}" for line in lost)]
+        folder.write_study(replace(record, notes=notes))
 
 
 def _note(folder: StudyFolder, lines: Sequence[str]) -> None:

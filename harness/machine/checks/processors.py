@@ -9,6 +9,8 @@ from harness.machine.checks.check import Check, count, ok, span, warn
 from harness.machine.clock import Clock
 from harness.machine.cpu import Frequency, Processor
 from harness.machine.load import Load
+from harness.machine.slurm import BatchSystem
+from trainer.errors import one_line
 
 # Clocks that are read without a system call and run at one rate: the processor's counter, or the hypervisor's page.
 GOOD_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase"}
@@ -80,6 +82,16 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
         yield warn("slurm", finding, fix)
     else:
         yield ok("slurm", finding)
+
+
+def check_batch_system(found: BatchSystem) -> Check:
+    """Whether ``launch.slurm`` can submit from here. Without it everything else works."""
+    if found.missing:
+        return ok("slurm jobs", f"no {', '.join(found.missing)} here: launch.slurm cannot submit, all else works")
+    if found.problem is not None:
+        fix = "where jobs are submitted (a login node); SLURM_CONF, if Slurm's configuration lies elsewhere"
+        return warn("slurm jobs", f"sbatch is here, but no controller answers: {one_line(found.problem)}", fix)
+    return ok("slurm jobs", f"sbatch is here; partitions: {', '.join(found.partitions) or 'none'}")
 
 
 def check_clock(clock: Clock) -> Check:

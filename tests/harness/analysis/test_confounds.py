@@ -49,6 +49,19 @@ def test_declared_differences_are_not_listed():
     assert listed(Arm("c", declared={"data.tokenizer.train.vocab_size": 500}, facts={"vocab_size": 500})) == []
 
 
+def test_another_engine_is_listed_unless_it_was_asked_for():
+    speeds = {"tokenizer_proof": "proved; MB/s"}
+    one, other = {"tokenizer_engine": "tokenizers 1"}, {"tokenizer_engine": "gigatoken 2", **speeds}
+    (comparison,) = analyse(*build([Arm("base", facts=one), Arm("c", facts=other)], [("base", "c")])).compared
+    assert confound_lines(comparison.confounds) == ["tokenizer_engine is 'tokenizers 1' against 'gigatoken 2'"]
+    arms = [Arm("base", facts=one), Arm("c", facts=other, declared={"data.tokenizer.engine": "auto"})]
+    (comparison,) = analyse(*build(arms, [("base", "c")])).compared
+    assert confound_lines(comparison.confounds) == []
+    arms = [Arm("base", facts={**one, **speeds}), Arm("c", facts={**one, "tokenizer_proof": "as fast again"})]
+    (comparison,) = analyse(*build(arms, [("base", "c")])).compared
+    assert confound_lines(comparison.confounds) == []  # measured: no two machines have the same
+
+
 def test_the_fingerprint_of_the_users_own_code_is_what_two_states_of_it_declare():
     facts = (
         {"corpus_fingerprint": "a", "tokenizer_fingerprint": "a"},

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.analysis.study import analyse
 from harness.attach.alternation import AlternatingCommand, CommandFailed
@@ -24,7 +25,7 @@ from harness.machine.processes import descendants, read_process, with_variable
 from harness.report.changes import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
-from tests.commands import harness
+from tests.commands import Done, harness
 from tests.harness.attach.test_exec import alone, losses, program, study_in
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -200,30 +201,37 @@ def test_a_dose_of_data_work_costs_nothing_while_a_worker_has_time_for_it_and_th
     assert slopes == pytest.approx(expected, abs=0.3)
 
 
+def study_of(
+    folder: Path, command: str, arms: dict[str, dict[str, object] | None], steps: int, **environment: str
+) -> tuple[StudyFolder, Done]:
+    """Of one block, without controls: each starts a process that imports torch, 4 s of CPU."""
+    content = {"name": "few", "question": "?", "command": command, "arms": arms, "controls": [], "repeats": 1}
+    (folder / "few.yaml").write_text(yaml.safe_dump({**content, "steps": steps}, width=10**6))
+    done = harness("run", str(folder / "few.yaml"), "--out", str(folder), **environment)
+    (path,) = (folder / "few").iterdir()
+    return StudyFolder(path), done
+
+
 @slow
 def test_what_a_command_leaves_behind_goes_with_it_and_a_stray_world_size_is_no_rank(tmp_path: Path) -> None:
     """A shell script with something in the background, in a shell of a job of two tasks."""
     script = f"(setsid sleep 1000 &) ; sleep 1000 & {shlex.join(program('plain', '--steps', LONG))}"
-    options = ("--controls", "a-a", "--repeats", "1", "--steps", "20", "--interleave", "runs")
-    done = harness("exec", "--out", str(tmp_path), *options, "--", "bash", "-c", script, WORLD_SIZE="2")
+    study, done = study_of(tmp_path, shlex.join(["bash", "-c", script]), {"script": None}, 20, WORLD_SIZE="2")
     assert done.returncode == 0, done.stderr
-    study = study_in(tmp_path)
-    for arm in ("script", "script+a-a"):
-        assert with_variable(MARK, str((study.run(arm, 0) / "raw").absolute())) == []
+    assert [run.record.status for run in study.runs()] == ["done"]
+    assert with_variable(MARK, str((study.run("script", 0) / "raw").absolute())) == []
 
 
 @slow
 def test_a_command_that_ends_early_fails_alone_and_says_why(tmp_path: Path) -> None:
-    short, long = program("plain", "--steps", 30), program("plain", "--steps", LONG)
-    options = ("--against", shlex.join(long), "--repeats", "1", "--steps", "60")
-    done = harness("exec", "--out", str(tmp_path), *options, "--", *short)
+    arms = {"long": {"steps": LONG}, "short": {"steps": 30}}
+    study, done = study_of(tmp_path, f"{shlex.join(program('plain'))} --steps {{steps}}", arms, 60)
     assert done.returncode == 1
     assert (
-        "run script/0 failed: it ended with exit code 0 while in repetition 2 before its repetitions were over"
+        "run short/0 failed: it ended with exit code 0 while in repetition 2 before its repetitions were over"
         in done.stderr
     )
-    records = {run.record.arm: run.record.status for run in study_in(tmp_path).runs()}
-    assert records == {"baseline": "done", "baseline+a-a": "done", "script": "failed"}
+    assert {run.record.arm: run.record.status for run in study.runs()} == {"long": "done", "short": "failed"}
 
 
 @slow

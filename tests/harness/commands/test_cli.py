@@ -186,7 +186,6 @@ def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
     assert refused(*words).startswith(line)
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Path) -> None:
     slow, fast = Arm("slow", tokenize=9.0), Arm("fast", tokenize=0.0, declared={"data.path": "tokens-padded"})
     write(StudyFolder(tmp_path), *build([slow, fast, *slow.controls("a-a")], [("slow", "fast")]))
@@ -205,7 +204,6 @@ def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Pat
     assert "fast against slow" in (tmp_path / "summary.md").read_text()
 
 
-@pytest.mark.usefixtures("empty_pictures")
 class TestReportWithoutTables:
     """What was reported once is not replaced by a page of nothing when the tables are gone."""
 

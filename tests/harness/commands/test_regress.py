@@ -61,7 +61,7 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     done = harness(
         "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--within", "5%", "--budget", "5m",
         "--startup-within", "off", "--memory-within", "off",
-        "--out", str(tmp_path / "out"), "--junit", str(junit), "--markdown", str(comment),
+        "--out", str(tmp_path / "out"), "--junit", str(junit), "--markdown", str(comment), cold=True,
         GITHUB_STEP_SUMMARY=str(step_summary),
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
@@ -149,7 +149,7 @@ def test_a_head_that_cannot_even_be_imported_in_time_is_a_line(
 ) -> None:
     text = "class Config(BaseModel):"
     head = copy_code(
-        tmp_path_factory.mktemp("silent"), "trainer/config.py", text, f"import time; time.sleep(1000)\n{text}"
+        tmp_path_factory.mktemp("silent"), "trainer/config_base.py", text, f"import time; time.sleep(1000)\n{text}"
     )
     out = tmp_path / "out"
     done = harness("regress", scenario, "--base", str(head), "--out", str(out), "--budget", "1s")

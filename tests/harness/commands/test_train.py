@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from harness.launch.training_files import LossRow, LossTable, read_losses
+from harness.launch.training_files import (
+    EvaluationRow,
+    EvaluationTable,
+    LossRow,
+    LossTable,
+    read_evaluations,
+    read_losses,
+)
 from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer import checkpoint_folder
@@ -60,6 +68,24 @@ def test_a_loss_table_has_neither_gap_nor_repeat(tmp_path: Path, capsys: pytest.
         read_losses(path)
 
 
+def test_a_table_of_passes_goes_on_where_the_training_does(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.csv"
+    table = EvaluationTable(path, 0)
+    assert not table.lacks(-1)
+    for step in (3, 7):
+        table.add(EvaluationRow(step, 1 / (step + 3), None if step == 3 else 0.25, 128))
+    with open(path, "a") as file:
+        file.write("11,0.")  # as a killed process leaves it
+    table = EvaluationTable(path, 8)
+    assert not table.lacks(7)
+    assert read_evaluations(path) == [EvaluationRow(3, 1 / 6, None, 128), EvaluationRow(7, 0.1, 0.25, 128)]
+    table = EvaluationTable(path, 6)
+    assert table.lacks(5)
+    assert [row.step for row in read_evaluations(path)] == [3]
+    path.unlink()
+    assert not EvaluationTable(path, 6).lacks(5)  # begun by a state of the code that had no such table
+
+
 def test_a_goal_says_how_far_and_the_line_how_long() -> None:
     assert Goal(steps=50).share(25, 0, None) == 0.5
     assert Goal(tokens=1000).share(0, 250, None) == 0.25
@@ -72,48 +98,36 @@ def test_a_goal_says_how_far_and_the_line_how_long() -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_it_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+def test_killed_and_stopped_it_goes_on_with_the_same_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in a process of its own; stopped, and on to its end, in this one: each process imports for six seconds."""
+    from harness.cli import main
+
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
     scenario = tmp_path / "small.yaml"
     scenario.write_text(SCENARIO.format(corpus=corpus))
 
-    def start(out: str, *words: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "harness",
-            "train",
-            str(scenario),
-            "--steps",
-            "60",
-            "--out",
-            str(tmp_path / out),
-        ]
-        return subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def words(out: str, *more: str) -> list[str]:
+        return ["train", str(scenario), "--arm", "plain", "--steps", "60", "--out", str(tmp_path / out), *more]
 
-    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-        out, err = process.communicate(timeout=300)
-        return process.returncode, out + err
-
-    def hit(process: subprocess.Popen[str], number: signal.Signals, steps: int) -> tuple[int, str]:
+    assert main(words("one")) == 0
+    assert "done: 60 steps, 2,880 tokens" in capsys.readouterr().out
+    assert (tmp_path / "one/loss.png").read_bytes().startswith(b"\x89PNG")
+    command = [sys.executable, "-m", "harness", *words("two")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until = time.monotonic() + 240
-        while not (tmp_path / f"two/checkpoints/step-{steps:08d}").exists():
+        while not (tmp_path / "two/checkpoints/step-00000020").exists():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < until
             os.sched_yield()
-        process.send_signal(number)
-        return ended(process)
-
-    code, text = ended(start("one", "--arm", "plain"))
-    assert code == 0, text
-    assert "done: 60 steps, 2,880 tokens" in text
-    assert (tmp_path / "one/loss.png").read_bytes().startswith(b"\x89PNG")
-    assert hit(start("two", "--arm", "plain"), signal.SIGKILL, 20)[0] == -signal.SIGKILL
-    code, text = hit(start("two", "--arm", "plain", "--resume"), signal.SIGTERM, 40)
-    assert code == 130, text
-    assert "go on with the same command and --resume" in text
-    code, text = ended(start("two", "--arm", "plain", "--resume"))
-    assert code == 0, text
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    with monkeypatch.context() as patch:
+        ending_at(40, patch)
+        assert main(words("two", "--resume")) == 130
+    assert "go on with the same command and --resume" in "".join(capsys.readouterr())
+    assert main(words("two", "--resume")) == 0
     assert (tmp_path / "two/losses.csv").read_bytes() == (tmp_path / "one/losses.csv").read_bytes()
 
 
@@ -245,6 +259,70 @@ def test_a_training_whose_last_pass_is_missing_is_not_done(
     capsys.readouterr()
     assert train("--resume", *at_end) == 0
     assert ", validation loss " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_git")
+def test_passes_of_a_killed_part_are_in_their_table_and_none_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a checkpoint and before the pass that is due there: the next part begins with that pass."""
+    from trainer.evaluate import Evaluator
+
+    evaluate = Evaluator._evaluate
+
+    def killed(self: Evaluator, step: int) -> None:
+        if step == 9:
+            raise KeyboardInterrupt
+        evaluate(self, step)
+
+    words = "--set", "evaluation={every_steps: 5, fraction: 0.2, batches: 1}", "--set", "checkpoint.asynchronous=false"
+    tables = []
+    for place in ("whole", "killed"):
+        (tmp_path / place).mkdir()
+        out, train = of_one_arm(tmp_path / place)
+        if place == "killed":
+            with monkeypatch.context() as patch:
+                patch.setattr(Evaluator, "_evaluate", killed)
+                assert train(*words) == 130
+            for path in (Path(out) / "runs/plain/0").iterdir():  # a part that was killed has no ledger
+                path.unlink()
+            assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [4]
+        assert train("--resume", *words) == 0
+        tables.append((Path(out) / "evaluations.csv").read_text())
+        assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [4, 9, 14, 19]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.slow  # the tracker is a process
+@pytest.mark.usefixtures("no_git")
+def test_each_part_is_handed_to_the_trackers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.study.store import StudyFolder
+
+    out, train = of_one_arm(tmp_path)
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(scenario.read_text() + "track: [jsonl]\n")
+    ending_at(8, monkeypatch)
+    assert train(*EVALUATED) == 130
+    scenario.write_text(scenario.read_text().replace("[jsonl]", '[jsonl, "nowhere:tracker"]'))
+    assert train("--resume", *EVALUATED) == 0
+    assert "warning: tracking: nowhere:tracker: 0 of " in capsys.readouterr().err
+    kept: dict[str, list[dict[str, Any]]] = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in Path(out, "tracking/jsonl").glob("*.jsonl")
+    }
+    assert sorted(kept) == ["small-out-0.jsonl", "small-out-1.jsonl"]
+    losses = [(one["step"], one["loss"]) for name in sorted(kept) for one in kept[name] if "loss" in one]
+    assert losses == [(row.step, row.loss) for row in read_losses(Path(out) / "losses.csv")]
+    passes = [one["step"] for name in sorted(kept) for one in kept[name] if "validation_loss" in one]
+    assert passes == [3, 7, 11, 15, 19]
+    last = kept["small-out-1.jsonl"]
+    attached = next(one["files"] for one in last if one["event"] == "attach")
+    assert [Path(one).name for one in attached] == ["losses.csv", "evaluations.csv", "loss.png"]
+    assert last[-1]["status"] == "done"
+    (note,) = [one for one in StudyFolder(Path(out)).read_study().notes if one.startswith("tracking: ")]
+    assert note.startswith("tracking: part 1: nowhere:tracker: 0 of ")
 
 
 @pytest.mark.usefixtures("no_git")

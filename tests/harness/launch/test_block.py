@@ -158,8 +158,7 @@ print(len(set(sys.modules) - before))
 def test_a_run_that_computes_imports_nothing_of_its_optimizer_anew() -> None:
     """Torch's compiler comes with the first optimizer, for a second of CPU: the fork server has it already."""
     config = {"compute": {"work": "model", "device": "cpu"}, "model": {"family": None, "preset": "gpt2-tiny"}}
-    computing: Any = SimpleNamespace(record=SimpleNamespace(config=config))
-    modules = block._modules([computing])
+    modules = block.modules_of([config])
     if has_nvidia_driver():
         assert "torch._dynamo" not in modules
         return

@@ -17,6 +17,7 @@ import pytest
 
 from harness.launch.child import Run
 from harness.launch.diagnosis import (
+    RANK_NAME,
     WORKER_NAME,
     Snapshot,
     describe_process,
@@ -109,6 +110,30 @@ def test_the_likely_cause(changes: dict[str, Any], process: str, cause: str) -> 
     assert finding.cause.startswith(cause)
     assert finding.fix
     assert "\n" not in str(finding)
+
+
+RANKS = [
+    replace(MAIN, pid=pid, name=name, started_ticks=pid, place="futex")
+    for pid, name in ((10, "python"), (11, f"{RANK_NAME}1"), (12, f"{RANK_NAME}2"), (13, f"{RANK_NAME}2"))
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "process"),
+    [
+        ({}, "process 10 (rank 0) is sleeping in futex"),  # all wait for one another: nobody knows for whom
+        ({12: {"place": "clock_nanosleep"}}, "process 12 (rank 2) is sleeping in clock_nanosleep"),
+        ({11: {"state": "R", "place": None}}, "process 11 (rank 1) is running"),
+        ({10: {"place": "read of /data/a.parquet"}}, "process 10 (rank 0) is sleeping in read of /data/a.parquet"),
+        ({11: {"place": "poll"}, 12: {"state": "R"}}, "process 12 (rank 2) is running"),
+        ({11: {"state": "T"}}, "process 11 (rank 1) is stopped"),
+        ({13: {"place": "poll"}}, "process 10 (rank 0) is sleeping in futex"),  # forked by a rank: no rank itself
+    ],
+)
+def test_the_rank_that_the_others_wait_for(changes: dict[int, dict[str, Any]], process: str) -> None:
+    seen = [replace(one, **changes.get(one.pid, {})) for one in RANKS]
+    finding = diagnose(replace(CALM, processes=seen, workers=0), "limits.silence_s")
+    assert finding.process == process
 
 
 @pytest.mark.parametrize(

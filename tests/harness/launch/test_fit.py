@@ -46,6 +46,18 @@ def one(base: str) -> str:
     return f"base: {{compute.device: cpu, {base}}}\narms: {{one: null}}\ncontrols: []\n"
 
 
+def test_runs_in_jobs_need_sbatch_and_none_of_this_machines_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "base: {compute.device: cuda, launch.slurm: {partition: gpu}}\narms: {one: null}\ncontrols: []\n"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = lines(tmp_path, text)
+    assert "device" not in found
+    assert found["slurm need"].status == "fail"
+    assert found["slurm need"].finding == "launch.slurm: no sbatch, squeue, scancel here"
+    assert "slurm need" not in lines(tmp_path, text.replace(", launch.slurm: {partition: gpu}", ""))
+
+
 def test_workers_of_arms_that_alternate_are_too_many(tmp_path: Path) -> None:
     """In the words of harness run, which refuses them."""
     text = f"interleave: slices\n{WORKERS}"

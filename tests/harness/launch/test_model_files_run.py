@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 import harness.launch.study as launch
-from harness.launch.block import _modules
+from harness.launch.block import modules_of
 from harness.launch.facts import check_unchanged, model_fingerprint
 from harness.launch.preparation import prepare_data
 from harness.regression.user_code import _anchored
-from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from trainer.config import TrainerConfig
@@ -95,13 +94,8 @@ def test_an_emulated_device_takes_times_from_a_config_whose_family_is_known() ->
 
 
 def test_the_fork_server_imports_the_model_of_each_arm() -> None:
-    class Process:
-        def __init__(self, model: dict[str, Any]) -> None:
-            asked = config(model).model_dump(mode="json")
-            self.record = RunRecord(arm="one", block=0, status="running", control=None, of=None, config=asked)
-
     def imported(model: dict[str, Any]) -> set[str]:
-        found = _modules([Process(model)])  # type: ignore[list-item]
+        found = modules_of([config(model).model_dump(mode="json")])
         return {one.removeprefix("transformers.models.") for one in found if one.startswith("transformers")}
 
     auto = "auto.modeling_auto"

@@ -146,7 +146,7 @@ def hangups_heard() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hangups_heard")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # as SIGINT, which other tests below send
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
     with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=60) as process:
         study = wait_for_study(tmp_path / "out")

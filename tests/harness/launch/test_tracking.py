@@ -83,6 +83,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / "tracked.yaml").write_text(SCENARIO)
     done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.machine.cgroup import Throttling, cpu_quota, find_group
 from harness.machine.checks.processors import (
+    check_batch_system,
     check_clock,
     check_cores,
     check_frequency,
@@ -22,6 +23,7 @@ from harness.machine.checks.processors import (
 from harness.machine.clock import Clock, read_clock
 from harness.machine.cpu import Processor, read_frequency, read_processor
 from harness.machine.load import Load, LoadReading, load_between, read_counters
+from harness.machine.slurm import BatchSystem
 from tests.harness.machine.tree import plant, v1, v2
 
 CPUS = "sys/devices/system/cpu"
@@ -180,6 +182,20 @@ def test_slurm(environ: dict[str, str], allowed: int, status: str, fix: str) -> 
     (line,) = check_slurm(environ, processor(allowed))
     assert line.status == status
     assert line.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (BatchSystem(("sbatch",)), "ok", "no sbatch here: launch.slurm cannot submit, all else works"),
+        (BatchSystem((), ("main*", "gpu")), "ok", "sbatch is here; partitions: main*, gpu"),
+        (BatchSystem((), problem="no answer within 12 s"), "warn", "no controller answers: no answer within 12 s"),
+    ],
+)
+def test_whether_jobs_can_be_submitted(found: BatchSystem, status: str, words: str) -> None:
+    line = check_batch_system(found)
+    assert line.status == status
+    assert words in line.finding
 
 
 def test_no_slurm() -> None:

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
-from unittest import mock
 
 import pytest
 
@@ -33,7 +32,7 @@ from harness.report.findings import host_finding
 from harness.report.plots import NAMES
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
-from tests.conftest import PICTURE
+from tests.conftest import PICTURE, drawing
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 
@@ -60,15 +59,15 @@ def report(folder, arms, comparisons=(("text", "tokens"),), **how):
 def complete(tmp_path_factory):
     """A study whose runs all finished, and its report: folder, first screen, summary and page. Change a copy only."""
     folder = tmp_path_factory.mktemp("complete")
-    return folder, *report(folder, arms())
+    with drawing():
+        return folder, *report(folder, arms())
 
 
 @pytest.fixture(scope="module")
 def partial(tmp_path_factory):
     """The same without any run of one arm."""
     folder = tmp_path_factory.mktemp("partial")
-    with mock.patch("harness.report.plots.drawn", return_value=PICTURE):
-        return folder, *report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
+    return folder, *report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)), status="failed")
 
 
 def test_a_complete_study(complete):
@@ -77,6 +76,7 @@ def test_a_complete_study(complete):
     assert "gain of" in summary["comparisons"][0]["sentence"]
     for name in NAMES:
         assert (folder / "plots" / name).read_bytes().startswith(PNG)
+        assert (folder / "plots" / name).stat().st_size > 10_000  # it is drawn
         assert f"(plots/{name})" in page
     assert "**Question:** Does the truth come out?" in page
     assert (
@@ -120,6 +120,7 @@ def test_summary_json_keeps_the_contract(complete):
     assert summary["arms"]["text+a-a"]["control"] == "a-a"
 
 
+@pytest.mark.usefixtures("pictures")
 def test_building_twice_gives_the_same_bytes(complete, tmp_path):
     folder = Path(shutil.copytree(complete[0], tmp_path / "study"))
     files = [path for path in folder.rglob("*") if path.is_file() and "runs" not in path.parts]
@@ -141,7 +142,6 @@ def test_a_partial_study_says_so_at_the_top(partial):
     assert (folder / "plots" / "ledger.png").exists()
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_pictures_that_no_longer_hold_are_removed(complete, tmp_path):
     folder = Path(shutil.copytree(complete[0], tmp_path / "study"))
     assert (folder / "plots" / "comparisons.png").exists()
@@ -157,7 +157,6 @@ def test_a_study_without_any_run_is_still_a_report(tmp_path):
     assert (tmp_path / "timeline.json.gz").exists()
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(complete, tmp_path):
     shutil.copytree(complete[0], tmp_path, dirs_exist_ok=True)
     steps = StudyFolder(tmp_path).run("tokens", 2) / "steps.parquet"
@@ -170,7 +169,6 @@ def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(complete
     assert summary["arms"]["tokens"]["blocks"] == 4
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_runs_of_an_arm_that_the_study_does_not_have_are_named_and_not_counted(tmp_path):
     study, runs = build([BASE, Arm("tokens"), Arm("old", failed_blocks=(1,)), Arm("older")], [], blocks=3)
     study = replace(study, arms=study.arms[:2])
@@ -193,7 +191,6 @@ def test_a_profiled_arm_is_planned_once():
     assert (partial.count, partial.planned, partial.names) == (2, 4, ("text/1", "text/2"))
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
     study, runs = build([BASE], [])
     runs[2] = replace(runs[2], steps=runs[2].steps.slice(0, 0))
@@ -202,21 +199,18 @@ def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
     assert "text: done, but without a measured step in its tables, block 2" in (tmp_path / "summary.md").read_text()
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
     _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
     line = "> **Undeclared difference: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
     assert page.index(line) < page.index("## Verdict\n") < page.index("- **tokens against text: ")
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_emulated_devices_are_labelled(tmp_path):
     _, summary, page = report(tmp_path, [Arm("text", facts={"emulated": True})], [])
     assert summary["emulated"] is True
     assert "**Emulated:**" in page
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_arm_names_and_questions_cannot_break_the_tables(tmp_path):
     _, _, page = report(tmp_path, [Arm("a|b_*c*")], [])
     assert "| a\\|b\\_\\*c\\* |" in page

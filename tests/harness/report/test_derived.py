@@ -20,7 +20,6 @@ from harness.study.store import StudyFolder
 from harness.study.tables import read_table
 from tests.harness.synthetic import Arm, build, write
 
-pytestmark = pytest.mark.usefixtures("empty_pictures")
 STAGED = Arm("text", workers=1, tokenize=40.0)
 
 

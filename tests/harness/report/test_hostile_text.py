@@ -132,7 +132,6 @@ def tags(path: Path) -> Counter[str]:
     return parser.found
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_a_study_full_of_it_gives_the_page_of_a_study_without(tmp_path: Path) -> None:
     plain, full = study(tmp_path / "plain", "x" * len(NAME), "x"), study(tmp_path / "full", NAME, TEXT)
     printed = [harness("report", str(folder.path)) for folder in (plain, full)]
@@ -161,6 +160,7 @@ def test_no_message_steers_the_terminal(tmp_path: Path, words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_surrogate_that_no_file_may_hold_is_shown_too(tmp_path: Path) -> None:
     """JSON can escape half a character, which UTF-8 has none of."""
     folder = study(tmp_path, "x", "x")
@@ -172,6 +172,7 @@ def test_a_surrogate_that_no_file_may_hold_is_shown_too(tmp_path: Path) -> None:
     assert "\\ud800" in done.stdout
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
     """matplotlib would read it as one, and fail where it is a wrong one."""
     folder = study(tmp_path, "$x_{$", "x")

@@ -13,6 +13,7 @@ import pytest
 from harness.report.build import build_report
 from harness.study.store import StudyFolder
 from tests.commands import harness
+from tests.conftest import drawing
 from tests.harness.synthetic import Arm, build, write
 
 NASTY = "<script>alert(1)<&\"' |"  # no slash: an arm's name is a folder, and so is a scenario's
@@ -35,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
     study, runs = build([slow, fast, *slow.controls("a-a", "data-only")], [(NASTY, "tokens")])
     write(StudyFolder(path), replace(study, question=QUESTION, scenario=NASTY), runs)
-    build_report(path)
+    with drawing():
+        build_report(path)
     return path
 
 
@@ -79,7 +81,6 @@ def test_ids_are_there_once(tags: list[tuple[str, dict[str, str | None]]]) -> No
 
 
 @pytest.mark.parametrize("form", ["md", "html", "json"])
-@pytest.mark.usefixtures("empty_pictures")
 def test_a_page_is_printed_as_it_is_written(form: str, folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folder, tmp_path / "study"))  # the pictures of the other stay
     done = harness("report", str(folder), "--format", form)

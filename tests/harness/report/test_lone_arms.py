@@ -162,6 +162,12 @@ def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said(
     assert line.text.startswith(f"script: {mean_ms:.1f} ms a step on average, typically 6.00 ms.")
 
 
+def test_an_engine_in_place_of_the_tokenizers_own_is_said() -> None:
+    assert not any("encodes with" in one.text for one in screen(tokenizer_engine="tokenizers 1").headlines)
+    *_, line = screen(tokenizer_engine="gigatoken 2", tokenizer_proof="proved on all of it").headlines
+    assert line.text == "script: encodes with gigatoken 2. Proved on all of it."
+
+
 def test_skipped_optimizer_steps_are_said_of_all_that_there_were() -> None:
     """12 of 15 steps of each of five runs trained nothing: beside the number alone that could be a million."""
     *_, skipped = screen(skipped_steps=12).headlines

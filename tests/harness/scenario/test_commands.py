@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario.commands import CommandPlan, load_command_scenario, plan_commands, read_if_commands
+from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
 from harness.scenario.load import load_scenario
+from harness.scenario.model import Scenario
 from harness.study.records import ComparisonRecord
 from trainer.errors import InputError
 
@@ -17,9 +18,9 @@ HEAD = "name: n\nquestion: q\n"
 def planned(folder: Path, text: str, *sets: str) -> CommandPlan:
     file = folder / "s.yaml"
     file.write_text(HEAD + text + "\n")
-    document = read_if_commands(str(file), sets, None, None)
-    assert document is not None
-    return plan_commands(load_command_scenario(document))
+    scenario = open_scenario(file, sets)
+    assert isinstance(scenario, CommandScenario)
+    return plan_commands(scenario)
 
 
 def test_words_of_the_command_are_replaced_and_a_null_goes(tmp_path: Path) -> None:
@@ -82,9 +83,11 @@ def test_what_takes_no_commands_says_who_does(tmp_path: Path, key: str) -> None:
     assert f"{line}, this does not" in str(error.value)
 
 
-def test_another_scenario_is_none(tmp_path: Path) -> None:
+def test_another_scenario_is_of_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(HEAD + "arms: {a: }\n")
-    assert read_if_commands(str(tmp_path / "s.yaml"), (), None, None) is None
+    scenario = open_scenario(tmp_path / "s.yaml", ["data.batch_size=3"], repeats=7)
+    assert isinstance(scenario, Scenario)
+    assert (scenario.repeats, scenario.base["data"]) == (7, {"batch_size": 3})
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,27 @@ def test_probes_that_are_off_are_not_calibrated_and_look_into_nothing() -> None:
     made = plan(probes={"calibrate": True, "host": False, "nvml": False})
     assert [arm.name for arm in made.arms if arm.control] == ["text+bare", "text+with-ledger"]
     assert all(arm.control is None for arm in plan(probes={"calibrate": False, "torch_profiler": False}).arms)
+
+
+class TestRequires:
+    ARMS: ClassVar[dict[str, Any]] = {"text": None, "odd": {"steps": 3}, "tokens": {"steps": 4}}
+
+    def test_an_arm_that_lacks_a_module_is_left_out_with_its_comparisons(self) -> None:
+        made = plan(arms=self.ARMS, requires={"odd": ["json", "no_such_module"]}, controls=["data-only"])
+        assert names(made) == ["text", "text+data-only", "tokens", "tokens+data-only"]
+        assert made.left_out == {"odd": ("no_such_module",)}
+        assert made.comparisons == (ComparisonRecord("text", "tokens"),)
+        assert "odd is left out: it needs no_such_module, not installed here" in describe(made)
+
+    def test_an_arm_whose_modules_are_there_is_run(self) -> None:
+        made = plan(arms=self.ARMS, requires={"odd": ["json"]})
+        assert names(made) == ["text", "odd", "tokens"]
+        assert not made.left_out
+
+    def test_at_every_point_of_a_matrix(self) -> None:
+        made = plan(arms=self.ARMS, requires={"odd": ["no_such_module"]}, matrix={"seed": [1, 2]})
+        assert [*made.left_out] == ["odd@seed=1", "odd@seed=2"]
+
+    def test_nothing_left_is_refused(self) -> None:
+        with pytest.raises(InputError, match="every arm lacks a module here; odd needs no_such_module"):
+            plan(("odd",), arms=self.ARMS, requires={"odd": ["no_such_module"]})

@@ -71,6 +71,26 @@ WRONG: dict[str, tuple[str, int, str]] = {
         "probes.nvml: must be 'auto', true or false; got 1\n",
     ),
     "wrong edit": (f"{HEAD}{ARMS}whatif: [{{ranks: [16]}}]\n", 5, "whatif[0].ranks: must be one value; got [16]\n"),
+    "unknown arm of requires": (
+        f"{HEAD}{ARMS}requires: {{b: [tiktoken]}}\n",
+        5,
+        "requires.b: no arm 'b'; arms: a",
+    ),
+    "no module's name": (
+        f"{HEAD}{ARMS}requires: {{a: [tik-token]}}\n",
+        5,
+        "requires.a[0]: no module's name; give what is imported, such as tiktoken",
+    ),
+    "unknown isolated baseline": (
+        f"{HEAD}{ARMS}controls: [data-only]\nisolated_baseline: b\n",
+        6,
+        "isolated_baseline: no arm 'b'; arms: a",
+    ),
+    "isolated baseline without its control": (
+        f"{HEAD}{ARMS}isolated_baseline: a\n",
+        5,
+        "isolated_baseline: needs the data-only control; add it to controls",
+    ),
     "wrong type": (
         f"{HEAD}base: {{data.batch_size: '2'}}\n{ARMS}",
         3,

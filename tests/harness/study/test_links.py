@@ -76,7 +76,6 @@ def test_at_the_top_what_is_written_through_is_refused(
         study.read_study()
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_what_is_replaced_by_a_rename_leaves_the_file_elsewhere_as_it_was(study: StudyFolder, tmp_path: Path) -> None:
     for name in ("summary.md", "summary.html", "timeline.json.gz"):
         (tmp_path / name).write_text("mine")
@@ -88,7 +87,6 @@ def test_what_is_replaced_by_a_rename_leaves_the_file_elsewhere_as_it_was(study:
     assert not study.summary_md.is_symlink()
 
 
-@pytest.mark.usefixtures("empty_pictures")
 @pytest.mark.parametrize("link", [lambda path: path, lambda path: path.parent], ids=["study", "parent"])
 def test_the_study_itself_may_be_reached_through_a_link(tmp_path: Path, link: Callable[[Path], Path]) -> None:
     path = tmp_path / "there" / "studies" / "study"

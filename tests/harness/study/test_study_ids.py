@@ -58,7 +58,6 @@ def copied(source: StudyFolder, target: StudyFolder, *runs: tuple[str, int]) -> 
         shutil.copytree(source.run(*run), target.run(*run), dirs_exist_ok=True)
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_runs_of_another_study_are_named_left_out_and_run_again(ours: StudyFolder, theirs: StudyFolder) -> None:
     copied(theirs, ours, ("text", 0), ("tokens", 0))
     found = {f"{run.record.arm}/{run.record.block}": run for run in ours.runs()}

@@ -296,3 +296,20 @@ def test_a_phase_of_short_kernels_is_one_bracket_that_ends_with_its_launches(log
 def test_launching_for_minutes_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"launching norm takes 1000 x 100000 us = 100 s; allowed: at most 60 s"):
         config({"emulated": "gh200", "launches": {"norm": 1000}, "launch_us": 100_000})
+
+
+@pytest.mark.parametrize(("model", "path", "tensors"), [
+    ("distilbert", "text-padded", 3), ("distilbert", "text-stream", 2), ("gpt2-tiny", "text-padded", 2),
+])  # fmt: skip
+def test_padded_rows_of_a_masked_model_are_copied_with_their_mask(model: str, path: str, tensors: int) -> None:
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"preset": model},
+            "data": {"path": path, "batch_size": 4, "sequence_length": 128},
+            "compute": {"device": {"emulated": "gh200"}, "precision": "bf16"},
+        }
+    )
+    profile = load_profile("gh200")
+    shape = resolve_shape(config.model, 1024, 128)
+    copied_bytes = kernels(config, shape, profile).h2d_ms / 1e3 * profile.link_bandwidth_bytes_per_s * 0.9
+    assert copied_bytes == pytest.approx(tensors * 4 * 128 * 8)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from trainer.compute.build import build_compute
 from trainer.compute.precision import (
     MOST_SKIPPED_IN_A_ROW,
+    LossScaling,
     NormCheck,
     Precision,
     allowed_precisions,
@@ -89,6 +90,44 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_counted(fused: bool) -> 
     assert not all(torch.equal(a, b) for a, b in zip(before, compute._model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_a_skipped_step_leaves_the_learning_rate_where_it_was(check_finite: bool) -> None:
+    settings = config("fp16", check_finite=check_finite)
+    settings = settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"lr_warmup_steps": 10})})
+    compute = built(settings)
+    assert compute._scaling is not None
+
+    def rate_of_step(number: int, scale: float) -> float:
+        assert compute._scaling is not None
+        compute._scaling._scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        compute.backward(compute.forward(batch()))
+        norm = compute.clip_gradients()
+        if check_finite:
+            compute.check_finite(norm, number)
+        used = compute.learning_rate()
+        compute.optimizer_step()
+        assert used is not None
+        return used
+
+    rates = [rate_of_step(number, 2.0**120 if number in (1, 2, 4) else 1024.0) for number in range(7)]
+    assert compute.skipped_steps() == 3
+    assert rates == pytest.approx([1e-3, 2e-3, 2e-3, 2e-3, 3e-3, 3e-3, 4e-3])
+
+
+def test_a_host_that_reads_the_norm_late_makes_up_for_skipped_steps_once() -> None:
+    """As on CUDA with sync: late, where the norm of a step is read after the next one's schedule has moved on."""
+    scaling = LossScaling(torch.device("cpu"))
+    scaling._known_at_once = False
+    scaling.count(torch.tensor(math.inf))
+    assert not scaling.keeps_rate()
+    NormCheck(scaling)(math.inf, 0)
+    other = LossScaling(torch.device("cpu"))
+    other.load_state_dict(scaling.state_dict())
+    for one in (scaling, other):
+        assert [one.keeps_rate() for _ in range(3)] == [True, False, False]
+        assert one.skipped_steps == 1
+
+
 def test_a_run_that_skips_every_step_ends() -> None:
     compute = built(config("fp16"))
     with torch.no_grad():
@@ -101,11 +140,11 @@ def test_a_run_that_skips_every_step_ends() -> None:
 
 
 def test_a_finite_step_in_between_begins_the_count_anew() -> None:
-    check = NormCheck(scaled=True)
+    check = NormCheck(LossScaling(torch.device("cpu")))
     for number in range(3 * MOST_SKIPPED_IN_A_ROW):
         check(1.0 if number % 10 == 0 else math.inf, number)
     with pytest.raises(FloatingPointError, match=r"^step 7: the gradient norm is nan"):
-        NormCheck(scaled=False)(math.nan, 7)
+        NormCheck(None)(math.nan, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """A corpus: its files are found, checked, and its documents streamed, whatever their format and place are."""
 
 from trainer.data.corpus.base import ROW_GROUP, Corpus
-from trainer.data.corpus.by_row import by_row
 from trainer.data.corpus.prepare import check_there, matching_files, prepare_corpus
 from trainer.data.corpus.reading import check_vocabulary, iter_contents, iter_encoded, iter_texts
+from trainer.data.corpus.rows import by_row
 
 __all__ = [
     "ROW_GROUP",

@@ -37,7 +37,7 @@ def _opened(name: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.ipc as ipc
 
-    with places.open_file(name) as file:
+    with places.open_file(name, mapped=True) as file:
         try:
             is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
             file.seek(0)

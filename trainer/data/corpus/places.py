@@ -140,8 +140,11 @@ def check_scheme(path: str) -> None:
             _resolved(path)
 
 
-def open_file(name: str) -> Any:
-    """A pyarrow file with random access. Raises InputError where it cannot be opened."""
+def open_file(name: str, mapped: bool = False) -> Any:
+    """A pyarrow file with random access. Raises InputError where it cannot be opened.
+
+    ``mapped``: into memory, where it is local: arrays are views of it then. Its pages count as this process' memory.
+    """
     import pyarrow as pa
 
     if is_remote(name):
@@ -149,7 +152,9 @@ def open_file(name: str) -> Any:
             filesystem, path = _resolved(name)
             return filesystem.open_input_file(path)
     try:
-        return pa.memory_map(name) if Path(name).stat().st_size else pa.BufferReader(b"")  # which cannot be mapped
+        if mapped and Path(name).stat().st_size:  # an empty file cannot be mapped
+            return pa.memory_map(name)
+        return pa.OSFile(name)
     except OSError as error:
         raise unreadable(name, error) from error
 

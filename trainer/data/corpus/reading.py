@@ -98,11 +98,14 @@ def _groups(corpus: Corpus, rows: int) -> Iterator[list[Any]]:
         rest = values
         while len(rest):
             piece = next(bounded(rest, rows - count))
+            if group and size + piece.nbytes > MOST_BYTES:
+                yield group
+                group, count, size = [], 0, 0
             rest = rest.slice(len(piece))
             group.append(piece)
             count += len(piece)
             size += piece.nbytes
-            if count == rows or size >= MOST_BYTES:
+            if count == rows:
                 yield group
                 group, count, size = [], 0, 0
     if group:

@@ -93,12 +93,8 @@ def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
 
     if eos_id is None:
         return encoded
-    lengths = encoded.lengths + (encoded.lengths > 0)
+    full = encoded.lengths > 0
+    lengths = encoded.lengths + full
     if len(lengths) <= _FEW:
         return _with_each(encoded, lengths, eos_id)
-    ids = np.full(int(lengths.sum()), eos_id, dtype=np.uint32)
-    ends = np.cumsum(lengths)[lengths > 0] - 1
-    kept = np.ones(len(ids), dtype=bool)
-    kept[ends] = False
-    ids[kept] = encoded.ids
-    return Encoded(ids, lengths)
+    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), lengths)

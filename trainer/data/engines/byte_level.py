@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +31,9 @@ class CannotExpressError(InputError):
     """An engine cannot do what this tokenizer does. The message says why, without naming the engine."""
 
 
-def read(content: dict[str, Any]) -> ByteLevelBpe:
-    """Of the content of a tokenizer.json. Raises CannotExpressError where it is not plain byte-level BPE."""
+def read(text: str) -> ByteLevelBpe:
+    """Of the text of a tokenizer.json. Raises CannotExpressError where it is not plain byte-level BPE."""
+    content = json.loads(text)
     model = content["model"]
     if model.get("type") != "BPE":
         raise CannotExpressError(f"the model is {model.get('type')}, not BPE")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 VERSION = 1  # raise it with any change of the texts: it is part of what a proof is remembered by
 
-_WORDS = "The quick brown fox doesn't jump over 13 lazy dogs, naïve façades or 日本語 and Ωmega; x_1 += y[i]**2 # ok\n"
+_LINE = "The quick brown fox doesn't jump over 13 lazy dogs, naïve façades or 日本語 and Ωmega; x_1 += y[i]**2 # ok\n"
 
 HARD: dict[str, str] = {
     "empty": "",
@@ -70,7 +70,7 @@ HARD: dict[str, str] = {
     "a line of 5,000 signs": "=-" * 2500 + "\n" + "#" * 5000,
     "Unicode to its end": "".join(chr(point) for point in range(0x100, 0x110000, 337) if not 0xD800 <= point < 0xE000),
     "a letter of each": " ".join(chr(point) for point in range(0xA1, 0x3000, 13)),
-    "a long document": _WORDS * 2000,
+    "a long document": _LINE * 2000,
 }
 
 

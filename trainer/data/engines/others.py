@@ -39,9 +39,10 @@ class Tiktoken(_FromFlat):
         import numpy as np
         import tiktoken
 
-        bpe = byte_level.read(_content(location))
-        matched = {token: rank for token, rank in bpe.added.items() if not (special_as_text and token in bpe.special)}
         with _one_line("tiktoken"):
+            bpe = byte_level.read(Path(location).read_text(encoding="utf-8"))
+            as_text = bpe.special if special_as_text else frozenset()
+            matched = {token: rank for token, rank in bpe.added.items() if token not in as_text}
             self._encoding = tiktoken.Encoding(
                 location, pat_str=bpe.pattern, mergeable_ranks=bpe.ranks, special_tokens=matched
             )

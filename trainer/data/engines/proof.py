@@ -1,8 +1,8 @@
 """Proves that an engine's ids are the reference tokenizer's, and measures how fast each is on text it has not seen.
 
 One difference refuses an engine. The text is compared in parts: each part is encoded by the reference and by every
-engine that is still in, in turn, and each time that takes is one measurement. So nobody is timed on text that it has
-encoded before, as a cache of words would make it look faster than it is on a corpus.
+engine that is still in, in an order that rotates, and each time that takes is one measurement. So nobody is timed on
+text that it has encoded before: a cache of words would make it look faster than it is on a corpus.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from trainer.data.engines.base import Encoded, Engine, concatenated
 from trainer.data.engines.hard_set import HARD, special_cases
 from trainer.data.engines.own import Reference
-from trainer.data.engines.sample import Piece, byte_length, parts
+from trainer.data.engines.sample import Excerpt, byte_length, parts
 from trainer.errors import InputError, literal
 
 _REPEATED_BYTES = 4_000_000  # of text that is encoded a second time, by several threads at once
@@ -27,76 +27,68 @@ _AROUND = 24  # characters of text on either side of a difference
 _MOST_IDS = 4  # of a difference that are shown
 
 
-@dataclass
+@dataclass(frozen=True)
 class Proof:
     """What was compared, how fast each engine was, and why each of the others is refused."""
 
     documents: int = 0
     bytes: int = 0  # of their text that was compared
     hard_cases: int = 0  # texts beside the corpus, tokens of the vocabulary among them
-    mb_per_s: dict[str, float] = field(default_factory=dict)  # median over the parts
-    refused: dict[str, str] = field(default_factory=dict)
+    mb_per_s: Mapping[str, float] = field(default_factory=dict)  # median over the parts
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
-def prove(
-    name: str,
-    reference: Reference,
-    candidates: Mapping[str, Engine],
-    pieces: Iterable[Piece],
-) -> Proof:
+def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:
     """Compare each of ``candidates`` with ``reference``, called ``name``, on the hard set and on ``pieces``.
 
     It ends where all are refused. Raises InputError where the reference itself cannot encode.
     """
-    proof = Proof()
-    trial = _Trial(reference, dict(candidates), proof)
+    trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
     for case, text in hard.items():
         trial.compare_one(f"hard case {case!r}", text)
-        if not trial.engines:
-            return proof
-    tokens = reference.token_texts()
+    tokens = reference.token_texts() if trial.engines else []
     trial.compare([f"token {number} of the vocabulary" for number in range(len(tokens))], tokens)
-    proof.hard_cases = len(hard) + len(tokens)
     speeds: dict[str, list[float]] = {one: [] for one in (name, *candidates)}
     texts: list[str] = []
     expected: list[Encoded] = []
     documents: set[int] = set()
-    for turn, part in enumerate(parts(pieces)):
-        if not trial.engines:
-            return proof
+    compared = 0
+    for rotation, part in enumerate(parts(pieces) if trial.engines else ()):
         own = [piece.text for piece in part]
         size = sum(map(byte_length, own))
-        ids, took_ns = trial.compare([piece.place for piece in part], own, turn)
+        ids, took_ns = trial.compare([piece.place for piece in part], own, rotation)
         for one, ns in took_ns.items():
             speeds[one or name].append(size * 1e3 / max(ns, 1))
-        if proof.bytes < _REPEATED_BYTES:
+        if compared < _REPEATED_BYTES:
             texts += own
             expected.append(ids)
-        proof.bytes += size
+        compared += size
         documents.update(piece.document for piece in part)
-    proof.documents = len(documents)
+        if not trial.engines:
+            break
     trial.repeat_in_threads(texts, concatenated(expected))
-    left = {one: found for one, found in speeds.items() if found and one not in proof.refused}
-    proof.mb_per_s = {one: round(median(found), 2) for one, found in left.items()}
-    return proof
+    left = {one: found for one, found in speeds.items() if found and one not in trial.refused}
+    mb_per_s = {one: round(median(found), 2) for one, found in left.items()}
+    return Proof(len(documents), compared, len(hard) + len(tokens), mb_per_s, trial.refused)
 
 
 class _Trial:
-    """The engines that are still in. One that differs, or raises, leaves with its reason in ``proof.refused``."""
+    """The engines that are still in. One that differs, or raises, leaves with its reason in ``refused``."""
 
-    def __init__(self, reference: Reference, engines: dict[str, Engine], proof: Proof) -> None:
-        self._reference, self.engines, self._refused = reference, engines, proof.refused
+    def __init__(self, reference: Reference, engines: dict[str, Engine]) -> None:
+        self._reference, self.engines = reference, engines
+        self.refused: dict[str, str] = {}
 
-    def compare(self, places: Sequence[str], texts: list[str], turn: int = 0) -> tuple[Encoded, dict[str, int]]:
-        """Encode them by each, in an order that ``turn`` rotates.
+    def compare(self, places: Sequence[str], texts: list[str], rotation: int = 0) -> tuple[Encoded, dict[str, int]]:
+        """Encode them by each, in an order that ``rotation`` rotates.
 
         Returns the reference's ids, and how long each that agrees took, in ns; "" is the reference.
         """
         order = ["", *self.engines]
         found: dict[str, Encoded] = {}
         took_ns: dict[str, int] = {}
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+        for name in order[rotation % len(order) :] + order[: rotation % len(order)]:
             engine: Engine = self.engines[name] if name else self._reference
             begun = perf_counter_ns()
             try:
@@ -110,11 +102,13 @@ class _Trial:
         for name in list(self.engines):
             if (at := _first_difference(expected, found[name])) is not None:
                 ours, theirs = (_document(one, at) for one in (found[name], expected))
-                self._refuse(name, f"{places[at]}: {self._words(texts[at], ours, theirs)}")
+                self._refuse(name, f"{places[at]}: {self._message(texts[at], ours, theirs)}")
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> None:
         """The same for one text, by all three methods. One that the reference refuses proves nothing."""
+        if not self.engines:
+            return
         try:
             expected = self._reference.encode(text)
         except InputError:
@@ -142,10 +136,10 @@ class _Trial:
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def _refuse(self, name: str, reason: str) -> None:
-        self._refused[name] = reason.removeprefix("data.tokenizer.engine: ")
+        self.refused[name] = reason.removeprefix("data.tokenizer.engine: ")
         del self.engines[name]
 
-    def _words(self, text: str, ours: list[int], theirs: list[int]) -> str:
+    def _message(self, text: str, ours: list[int], theirs: list[int]) -> str:
         same = (one == other for one, other in zip(ours, theirs, strict=False))
         position = next((at for at, agrees in enumerate(same) if not agrees), min(len(ours), len(theirs)))
         place = self._reference.place(text, position)

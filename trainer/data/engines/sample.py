@@ -16,7 +16,7 @@ _SEARCHED_CHARACTERS = 100_000_000  # for those: about 4 s
 _PART_BYTES = 500_000
 
 
-class Piece(NamedTuple):
+class Excerpt(NamedTuple):
     """A document, or some of a long one: from its character ``start`` on."""
 
     document: int
@@ -29,9 +29,9 @@ class Piece(NamedTuple):
         return f"document {self.document}" + (f" from character {self.start}" if self.start else "")
 
 
-def sample(corpus: Corpus) -> list[Piece]:
+def sample(corpus: Corpus) -> list[Excerpt]:
     """Every k-th piece of the corpus, k a power of 2, and of the others the places where a character first appears."""
-    kept: list[Piece] = []
+    kept: list[Excerpt] = []
     rare = _RareCharacters()
     stride, size = 1, 0
     for number, piece in enumerate(_pieces(corpus)):
@@ -50,11 +50,11 @@ class _RareCharacters:
     """Collects a window of text around the first place of each character beyond ASCII."""
 
     def __init__(self) -> None:
-        self.found: list[Piece] = []
+        self.found: list[Excerpt] = []
         self._seen = set(map(chr, range(128)))
         self._taken = self._searched = 0
 
-    def search(self, piece: Piece) -> None:
+    def search(self, piece: Excerpt) -> None:
         text = piece.text
         if text.isascii() or self._searched >= _SEARCHED_CHARACTERS:
             return
@@ -65,21 +65,21 @@ class _RareCharacters:
             window = text[start:end]
             self._seen.update(window)
             self._taken += len(window)
-            self.found.append(Piece(piece.document, piece.start + start, window))
+            self.found.append(Excerpt(piece.document, piece.start + start, window))
 
 
-def whole(corpus: Corpus) -> Iterator[Piece]:
+def whole(corpus: Corpus) -> Iterator[Excerpt]:
     """Every document, uncut."""
     document = 0
     for texts in iter_texts(corpus):
         for text in texts:
-            yield Piece(document, 0, text)
+            yield Excerpt(document, 0, text)
             document += 1
 
 
-def parts(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def parts(pieces: Iterable[Excerpt]) -> Iterator[list[Excerpt]]:
     """Neighbours together, about half a megabyte each."""
-    held: list[Piece] = []
+    held: list[Excerpt] = []
     size = 0
     for piece in pieces:
         held.append(piece)
@@ -96,10 +96,10 @@ def byte_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _pieces(corpus: Corpus) -> Iterator[Piece]:
+def _pieces(corpus: Corpus) -> Iterator[Excerpt]:
     document = 0
     for texts in iter_texts(corpus):
         for text in texts:
             for start in range(0, max(len(text), 1), PIECE_CHARACTERS):
-                yield Piece(document, start, text[start : start + PIECE_CHARACTERS])
+                yield Excerpt(document, start, text[start : start + PIECE_CHARACTERS])
             document += 1

@@ -45,9 +45,6 @@ def test_a_file_that_was_cut_short_is_never_a_traceback(
     path.write_bytes(content[: int(len(content) * kept) if kept == 0.5 else int(kept)])
     if name == "jsonl" and kept == -1:  # only its last line end is gone
         assert prepare_corpus(CorpusConfig(path=str(path))).documents == len(texts)
-    elif name == "arrow stream" and kept in (-1, -9):
-        # A stream need not have its end mark (8 bytes), as datasets are appended to; 9 bytes are more than that.
-        assert prepare_corpus(CorpusConfig(path=str(path))).documents <= len(texts)
     else:
         assert str(path) in refused(path)
 
@@ -69,13 +66,16 @@ def test_a_flipped_bit_is_one_line_or_another_corpus(
     content = bytearray(path.read_bytes())
     content[int(at * len(content))] ^= 1 << bit
     path.write_bytes(content)
+    message, corpus = str(folder), None
     try:
         corpus = prepare_corpus(CorpusConfig(path=str(path)))
+    except InputError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert str(folder) in message
+    if corpus is not None:
         assert all(isinstance(text, str) for part in iter_texts(corpus) for text in part)
         assert corpus.fingerprint != before.fingerprint
-    except InputError as error:
-        assert "\n" not in str(error)
-        assert str(folder) in str(error)
 
 
 @pytest.mark.parametrize(
@@ -182,26 +182,26 @@ def write_large(folder: Path, name: str, documents: list[str]) -> Path:
     return WRITERS[name](folder, documents)
 
 
-@pytest.mark.parametrize(
-    "name", ["jsonl", "jsonl.gz", "arrow stream", "one record batch", "parquet", "lines", "paragraphs"]
-)
+@pytest.mark.parametrize("name", ["jsonl", "arrow stream", "one record batch", "parquet", "lines", "paragraphs"])
 def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name: str) -> None:
-    documents = [str(number) * 20_000 for number in range(1000, 2000)]  # 80 kB each, 80 MB in all
+    documents = [str(number) * 20_000 for number in range(1000, 1800)]  # 64 MB: four times what is handed on together
     path = write_large(tmp_path, name, documents)
     split = {"lines": "line", "paragraphs": "blank-line"}.get(name, "file")
     config = CorpusConfig.model_validate({"path": str(path), "split": split})
     before = pa.total_allocated_bytes()
     corpus = prepare_corpus(config)
-    most = 0
+    most = done = 0
     tracemalloc.start()
     try:
-        for at, texts in enumerate(iter_texts(corpus)):
-            assert sum(map(len, texts)) <= MOST_BYTES + 80_000
-            assert texts[0] == documents[at * len(texts)] or len(texts) < 100
+        for texts in iter_texts(corpus):
+            assert sum(map(len, texts)) <= MOST_BYTES
+            assert texts[0] == documents[done]
+            done += len(texts)
             most = max(most, pa.total_allocated_bytes() - before)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    assert done == len(documents)
     assert most < 3 * MOST_BYTES
     assert peak < 5 * MOST_BYTES  # the texts, and the block that they were cut from
 
@@ -226,18 +226,17 @@ def test_nothing_half_written_stays_where_a_copy_fails(
         yield texts[:10]
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.data.corpus.by_row.iter_texts", cut)
+    monkeypatch.setattr("trainer.data.corpus.rows.iter_texts", cut)
     with pytest.raises(OSError, match="No space left on device; HARNESS_CACHE=DIR chooses another cache"):
         by_row(corpus, "data.path")
-    monkeypatch.setattr("trainer.data.corpus.by_row.iter_texts", lambda _: iter([texts[:10]]))
+    monkeypatch.setattr("trainer.data.corpus.rows.iter_texts", lambda _: iter([texts[:10]]))
     with pytest.raises(InputError, match="10 documents, 60 when it was checked; run it again"):
         by_row(corpus, "data.path")
     assert not list((fresh_cache / "corpus").iterdir())
 
 
-def test_a_damaged_copy_is_made_again(
-    tmp_path: Path, fresh_cache: Path, capsys: pytest.CaptureFixture[str], texts: list[str]
-) -> None:
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_damaged_copy_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], texts: list[str]) -> None:
     corpus = prepare_corpus(CorpusConfig(path=str(jsonl(tmp_path, texts))))
     copied = Path(by_row(corpus, "data.path").files[0])
     cache._known.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ def plain(corpus_glob: str) -> dict[str, Any]:
     return found
 
 
-def with_(plain: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def changed(plain: dict[str, Any], **changes: Any) -> str:
     found = copy.deepcopy(plain)
     found["model"].update(changes.pop("model", {}))
-    return {**found, **changes}
+    return json.dumps({**found, **changes})
 
 
 def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_ranks_and_ids_of_a_plain_one(plain: dict[str, Any]) -> None:
-    bpe = read(plain)
+    bpe = read(json.dumps(plain))
     vocabulary = plain["model"]["vocab"]
     assert bpe.pattern == GPT2_PATTERN
     assert (bpe.added, bpe.special) == ({"<|endoftext|>": 299}, {"<|endoftext|>"})
@@ -53,7 +54,7 @@ def test_ranks_and_ids_of_a_plain_one(plain: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("split", [SPLIT, {**SPLIT, "behavior": "Removed", "invert": True}])
 def test_a_pattern_of_its_own(plain: dict[str, Any], split: dict[str, Any]) -> None:
-    assert read(with_(plain, pre_tokenizer=sequence(split, BYTES))).pattern == r"\w+|\W+"
+    assert read(changed(plain, pre_tokenizer=sequence(split, BYTES))).pattern == r"\w+|\W+"
 
 
 @pytest.mark.parametrize(
@@ -84,11 +85,11 @@ def test_a_pattern_of_its_own(plain: dict[str, Any], split: dict[str, Any]) -> N
 )
 def test_what_it_cannot_express(plain: dict[str, Any], changes: dict[str, Any], why: str) -> None:
     with pytest.raises(CannotExpressError, match=why):
-        read(with_(plain, **changes))
+        read(changed(plain, **changes))
 
 
 def test_words_that_no_merge_makes(plain: dict[str, Any]) -> None:
     vocabulary = {**plain["model"]["vocab"], "whole": 300}
-    assert 300 not in read(with_(plain, model={"vocab": vocabulary})).ids  # never found without the switch
+    assert 300 not in read(changed(plain, model={"vocab": vocabulary})).ids  # never found without the switch
     with pytest.raises(CannotExpressError, match="1 of its words come from no merge, such as 'whole'"):
-        read(with_(plain, model={"vocab": vocabulary, "ignore_merges": True}))
+        read(changed(plain, model={"vocab": vocabulary, "ignore_merges": True}))

@@ -15,7 +15,7 @@ from trainer.data.engines.base import Encoded, flat
 from trainer.data.engines.hard_set import HARD, special_cases
 from trainer.data.engines.own import Fast
 from trainer.data.engines.proof import Proof, prove
-from trainer.data.engines.sample import Piece
+from trainer.data.engines.sample import Excerpt
 from trainer.data.tokenizers import prepare_tokenizer
 from trainer.errors import InputError
 
@@ -54,7 +54,7 @@ def changed(condition: Callable[[str], bool]) -> Callable[[str, list[int]], list
 
 
 def proof_of(reference: Fast, engine: Any, texts: Sequence[str] = ("some text", "and more")) -> Proof:
-    pieces = [Piece(number, 0, text) for number, text in enumerate(texts)]
+    pieces = [Excerpt(number, 0, text) for number, text in enumerate(texts)]
     return prove("own", reference, {"other": engine}, pieces)
 
 
@@ -147,7 +147,7 @@ def test_one_that_raises_is_refused_and_the_others_go_on(reference: Fast) -> Non
             raise InputError("it panics")
         return ids
 
-    pieces = [Piece(number, 0, text) for number, text in enumerate(["one", "two", "three"])]
+    pieces = [Excerpt(number, 0, text) for number, text in enumerate(["one", "two", "three"])]
     others = {"panics": Wrong(reference, raises), "right": Wrong(reference, lambda _, ids: ids)}
     proof = prove("own", reference, others, pieces)
     assert proof.refused == {"panics": "it panics (document 0 to document 2)"}

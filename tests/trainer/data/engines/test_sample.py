@@ -11,7 +11,7 @@ from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.engines import sample
-from trainer.data.engines.sample import Piece
+from trainer.data.engines.sample import Excerpt
 
 
 def corpus_of(folder: Path, texts: list[str]) -> Corpus:
@@ -21,7 +21,9 @@ def corpus_of(folder: Path, texts: list[str]) -> Corpus:
 def test_a_small_corpus_is_taken_whole(tmp_path: Path) -> None:
     texts = ["one", "", "two é", "three"]
     pieces = sample.sample(corpus_of(tmp_path, texts))
-    assert [piece for piece in pieces if piece.start == 0][:4] == [Piece(at, 0, text) for at, text in enumerate(texts)]
+    assert [piece for piece in pieces if piece.start == 0][:4] == [
+        Excerpt(at, 0, text) for at, text in enumerate(texts)
+    ]
 
 
 def test_a_large_one_is_spread_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def test_every_character_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_long_document_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "PIECE_CHARACTERS", 10)
     pieces = sample.sample(corpus_of(tmp_path, ["short", "0123456789abc", ""]))
-    assert pieces == [Piece(0, 0, "short"), Piece(1, 0, "0123456789"), Piece(1, 10, "abc"), Piece(2, 0, "")]
+    assert pieces == [Excerpt(0, 0, "short"), Excerpt(1, 0, "0123456789"), Excerpt(1, 10, "abc"), Excerpt(2, 0, "")]
     assert [piece.place for piece in pieces[1:3]] == ["document 1", "document 1 from character 10"]
 
 
@@ -58,7 +60,7 @@ def test_the_whole_corpus_is_uncut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sample, "_PART_BYTES", 20)
     texts = ["short", "0123456789abc", "", "é" * 12, "x"]
     pieces = list(sample.whole(corpus_of(tmp_path, texts)))
-    assert pieces == [Piece(at, 0, text) for at, text in enumerate(texts)]
+    assert pieces == [Excerpt(at, 0, text) for at, text in enumerate(texts)]
     parts = list(sample.parts(pieces))
     assert sum(parts, []) == pieces  # noqa: RUF017
     assert [len(part) for part in parts] == [4, 1]

@@ -1,0 +1,61 @@
+"""harness data stats: what a corpus is made of, and what padding and packing would make of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from harness.commands.data_needs import add_inputs, needs_of, only, prepared
+from harness.commands.output import say
+from trainer.errors import InputError
+from trainer.files import write_bytes, write_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which data, which lengths, and where to write it."""
+    add_inputs(parser)
+    parser.add_argument(
+        "--sequence-length",
+        dest="lengths",
+        type=int,
+        action="append",
+        metavar="N",
+        help="padding and packing at this length; may be repeated (default: powers of 2, and the scenario's own)",
+    )
+    parser.add_argument("--out", metavar="DIR", help="write stats.md, stats.json and the picture there")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line for each corpus")
+
+
+def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Count each corpus once, and print the page of each."""
+    from harness.launch.progress import announced
+    from harness.report import corpus as report
+    from harness.report.as_json import record_json
+    from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, statistics_of
+
+    asked: list[int] | None = arguments.lengths
+    if odd := next((one for one in asked or [] if not 2 <= one <= 2**20), None):
+        raise InputError(f"--sequence-length {odd}: allowed: 2 to 1,048,576")
+    arguments.sequence_length = None  # data_needs takes one for all
+    needs = needs_of(arguments, "corpus", "tokenizer")
+    if arguments.out is not None:
+        only(needs, f"--out {arguments.out}")
+    for place, need in enumerate(needs):
+        own = () if arguments.scenario is None else (need.sequence_length,)
+        corpus, tokenizer = prepared(need)
+        with announced(f"counting {corpus.name}: {corpus.documents:,} documents"):
+            found = statistics_of(corpus, tokenizer, asked or (*SEQUENCE_LENGTHS, *own))
+        plain = json.dumps(record_json(found))
+        if arguments.json:
+            print(plain)
+        else:
+            say(("\n" if place else "") + report.page(found))
+        if arguments.out is not None:
+            folder = Path(arguments.out)
+            write_bytes(folder / report.PICTURE, report.picture(found).png)
+            write_text(folder / "stats.json", plain + "\n")
+            write_text(folder / "stats.md", report.page(found, report.PICTURE))
+            if not arguments.json:
+                say(f"written to {folder}: stats.md, stats.json, {report.PICTURE}")
+    return 0

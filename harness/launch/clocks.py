@@ -1,0 +1,84 @@
+"""Puts the times of a rank on another machine onto rank 0's clock, with a bound on the error.
+
+Each machine's CLOCK_MONOTONIC begins anywhere. A rank asks rank 0 for its time, and knows when it asked and when the
+answer came: rank 0 read its clock in between. So, in the middle of that,
+
+    offset = rank 0's time - (asked + answered) / 2,    wrong by at most (answered - asked) / 2
+
+(Cristian, "Probabilistic clock synchronization", 1989). Of several exchanges the quickest is kept. It is done when the
+run is ready and when it ends; between the two the offset is taken to drift evenly, as quartz does in minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, rank_file
+from harness.study.tables import ROW_GROUP, TableFile
+
+EXCHANGES = 20  # a few ms in all; the quickest of them is hardly ever disturbed
+MOMENTS = ("start_ns", "end_ns")  # columns that hold moments; the others hold durations
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """What must be added to this machine's clock at ``own_ns`` for rank 0's, with the error that it has at most."""
+
+    own_ns: int
+    offset_ns: int
+    error_ns: int
+
+
+def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
+    """``ask``: what waits for rank 0's time in ns."""
+    best: ClockOffset | None = None
+    for _ in range(EXCHANGES):
+        asked_ns = clock()
+        theirs_ns = ask()
+        answered_ns = clock()
+        middle_ns = (asked_ns + answered_ns) // 2
+        found = ClockOffset(middle_ns, theirs_ns - middle_ns, (answered_ns - asked_ns + 1) // 2)
+        if best is None or found.error_ns < best.error_ns:
+            best = found
+    assert best is not None
+    return best
+
+
+def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset) -> NDArray[np.int64]:
+    """The same moments on rank 0's clock."""
+    between_ns = last.own_ns - first.own_ns
+    drift = (last.offset_ns - first.offset_ns) / between_ns if between_ns > 0 else 0.0
+    since_ns = (moments_ns - first.own_ns).astype(np.float64)
+    return moments_ns + first.offset_ns + np.rint(drift * since_ns).astype(np.int64)
+
+
+def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset) -> None:
+    """Put the tables that this rank has written onto rank 0's clock."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    for table, columns in (("steps", STEP_COLUMNS), ("spans", SPAN_COLUMNS)):
+        path = folder / rank_file(table, rank)
+        if not path.exists():
+            continue
+        written = TableFile(path, columns)
+        try:
+            with ParquetFile(path) as file:
+                for batch in file.iter_batches(ROW_GROUP):
+                    rows: dict[str, Any] = {
+                        name: batch.column(name) for name, _ in columns if name in batch.schema.names
+                    }
+                    for name in set(MOMENTS) & rows.keys():
+                        moments = rows[name].to_numpy(zero_copy_only=False).astype(np.int64)
+                        rows[name] = pa.array(aligned(moments, first, last), pa.int64())
+                    written.append(rows)
+            written.close()
+        finally:
+            written.discard()

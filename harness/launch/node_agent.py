@@ -1,0 +1,178 @@
+"""Runs on every machine of a run but the first: forks the ranks there, and suspends and ends them when it is told to.
+
+Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
+these addresses. Everything ends with the connection to the launcher. Like the fork server, this process imports what
+runs need and never computes, so that it is safe to fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+from harness.launch.channel import Channel
+from harness.launch.nodes import HELLO_S, TOKEN, keep_alive
+from harness.launch.protocol import ForkRanksOrder
+from harness.machine.lifetime import die_with_parent
+from harness.machine.network import interface_of
+from trainer.config import LaunchConfig
+from trainer.json_types import section
+
+CONNECT_S = 5.0  # to each address: one of another network may never answer
+
+
+class NodeAgent:
+    """The ranks of this machine, by run."""
+
+    def __init__(self, number: int, connection: socket.socket, channel: Channel) -> None:
+        self._number, self._connection, self._channel = number, connection, channel
+        self._ranks: dict[str, dict[int, int]] = {}  # run -> rank -> process
+
+    def serve(self) -> None:
+        """Do what the launcher says, until it is gone."""
+        try:
+            while True:
+                order = self._channel.receive_node_order()
+                if order["do"] == "import":
+                    for module in order["modules"]:
+                        importlib.import_module(module)
+                    gc.collect()
+                    gc.freeze()  # stays in pages that the ranks share
+                    signal.signal(signal.SIGCHLD, self._reap)  # what imports start is theirs to wait for
+                    self._channel.send({"event": "ready"})
+                elif order["do"] == "fork":
+                    self._ranks[order["run"]] = {rank: self._fork(order, rank) for rank in order["ranks"]}
+                else:
+                    self._signal(order["run"], order["signal"])
+        except (EOFError, OSError):
+            pass
+        finally:
+            for run in list(self._ranks):
+                self._signal(run, signal.SIGKILL)
+
+    def _fork(self, order: ForkRanksOrder, rank: int) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        agent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.setsid()
+            die_with_parent(agent)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            own = self._connection.getsockname()[0]
+            self._connection.close()
+            code = _serve(order, rank, own)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _signal(self, run: str, number: int) -> None:
+        for pid in self._ranks.get(run, {}).values():
+            try:
+                os.killpg(pid, number)
+            except ProcessLookupError:  # it has not come to make its own process group yet, or is gone
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        if number == signal.SIGKILL:
+            self._ranks.pop(run, None)
+
+    def _reap(self, _number: int, _frame: FrameType | None) -> None:
+        """Say of each rank that was killed how: rank 0 only sees that it is gone."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                code = os.waitstatus_to_exitcode(ended[1])
+                for run, ranks in self._ranks.items():
+                    for rank, pid in list(ranks.items()):
+                        if pid == ended[0]:
+                            del ranks[rank]
+                            if code < 0:
+                                how = f"was killed by signal {-code}"
+                                print(f"node {self._number}: {run}: rank {rank} {how}", flush=True)
+
+
+def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
+    """Be rank ``number`` of a run: connect to rank 0, and do what it says."""
+    from harness.launch.child import serve_rank
+    from trainer.ranks import Rank
+
+    start = order["start"]
+    address = start["nodes"]["address"]
+    launch = LaunchConfig.model_validate(section(section(start["record"], "config"), "launch"))
+    connection = socket.create_connection((address, order["meet"]["control"]), CONNECT_S)
+    connection.settimeout(None)
+    keep_alive(connection)
+    channel = Channel(connection)
+    channel.send({"event": "hello", "token": start["nodes"]["token"], "number": number, "name": socket.gethostname()})
+    here = len(order["ranks"])
+    rank = Rank(
+        number,
+        start["nodes"]["count"] * here,
+        order["meet"]["store"],
+        None,
+        launch.timeout_s,
+        address,
+        number - order["ranks"][0],
+        here,
+        interface_of(own),
+    )
+    return serve_rank(start, channel, rank, other_machine=True)
+
+
+def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
+    """A connection to the launcher, which knows our token; None where it is at none of these addresses."""
+    for address in addresses:
+        try:
+            connection = socket.create_connection((address, port), CONNECT_S)
+        except OSError:
+            continue
+        connection.settimeout(None)
+        channel = Channel(connection)
+        try:
+            name = socket.gethostname()
+            channel.send({"event": "hello", "token": os.environ[TOKEN], "number": number, "name": name})
+            channel.receive_node_event(HELLO_S)
+        except (EOFError, OSError, ValueError):  # somebody else listens there
+            connection.close()
+            continue
+        keep_alive(connection)
+        return connection, channel
+    return None
+
+
+def main() -> int:
+    port, addresses = int(sys.argv[1]), sys.argv[2:]
+    # srun starts one on each node but the first, which has number 0.
+    number = int(os.environ.get("HARNESS_NODE", "0")) or int(os.environ.get("SLURM_PROCID", "0")) + 1
+    found = reach(port, addresses, number)
+    if found is None:
+        where = ", ".join(addresses)
+        print(f"node {number}: the launcher answers at none of {where} (port {port}): a firewall?", file=sys.stderr)
+        return 1
+    NodeAgent(number, *found).serve()
+    return 0
+
+
+def exit_now(code: int) -> NoReturn:
+    """Without waiting for anything that an import has started."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    exit_now(main())

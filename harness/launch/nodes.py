@@ -1,0 +1,223 @@
+"""Starts one agent on each other machine of a Slurm job, and passes them what the ranks there are to do.
+
+torchrun's arrangement (an agent a node, ranks that meet at the first node's address) with the launcher's orders added:
+ranks of several arms stay alive and are suspended and resumed, which torchrun's own agents do not do. The agents come
+to us, over one of our numeric addresses; no host name is resolved.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.launch.channel import Channel, readable
+from harness.launch.protocol import MeetingPlace, NodeOrder, NodesMessage, StartMessage
+from harness.launch.waiting import KILLED_S
+from harness.machine.network import own_addresses
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+from trainer.json_types import JsonObject
+
+TOKEN = "HARNESS_NODE_TOKEN"
+AGENT = "harness.launch.node_agent"
+HELLO_S = 10.0  # for one that has connected to say who it is
+LOOK_S = 1.0
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))  # a dead node: 1 minute
+
+StartAgents = Callable[[list[str], dict[str, str]], "subprocess.Popen[bytes]"]
+
+
+@dataclass(frozen=True)
+class _Agent:
+    number: int
+    name: str
+    channel: Channel
+    connection: socket.socket
+
+
+class Nodes:
+    """The other machines of this job, as the launcher on the first one sees them."""
+
+    def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
+        """Wait until ``count - 1`` agents have come, which then import ``modules`` for their ranks.
+
+        ``start``: starts them by a command in an environment; None: srun, in this job of Slurm.
+        Raises InputError where one does not come within ``timeout_s``, and says which.
+        """
+        self.count = count
+        self.token = secrets.token_hex(16)
+        self._agents: dict[int, _Agent] = {}
+        self._importing: list[_Agent] = []
+        self._timeout_s = timeout_s
+        addresses = list(own_addresses().values())
+        with socket.create_server(("", 0), backlog=count) as listening:
+            port = listening.getsockname()[1]
+            command = [sys.executable, "-m", AGENT, str(port), *addresses]
+            environment = {
+                **os.environ,
+                TOKEN: self.token,
+                "TOKENIZERS_PARALLELISM": "false",  # forking after its threads have started deadlocks
+                "PYTHONUNBUFFERED": "1",
+            }
+            self._process = (start or _srun(count))(command, environment)
+            try:
+                self._wait(listening, time.monotonic() + timeout_s)
+                self._importing = list(self._agents.values())
+                for agent in self._importing:
+                    agent.channel.send({"do": "import", "modules": list(modules)})
+            except BaseException:
+                self.close()
+                raise
+        self.address = self._agents[1].connection.getsockname()[0]
+
+    def message(self, count: int) -> NodesMessage:
+        """What a run on ``count`` of these machines is told. Waits until they have imported what it needs."""
+        end_s = time.monotonic() + self._timeout_s
+        while self._importing:
+            agent = self._importing[0]
+            while not readable(agent.connection, LOOK_S):
+                self._check(end_s, "import what the runs need", {agent.number})
+            try:
+                agent.channel.receive_node_event(HELLO_S)
+            except (EOFError, OSError) as error:  # a timeout is an OSError
+                who = f"the agent of node {agent.number} ({agent.name})"
+                raise InputError(f"launch.torchrun.nnodes: {who} ended; its output is above") from error
+            del self._importing[0]
+        return {"count": count, "address": self.address, "token": self.token}
+
+    def fork(self, run: str, start: StartMessage, meet: MeetingPlace, nproc: int) -> None:
+        """Start the ranks of ``run`` on the other machines: ``nproc`` on each, in the order of the nodes."""
+        for number in range(1, start["nodes"]["count"]):
+            ranks = list(range(number * nproc, (number + 1) * nproc))
+            order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}
+            with suppress(OSError):  # the node is gone: rank 0 waits for its ranks in vain, and says so
+                self._agents[number].channel.send(order)
+
+    def signal(self, run: str, number: signal.Signals) -> None:
+        """Send a signal to the ranks of ``run`` there, and their workers."""
+        for agent in self._agents.values():
+            with suppress(OSError):
+                agent.channel.send({"do": "signal", "run": run, "signal": int(number)})
+
+    def close(self) -> None:
+        """End the agents, and their ranks with them."""
+        for agent in self._agents.values():
+            agent.connection.close()
+        try:
+            self._process.wait(KILLED_S if self._agents else 0)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_S)
+
+    def _wait(self, listening: socket.socket, end_s: float) -> None:
+        while len(self._agents) < self.count - 1:
+            self._check(end_s, "come", set(range(1, self.count)) - set(self._agents))
+            if readable(listening, LOOK_S):
+                self._admit(listening.accept()[0])
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Take a connection for an agent's where it says the token; close it where it does not."""
+        channel = Channel(connection)
+        try:
+            hello = channel.receive_node_event(HELLO_S)
+            number = int(hello["number"])
+            if not secrets.compare_digest(str(hello.get("token")), self.token) or not 1 <= number < self.count:
+                raise ValueError
+            keep_alive(connection)
+            channel.send({"event": "hello"})
+        except (EOFError, OSError, KeyError, ValueError):
+            connection.close()
+            return
+        self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
+
+    def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
+        """Raise InputError where nobody will come any more."""
+        who = ", ".join(f"node {number}" for number in sorted(missing))
+        if (code := self._process.poll()) is not None:
+            raise InputError(
+                f"launch.torchrun.nnodes: srun ended with exit code {code} before {who} had come; its output is above"
+            )
+        if time.monotonic() > end_s:
+            late = f"{who} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
+            raise InputError(f"launch.torchrun.nnodes: {late}")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel notice a machine that is gone without a word, within a minute."""
+    for option, value in KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def nodes_of(config: TrainerConfig) -> int:
+    """On how many machines a run of ``config`` trains."""
+    return 1 if config.launch is None else config.launch.torchrun.nnodes
+
+
+def nodes_of_record(config: JsonObject) -> int:
+    """The same of a recorded configuration, maybe of another state of the code."""
+    return _of_torchrun(config, "nnodes")
+
+
+def ranks_of_a_node(config: JsonObject) -> int:
+    """How many ranks a run of a recorded configuration has on each machine."""
+    return _of_torchrun(config, "nproc")
+
+
+def _of_torchrun(config: JsonObject, key: str) -> int:
+    launch = config.get("launch")
+    torchrun = launch.get("torchrun") if isinstance(launch, dict) else None
+    found = torchrun.get(key) if isinstance(torchrun, dict) else None
+    return found if isinstance(found, int) else 1
+
+
+def check_nodes(configs: Iterable[TrainerConfig]) -> int:
+    """On how many machines the runs are at most; InputError where this job has fewer, or there is none."""
+    count = max((nodes_of(config) for config in configs), default=1)
+    there = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if count > 1 and (not there.isdigit() or int(there) < count):
+        here = f"this job has {there}" if there else "this is no job of Slurm"
+        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {here}; leave out --here")
+    return count
+
+
+@contextmanager
+def other_nodes(
+    configs: Iterable[TrainerConfig], modules: Callable[[], Sequence[str]], timeout_s: float
+) -> Iterator[Nodes | None]:
+    """The other machines that these runs need, until this ends; None where they need none."""
+    count = check_nodes(configs)
+    if count == 1:
+        yield None
+        return
+    nodes = Nodes(count, modules(), timeout_s)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def _srun(count: int) -> StartAgents:
+    """Starts an agent on each node of this job but the first, where the launcher is."""
+
+    def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        cores = environment.get("SLURM_CPUS_PER_TASK")  # since 22.05 srun does not take it from sbatch
+        options = [f"--nodes={count - 1}", f"--ntasks={count - 1}", "--ntasks-per-node=1", "--relative=1"]
+        options += ["--overlap", "--cpu-bind=none", "--unbuffered", "--export=ALL", f"--chdir={Path.cwd()}"]
+        options += [f"--cpus-per-task={cores}"] if cores else []
+        try:
+            return subprocess.Popen(["srun", *options, *command], stdin=subprocess.DEVNULL, env=environment)
+        except OSError as error:
+            raise InputError(f"launch.torchrun.nnodes: srun: {error.strerror or error}") from error
+
+    return start

@@ -1,0 +1,81 @@
+"""Runs one block of a study, or all of it, in a job of Slurm: ``python -m harness.launch.slurm.job`` (see script.py).
+
+The job writes when it began and how it ended into a file of its own, as nobody else may know: Slurm forgets jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from harness.launch.study import now, run_part
+from harness.study.store import write_json
+from trainer.errors import InputError, in_words
+from trainer.files import read_json
+
+EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
+
+
+@dataclass(frozen=True)
+class JobEnding:
+    """What a job says of itself. ``running``: it has begun, and not ended, or it was killed."""
+
+    job: str
+    node: str
+    status: Literal["running", "done", "failed", "refused", "interrupted"] = "running"
+    error: str | None = None
+    begun_utc: str = ""
+    ended_utc: str = ""
+
+
+def read_ending(path: Path) -> JobEnding | None:
+    """What the job wrote there; None where it wrote nothing that can be read."""
+    try:
+        content = read_json(path)
+        return JobEnding(**{one.name: content[one.name] for one in fields(JobEnding) if one.name in content})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def own_job(environ: dict[str, str]) -> str:
+    """The id of this job as squeue shows it: 12, or 12_3 of an array."""
+    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{element}" if array and element else environ.get("SLURM_JOB_ID", "none")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m harness.launch.slurm.job", description=__doc__)
+    parser.add_argument("study", type=Path, metavar="STUDY")
+    parser.add_argument("--block", type=int, metavar="B", help="this block alone")
+    parser.add_argument("--record", type=Path, required=True, metavar="FILE", help="what the job says of itself")
+    parser.add_argument("--force", action="store_true", help="also what cannot fit into memory")
+    given = parser.parse_args(arguments)
+    begun = JobEnding(own_job(dict(os.environ)), socket.gethostname(), begun_utc=now())
+    write_json(given.record, asdict(begun))
+    ending = replace(begun, status="failed")
+    try:
+        everything = run_part(given.study, given.block, given.force)
+        ending = replace(begun, status="done" if everything else "failed")
+    except KeyboardInterrupt:
+        ending = replace(begun, status="interrupted", error="a signal ended it (time limit, scancel or preemption)")
+    except InputError as error:
+        ending = replace(begun, status="refused", error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        ending = replace(begun, error=in_words(error))
+    finally:
+        write_json(given.record, asdict(replace(ending, ended_utc=now())))
+    if ending.error is not None:
+        print(f"harness: job {ending.job}: {ending.error}", file=sys.stderr)
+    return EXITS[ending.status]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

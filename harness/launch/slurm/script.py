@@ -1,0 +1,116 @@
+"""Writes the batch script of a study: plain sbatch that a user can read, change, and submit by hand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import SlurmConfig
+
+# What a run reads of the environment; some clusters hand none of it to jobs (SBATCH_EXPORT=NONE).
+KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One script: which study it runs, in which folder its script, logs and records lie, and which blocks it runs."""
+
+    study: Path
+    folder: Path
+    name: str
+    slurm: SlurmConfig
+    nodes: int
+    blocks: Sequence[int]
+    force: bool = False
+
+    @property
+    def is_array(self) -> bool:
+        return self.slurm.mode == "array"
+
+    @property
+    def script(self) -> Path:
+        return self.folder / "script.sh"
+
+    def log(self, job: str) -> Path:
+        """The log of a job, by its id: 12, or 12_3 for block 3 of the array 12."""
+        return self.folder / f"job-{job}.log"
+
+    def record(self, block: int) -> Path:
+        """What the job of ``block`` writes of itself."""
+        return self.folder / (f"block-{block}.json" if self.is_array else "study.json")
+
+
+def batch_script(submission: Submission) -> str:
+    """The whole script."""
+    what = "one job for each block" if submission.is_array else "the whole study in one job"
+    lines = [
+        "#!/bin/bash",
+        f"# The study {submission.study}: {what}.",
+        "# Written by harness run from the scenario's launch.slurm; harness run --resume STUDY waits for its jobs,",
+        "# gathers what they measured, and submits again what is missing.",
+        *(f"#SBATCH {_quoted(option) if ' ' in option else option}" for option in _options(submission)),
+        "",
+        f"cd {_quoted(Path.cwd())} || exit 1",
+        *(f"export {name}={_quoted(os.environ[name])}" for name in KEPT_VARIABLES if name in os.environ),
+        *submission.slurm.setup,
+        "# In the shell's place, so that Slurm's SIGTERM (time limit, scancel) reaches it: it keeps what is finished.",
+        f"exec {_command(submission)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(submission: Submission) -> Iterator[str]:
+    slurm = submission.slurm
+    yield f"--job-name=harness-{submission.name}"
+    if submission.is_array:
+        limit = "" if slurm.at_once is None else f"%{slurm.at_once}"
+        yield f"--array={_ranges(submission.blocks)}{limit}"
+    log = submission.log("JOB")
+    jobs = log.name.replace("JOB", "%A_%a" if submission.is_array else "%j")
+    yield f"--output={str(log.parent).replace('%', '%%')}/{jobs}"
+    yield f"--nodes={submission.nodes}"
+    yield "--ntasks-per-node=1"
+    given = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "time": slurm.time,
+        "cpus-per-task": slurm.cpus_per_task,
+        "mem": slurm.mem,
+        "gpus-per-node": slurm.gpus_per_node,
+        "gres": slurm.gres,
+    }
+    yield from (f"--{name}={value}" for name, value in given.items() if value is not None)
+    if slurm.exclusive:
+        yield "--exclusive"
+    yield "--no-requeue"  # harness run --resume submits what is missing
+    yield from slurm.extra
+
+
+def _command(submission: Submission) -> str:
+    block = ' --block "$SLURM_ARRAY_TASK_ID"' if submission.is_array else ""
+    record = f"block-{'$SLURM_ARRAY_TASK_ID'}.json" if submission.is_array else "study.json"
+    force = " --force" * submission.force
+    return (
+        f"{_quoted(sys.executable)} -m harness.launch.slurm.job {_quoted(submission.study)}{block}"
+        f' --record {_quoted(submission.folder)}/"{record}"{force}'
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-4, or 1,3,5-7: as sbatch takes the elements of an array."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _quoted(text: str | Path) -> str:
+    return shlex.quote(str(text))

@@ -1,0 +1,402 @@
+"""Submits a study's jobs, waits for them with a time limit, and gathers what they measured into the one study folder.
+
+    STUDY/slurm/K/      the K-th submission: script.sh, jobs.json, job-ID.log, and what each job says of itself
+
+A job that failed, was cancelled, hit its time limit or was preempted costs its own block: the runs that lack are
+written down as failed, with the job's id, its state and the end of its log. ``harness run --resume`` submits those.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from harness.launch.ending import terminable
+from harness.launch.preparation import recorded_configs
+from harness.launch.slurm.job import JobEnding, read_ending
+from harness.launch.slurm.queue import JobState, SlurmSilent, check_slurm_here, node_memory_bytes, states, submit
+from harness.launch.slurm.script import Submission, batch_script
+from harness.launch.study import Elsewhere, Outcome, begin_study, config_slurm, now, only_one, read_resumable
+from harness.study.records import RunRecord, StudyRecord, session_of
+from harness.study.store import StudyFolder, write_json
+from trainer.config import SlurmConfig, TrainerConfig
+from trainer.errors import InputError, one_line, visible
+from trainer.files import read_json, write_text
+from trainer.json_types import integer
+
+if TYPE_CHECKING:
+    from harness.scenario.plan import Plan
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.5, 15.0  # between two looks at the queue: soon at first, then seldom
+CONTROLLER_S = 900.0  # that squeue may fail for before nobody waits on: a controller is restarted in minutes
+SHARED_DISK_S = 10.0  # for what a job wrote to appear on this machine's view of a shared disk
+LOG_LINES = 3
+LOG_BYTES = 4096
+FOLDER = "slurm"
+BLAMED = "-job"  # ends the session of a record that no run wrote
+GONE = JobState("", "GONE", "", "")  # squeue no longer knows it
+
+
+def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
+    """The jobs that all arms ask for; None: none. InputError where they differ: a job runs all arms of a block."""
+    found = {name: config_slurm(config) for name, config in configs.items()}
+    first, settings = next(iter(found.items()))
+    for name, other in found.items():
+        if other != settings:
+            raise InputError(
+                f"launch.slurm: arm {name} has another one than {first}, but a job runs all arms of a block; "
+                "put it into base, and only launch.torchrun into arms"
+            )
+    return settings
+
+
+def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
+    """Nodes that a job needs for the arm with the most."""
+    asked = slurm_of(configs)
+    most = max(1 if one.launch is None else one.launch.torchrun.nnodes for one in configs.values())
+    return max(most, (asked and asked.nodes) or 1)
+
+
+def print_script(plan: Plan, out: Path, force: bool = False) -> str:
+    """The script that a study of ``plan`` would be run by; nothing is prepared, made or submitted."""
+    configs = {arm.name: arm.config for arm in plan.arms}
+    slurm = _asked(configs)
+    study = out.absolute() / plan.scenario.name / "<time>-<id>"
+    blocks = range(len(plan.blocks))
+    folder = study / FOLDER / "0"
+    return batch_script(Submission(study, folder, plan.scenario.name, slurm, most_nodes(configs), blocks, force))
+
+
+def submit_study(
+    plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
+) -> Outcome:
+    """Run ``plan`` in jobs. Raises InputError before anything was submitted where it cannot work."""
+    configs = {arm.name: arm.config for arm in plan.arms}
+    slurm = _asked(configs)
+    check_slurm_here()
+    free_bytes = node_memory_bytes(slurm.partition) if slurm.mem is None else _bytes_of(slurm.mem)
+    where = Elsewhere("of Slurm's nodes", free_bytes)
+    folder, record, _ = begin_study(plan, out, command, source, force=force, elsewhere=where)
+    jobs = Jobs(folder, record, slurm, most_nodes(configs))
+    with only_one(folder):
+        try:
+            folder.write_study(record)
+            jobs.submit(range(len(record.order)), force)
+        except BaseException:  # sbatch refused it: nothing of it is left
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        print(f"study {folder.path}: {jobs.described}", file=sys.stderr)
+        return jobs.finish() if wait else jobs.leave("submitted")
+
+
+def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
+    """Wait for the jobs of a study that are still in the queue, and submit what no job is there for."""
+    folder = StudyFolder(path)
+    record = read_resumable(folder)
+    configs = recorded_configs(folder.study_json, record)
+    slurm = _asked(configs)
+    check_slurm_here()
+    record = replace(record, status="running", notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
+    with only_one(folder):
+        jobs = Jobs(folder, record, slurm, most_nodes(configs))
+        jobs.find_submissions()
+        try:
+            waited_for = jobs.blocks_in_queue()
+        except SlurmSilent as error:
+            raise InputError(f"launch.slurm: which jobs are in the queue is not known: {error}") from error
+        missing = [block for block in jobs.missing() if block not in waited_for]
+        if waited_for and not jobs.is_array:  # its one job takes every block that is missing when it comes to it
+            missing = []
+        folder.write_study(record)
+        if missing:
+            jobs.submit(missing, force)
+        print(f"study {folder.path}: {jobs.described}", file=sys.stderr)
+        return jobs.finish() if wait else jobs.leave("submitted")
+
+
+def begun_in_jobs(path: Path) -> bool:
+    """Whether jobs were ever submitted for the study there."""
+    return (path / FOLDER).is_dir()
+
+
+def refuse_jobs_in_queue(path: Path) -> None:
+    """Raise InputError where jobs of the study may still run: what is run here would meet them."""
+    folder = StudyFolder(path)
+    record = read_resumable(folder)
+    slurm = slurm_of(recorded_configs(folder.study_json, record))
+    if slurm is None:
+        return
+    jobs = Jobs(folder, record, slurm, 1)
+    jobs.find_submissions()
+    with suppress(SlurmSilent):  # no Slurm here: nothing is known of its jobs
+        if jobs.blocks_in_queue():
+            line = f"{path}: jobs {', '.join(jobs.ids)} are still in the queue; wait for them, or scancel them"
+            raise InputError(line)
+
+
+def _asked(configs: Mapping[str, TrainerConfig]) -> SlurmConfig:
+    slurm = slurm_of(configs)
+    if slurm is None:
+        raise InputError("launch.slurm: not in this scenario; give base.launch.slurm, as in {partition: main}")
+    return slurm
+
+
+def _bytes_of(text: str) -> int | None:
+    """Of "64G" and the like, as sbatch takes it: megabytes where there is no unit."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
+    powers = {"K": 10, "M": 20, "G": 30, "T": 40}
+    return int(number) * 2 ** powers[unit] if number.isdigit() and unit in powers else None
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A block that is not done although its job has ended."""
+
+    block: int
+    line: str
+
+
+class Jobs:
+    """The jobs of one study: what was submitted, what is in the queue, and what is missing."""
+
+    def __init__(self, folder: StudyFolder, record: StudyRecord, slurm: SlurmConfig, nodes: int) -> None:
+        self._folder, self._record, self._slurm, self._nodes = folder, record, slurm, nodes
+        self._by_block: dict[int, tuple[str, Submission]] = {}  # the last job of each block
+
+    @property
+    def is_array(self) -> bool:
+        return self._slurm.mode == "array"
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the jobs as they were submitted: an array has one."""
+        return list(dict.fromkeys(job for job, _ in self._by_block.values()))
+
+    @property
+    def described(self) -> str:
+        """What was submitted, for a person."""
+        if not self._by_block:
+            return "no job is needed"
+        logs = ", ".join(dict.fromkeys(str(one.folder) for _, one in self._by_block.values()))
+        kind = "one for each block" if self.is_array else "all blocks in one"
+        return f"job {', '.join(self.ids)} ({kind}), scripts and logs in {logs}"
+
+    def missing(self) -> list[int]:
+        """Blocks of which a run is not done."""
+        record, done = self._record, self._folder.is_done
+        return [b for b, order in enumerate(record.order) if not all(done(name, b) for name in order)]
+
+    def submit(self, blocks: Sequence[int], force: bool) -> None:
+        """Write the next script, and submit it. InputError where sbatch refuses it."""
+        root = self._folder.path.absolute()
+        number = 0
+        while (root / FOLDER / str(number) / "jobs.json").exists():
+            number += 1
+        submission = self._submission(root / FOLDER / str(number), list(blocks), force)
+        write_text(submission.script, batch_script(submission))
+        job = submit(submission.script)
+        write_json(submission.folder / "jobs.json", {"job": job, "blocks": list(blocks), "submitted_utc": now()})
+        self._by_block |= dict.fromkeys(blocks, (job, submission))
+
+    def find_submissions(self) -> None:
+        """Read what was submitted before; what cannot be read was not submitted."""
+        for place in sorted((self._folder.path / FOLDER).glob("[0-9]*/jobs.json"), key=lambda p: int(p.parent.name)):
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                content = read_json(place)
+                job, blocks = str(content["job"]), [int(block) for block in content["blocks"]]
+                submission = self._submission(place.parent.absolute(), blocks, force=False)
+                self._by_block |= dict.fromkeys(blocks, (job, submission))
+
+    def blocks_in_queue(self) -> set[int]:
+        """Blocks whose job may still run; SlurmSilent where that is not known."""
+        found = states(self.ids)
+        return set(self._living(found))
+
+    def finish(self) -> Outcome:
+        """Wait for all jobs, then gather. What is in the queue when the time is over, or on Ctrl-C, stays there."""
+        with terminable():
+            try:
+                late = self._wait()
+            except KeyboardInterrupt:
+                return self.leave("interrupted")
+        if late is not None:
+            print(f"harness: {late}", file=sys.stderr)
+            return self.leave("failed")
+        return self._gather()
+
+    def leave(self, status: Literal["submitted", "interrupted", "failed"]) -> Outcome:
+        """Say what goes on without this process."""
+        path = self._folder.path
+        print(
+            f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume {path}; "
+            f"end them: scancel {' '.join(self.ids)}",
+            file=sys.stderr,
+        )
+        return Outcome(path, status, in_queue=True)
+
+    def _submission(self, folder: Path, blocks: Sequence[int], force: bool) -> Submission:
+        study = self._folder.path.absolute()
+        return Submission(study, folder, self._record.scenario, self._slurm, self._nodes, blocks, force)
+
+    def _id(self, block: int) -> str:
+        job, submission = self._by_block[block]
+        return f"{job}_{block}" if submission.is_array else job
+
+    def _state(self, block: int, found: Mapping[str, JobState]) -> JobState:
+        return found.get(self._id(block), GONE)
+
+    def _living(self, found: Mapping[str, JobState]) -> list[int]:
+        """Blocks whose job may still run."""
+        return [block for block in self._by_block if not self._state(block, found).has_ended]
+
+    def _wait(self) -> str | None:
+        """Look until every job has ended; the line that says who did not, where the time is over before."""
+        begun_s = heard_s = time.monotonic()
+        pause_s, shown = FIRST_LOOK_S, ""
+        while True:
+            now_s = time.monotonic()
+            try:
+                found = states(self.ids)
+                heard_s = time.monotonic()
+            except SlurmSilent as error:
+                if now_s - heard_s > CONTROLLER_S:
+                    return f"Slurm gave no answer for {CONTROLLER_S:g} s: {error}"
+            else:
+                living = self._living(found)
+                text = self._shown(living, found)
+                if text != shown:
+                    print(text, file=sys.stderr, flush=True)
+                    shown = text
+                if not living:
+                    return None
+                if now_s - begun_s > self._slurm.wait_s:
+                    return f"waited {self._slurm.wait_s:g} s (launch.slurm.wait_s) for {text}"
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LAST_LOOK_S)
+
+    def _shown(self, living: Sequence[int], found: Mapping[str, JobState]) -> str:
+        """``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
+        parts = []
+        seen = {self._id(block): self._state(block, found) for block in living}
+        for state in dict.fromkeys(one.state for one in seen.values()):
+            of = {job: one for job, one in seen.items() if one.state == state}
+            if state == "PENDING":
+                why = ", ".join(Counter(one.reason for one in of.values()))
+            else:
+                why = ", ".join(f"{job} on {one.nodes}" for job, one in of.items())
+            parts.append(f"{len(of)} {state.lower()} ({why})")
+        ended = len({self._id(block) for block in self._by_block}) - len(seen)
+        if ended:
+            parts.append(f"{ended} ended")
+        return f"job {', '.join(self.ids)}: {', '.join(parts)}"
+
+    def _gather(self) -> Outcome:
+        """Write down how the study stands, and of each run that is missing which job is to blame."""
+        lost = list(self._lost_blocks())
+        notes = []
+        for one in lost:
+            print(f"harness: {one.line}", file=sys.stderr)
+            notes.append(one.line)
+            self._blame(one)
+        status: Literal["done", "failed"] = "failed" if self.missing() else "done"
+        record = self._record
+        done = (self._folder.read_record(name, block) for block, order in enumerate(record.order) for name in order)
+        # Of the machine that measured: this one only submitted.
+        environment = next((run.environment for run in done if run and run.status == "done"), record.environment)
+        notes = [*record.notes, *(line for line in dict.fromkeys(notes) if line not in record.notes)]
+        record = replace(record, status=status, ended_utc=now(), environment=environment, notes=notes)
+        self._folder.write_study(record)
+        return Outcome(self._folder.path, status)
+
+    def _lost_blocks(self) -> Iterator[_Lost]:
+        if not (missing := [block for block in self.missing() if block in self._by_block]):
+            return
+        try:
+            found = states(self.ids)
+        except SlurmSilent:
+            found = {}
+        for block in missing:
+            job, submission = self._id(block), self._by_block[block][1]
+            state = self._state(block, found)
+            self._await_record(submission.record(block), state)
+            ending = read_ending(submission.record(block))
+            if block in self.missing():  # it was only late to be seen
+                yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
+
+    def _await_record(self, path: Path, state: JobState) -> None:
+        """A job that ended by itself has said so; a shared disk may show that later."""
+        end_s = time.monotonic() + SHARED_DISK_S
+        while state.state in ("COMPLETED", "FAILED", "GONE") and time.monotonic() < end_s:
+            ending = read_ending(path)
+            if ending is not None and ending.status != "running":
+                return
+            time.sleep(FIRST_LOOK_S)
+
+    def _blame(self, lost: _Lost) -> None:
+        """A record of each run that the job has not even begun, or left without a word."""
+        arms = {arm.name: arm for arm in self._record.arms}
+        for position, name in enumerate(self._record.order[lost.block]):
+            before = self._folder.read_record(name, lost.block)
+            if before is not None and not before.session.endswith(BLAMED):
+                continue  # it says itself what became of it
+            arm = arms[name]
+            self._folder.write_run(
+                RunRecord(
+                    arm=name,
+                    block=lost.block,
+                    status="failed",
+                    control=arm.control,
+                    of=arm.of,
+                    session=session_of(self._record.id, f"{lost.block}{BLAMED}"),
+                    position=position,
+                    interleave=self._record.interleave,
+                    config={**arm.config, "seed": integer(arm.config, "seed") + lost.block},
+                    declared=arm.declared,
+                    error=lost.line,
+                    ended_utc=now(),
+                )
+            )
+
+
+def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
+    """One line: which job, how Slurm ended it, what it said of itself, and the end of its log."""
+    node = state.nodes or (ending.node if ending is not None else "")
+    how = {
+        "GONE": "has ended, and Slurm no longer knows how",
+        "COMPLETED": "ended, with runs that failed",
+        "FAILED": "failed",
+        "TIMEOUT": "hit its time limit (launch.slurm.time)",
+        "CANCELLED": "was cancelled",
+        "PREEMPTED": "was preempted",
+        "OUT_OF_MEMORY": "was killed for memory (launch.slurm.mem)",
+        "NODE_FAIL": "lost its node",
+    }.get(state.state, f"ended as {state.state}")
+    if state.state == "FAILED" and ending is not None and ending.status == "failed" and ending.error is None:
+        how = "ended, with runs that failed"
+    line = f"block {block}: job {job}{f' on {node}' if node else ''} {how}"
+    if ending is None:
+        line += "; it never began to run the study"
+    elif ending.status == "running":
+        line += "; it was killed before it could say why"
+    elif ending.error is not None:
+        line += f": {ending.error}"
+    last = _end_of(log)
+    line += f"; {log} ends: {last}" if last else "; it left no log"
+    return line
+
+
+def _end_of(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_BYTES))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return visible(" | ".join(one_line(line)[:200] for line in lines[-LOG_LINES:]))

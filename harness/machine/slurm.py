@@ -1,0 +1,39 @@
+"""Reads whether jobs can be submitted from here: Slurm's commands, and its partitions as the controller has them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from harness.machine.limits import output_of
+
+COMMANDS = ("sbatch", "squeue", "scancel")  # that launch.slurm uses
+LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by default
+
+
+@dataclass(frozen=True)
+class BatchSystem:
+    """What there is of Slurm. ``partitions``: as sinfo marks them, the default one with a star."""
+
+    missing: tuple[str, ...]
+    partitions: tuple[str, ...] = ()
+    problem: str | None = None
+    """Why the controller did not answer; None where it did, or where the commands are missing."""
+
+
+def missing_commands() -> tuple[str, ...]:
+    """Those of Slurm's commands that are not found here."""
+    return tuple(name for name in COMMANDS if shutil.which(name) is None)
+
+
+def read_batch_system() -> BatchSystem:
+    if missing := missing_commands():
+        return BatchSystem(missing)
+    try:
+        status, output, errors = output_of(["sinfo", "--noheader", "--format=%P"], LIMIT_S)
+    except OSError as error:  # a timeout is one
+        return BatchSystem((), problem=str(error))
+    if status:
+        lines = errors.strip().splitlines()
+        return BatchSystem((), problem=lines[-1].strip() if lines else f"sinfo ended with status {status}")
+    return BatchSystem((), tuple(output.split()))

@@ -1,0 +1,1 @@
+"""Programs that write a folder of text as tokens, each as the documentation of its library says (pretokenize_peers)."""

@@ -1,0 +1,171 @@
+"""A corpus may lie behind a URL: file://, whatever fsspec knows, and an S3-compatible server that is started here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.trainer.data.corpus.corpora import WRITERS, jsonl, parquet
+from trainer.config import CorpusConfig
+from trainer.data.corpus import by_row, check_there, iter_texts, places, prepare_corpus
+from trainer.errors import InputError
+
+
+def texts_of(path: str, **settings: Any) -> list[str]:
+    return [text for part in iter_texts(prepare_corpus(CorpusConfig(path=path, **settings))) for text in part]
+
+
+def refused(path: str) -> str:
+    with pytest.raises(InputError) as error:
+        prepare_corpus(CorpusConfig(path=path))
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_url_is_the_file(tmp_path: Path, texts: list[str], name: str) -> None:
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    path = WRITERS[name](folder, texts)
+    url = path.as_uri()
+    assert "%20" in url
+    by_url, by_path = (prepare_corpus(CorpusConfig(path=one)) for one in (url, str(path)))
+    assert by_url.fingerprint == by_path.fingerprint
+    assert [text for part in iter_texts(by_url) for text in part] == texts
+    check_there(CorpusConfig(path=url))
+    with pytest.raises(InputError, match="no "):
+        check_there(CorpusConfig(path=f"{url}.no"))
+
+
+def upload(folder: Path, url: str) -> None:
+    """Copy what is in ``folder`` into fsspec's memory."""
+    memory = fsspec.filesystem("memory")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"{url}/{path.relative_to(folder)}", path.read_bytes())
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    yield "memory://corpus"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_fsspec_knows_is_read(tmp_path: Path, texts: list[str], memory: str, name: str) -> None:
+    path = WRITERS[name](tmp_path, texts)
+    upload(tmp_path, memory)
+    url = memory if path == tmp_path else f"{memory}/{path.name}"
+    corpus = prepare_corpus(CorpusConfig(path=url))
+    assert all(one.startswith("memory://") for one in corpus.files)
+    assert [text for part in iter_texts(corpus) for text in part] == texts
+    assert texts_of(url, documents=17) == texts[:17]
+    copied = by_row(corpus, "data.path")
+    assert copied.files != corpus.files
+    assert [text for part in iter_texts(copied) for text in part] == texts
+
+
+def test_a_remote_corpus_is_known_by_its_documents(tmp_path: Path, texts: list[str], memory: str) -> None:
+    """However they are cut into files, and however often it is asked for: also after a change of the file."""
+    other = tmp_path / "other"
+    other.mkdir()
+    upload(jsonl(tmp_path, texts).parent, memory)
+    upload(jsonl(other, [*texts[:-1], "x"]).parent, f"{memory}/other")
+    fingerprint = prepare_corpus(CorpusConfig(path=f"{memory}/data.jsonl")).fingerprint
+    assert prepare_corpus(CorpusConfig(path=f"{memory}/data.jsonl")).fingerprint == fingerprint
+    assert prepare_corpus(CorpusConfig(path=f"{memory}/other/data.jsonl")).fingerprint != fingerprint
+    for at, part in enumerate((texts[:9], texts[9:])):
+        folder = tmp_path / "parts"
+        folder.mkdir(exist_ok=True)
+        jsonl(folder, part).rename(folder / f"{at}.jsonl")
+    upload(folder, f"{memory}/parts")
+    assert prepare_corpus(CorpusConfig(path=f"{memory}/parts/*.jsonl")).fingerprint == fingerprint
+    assert prepare_corpus(CorpusConfig(path=f"{memory}/parts")).fingerprint == fingerprint
+    (tmp_path / "data.jsonl").write_text('{"text": "changed"}\n')
+    upload(tmp_path, memory)
+    assert texts_of(f"{memory}/data.jsonl") == ["changed"]
+
+
+def test_what_is_wrong_with_a_url_is_one_line(memory: str) -> None:
+    assert "no memory://corpus/no.jsonl" in refused(f"{memory}/no.jsonl")
+    assert "no file matches memory://corpus/*.jsonl" in refused(f"{memory}/*.jsonl")
+    fsspec.filesystem("memory").pipe(f"{memory}/cut.parquet", b"PAR1 cut")
+    assert refused(f"{memory}/cut.parquet").startswith("memory://corpus/cut.parquet: truncated or damaged parquet")
+    assert "allowed: file, s3, gs" in refused("nowhere://x/y.jsonl")
+    assert "a file:// URL names no other machine" in refused("file://host/x.jsonl")
+    secret = refused("s3://AKIA123:topsecret@bucket/x.jsonl")
+    assert "holds no credentials" in secret
+    assert "topsecret" not in secret
+    assert "AKIA123" not in secret
+    with pytest.raises(InputError, match="allowed: file, s3, gs"):
+        check_there(CorpusConfig(path="nowhere://x/y.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]  # bound, but nobody listens
+        _s3_at(monkeypatch, f"http://127.0.0.1:{port}")
+        message = refused("s3://bucket/x.jsonl")
+    assert message.startswith("s3://bucket/x.jsonl: cannot be read (")
+    assert "bucket" in message
+
+
+def _s3_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["parquet", "jsonl.gz", "save_to_disk", "arrow file", "text files"])
+def test_an_s3_server_is_read(
+    tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch, s3: str, name: str
+) -> None:
+    import pyarrow.fs as fs
+
+    _s3_at(monkeypatch, s3)
+    path = WRITERS[name](tmp_path, texts)
+    filesystem, _ = places._resolved("s3://any")
+    bucket = f"corpus-{name.replace(' ', '-').replace('_', '-').replace('.', '-')}"
+    made = fs.S3FileSystem(endpoint_override=s3.split("://")[1], scheme="http", allow_bucket_creation=True)
+    made.create_dir(bucket)
+    fs.copy_files(str(tmp_path), f"{bucket}/deep", fs.LocalFileSystem(), filesystem)
+    url = f"s3://{bucket}/deep" if path == tmp_path else f"s3://{bucket}/deep/{path.name}"
+    corpus = prepare_corpus(CorpusConfig(path=url))
+    assert [text for part in iter_texts(corpus) for text in part] == texts
+    *_, size, etag = places.identity(corpus.files[0])
+    assert size == filesystem.get_file_info(corpus.files[0].removeprefix("s3://")).size
+    assert '"' in str(etag)  # the server's, not a time
+    if name == "parquet":
+        assert texts_of(f"s3://{bucket}/**/*.parquet") == texts
+        parquet(tmp_path, ["changed"])
+        fs.copy_files(str(tmp_path), f"{bucket}/deep", fs.LocalFileSystem(), filesystem)
+        assert prepare_corpus(CorpusConfig(path=url)).fingerprint != corpus.fingerprint
+        assert f"no s3://{bucket}/none" in refused(f"s3://{bucket}/none")
+        assert "no s3://no-such-bucket/x" in refused("s3://no-such-bucket/x")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of a server of this process' own."""
+    server = pytest.importorskip(
+        "moto.server", reason="moto is not installed: pip install 'llm-training-harness[s3-test]'"
+    )
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()

@@ -1,0 +1,218 @@
+"""Starts ``python -m MODULE ...`` as a fork of a process that has imported torch and transformers, once for all tests.
+
+Of a fork server's six seconds of CPU all but half a second are those imports. What is started so has the environment,
+the working directory, the module path and the descriptors that it was to have; it imports this project itself, of
+whatever state. It is no child of the process that asked for it and shows the first one's command line and environment
+in /proc: what is about those starts a process as usual.
+
+Started as ``python tests/warm.py FD PARENT MODULE...``. Here nothing of this project is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+# What the runs of nearly every study import of others.
+MODULES = (
+    "numpy", "pyarrow.parquet", "pydantic", "yaml", "tokenizers", "torch.optim", "torch.utils.data", "torch._dynamo",
+    "transformers.models.gpt2.modeling_gpt2",
+)  # fmt: skip
+_MOST_BYTES = 2**18  # of one request: a whole environment
+_HIGH = 200  # descriptors from here on are free, in what has just been started
+_ColdPopen = subprocess.Popen
+
+
+class _Starter:
+    """The process that is forked, from the first time that it is needed."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._process: _ColdPopen[bytes] | None = None
+
+    def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        if self._process is None or self._process.poll() is not None:
+            self._begin()
+        assert self._process is not None
+        # Who dies with his parent asks whether it is still the one that he was told of.
+        request["words"] = [str(self._process.pid) if one == str(os.getpid()) else one for one in request["words"]]
+        return self._ask(request, descriptors)["pid"]
+
+    def status(self, pid: int) -> int:
+        """Of a process that has ended, as waitpid gives it."""
+        try:
+            return self._ask({"wait": pid}, [])["status"]
+        except OSError:
+            return signal.SIGKILL  # they ended with it
+
+    def end(self) -> None:
+        if self._process is not None and self._socket is not None:
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _begin(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive the fork
+        with theirs:
+            self._process = _ColdPopen(
+                [sys.executable, __file__, str(theirs.fileno()), str(os.getpid()), *MODULES],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def _ask(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, int]:
+        assert self._socket is not None
+        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        answer = self._socket.recv(_MOST_BYTES)
+        if not answer:
+            raise ConnectionResetError
+        found: dict[str, int] = json.loads(answer)
+        return found
+
+
+starter = _Starter()
+
+
+class Popen(_ColdPopen):  # type: ignore[type-arg]
+    """subprocess.Popen, but for how ``python -m`` is started and waited for; anything else as usual."""
+
+    _ended: int | None = None  # a descriptor that can be read once it has
+
+    def _execute_child(self, *given: Any) -> None:
+        named = inspect.signature(_ColdPopen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        words = list(map(os.fsdecode, named["args"]))
+        if words[:2] != [sys.executable, "-m"] or named["preexec_fn"] or named["shell"]:
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        sys.audit("subprocess.Popen", words[0], words, named["cwd"], named["env"])
+        streams = (named["p2cread"], named["c2pwrite"], named["errwrite"])
+        descriptors = [number if one == -1 else one for number, one in enumerate(streams)]
+        request = {
+            "words": words[1:],
+            "environment": dict(os.environ if named["env"] is None else named["env"]),
+            "folder": os.fspath(named["cwd"] or Path.cwd()),
+            "session": named["start_new_session"],
+            "numbers": [0, 1, 2, *named["pass_fds"]],
+        }
+        self.pid = starter.start(request, [*descriptors, *named["pass_fds"]])
+        self._ended = os.pidfd_open(self.pid)
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*map(named.__getitem__, pipes))  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._ended is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        if not poll.poll(0 if wait_flags & os.WNOHANG else None):
+            return 0, 0
+        os.close(self._ended)
+        self._ended = None
+        return self.pid, starter.status(self.pid)
+
+    def _internal_poll(self, _deadstate: int | None = None, *_: Any) -> int | None:
+        if self._ended is None:
+            return super()._internal_poll(_deadstate)  # type: ignore[misc,no-any-return]
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork whatever is asked for. Returns in the forked process: what that is to be, and its descriptors."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 32)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "wait" in request:
+            answer = {"status": os.waitpid(request["wait"], 0)[1]}
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are those of BLAS libraries
+                pid = os.fork()
+            if pid == 0:
+                connection.close()
+                return request, descriptors
+            answer = {"pid": pid}
+        for one in descriptors:
+            os.close(one)
+        connection.send(json.dumps(answer).encode())
+
+
+def become(request: dict[str, Any], descriptors: list[int], installed: list[str]) -> None:
+    """Run the module as a process that was started for it would."""
+    if request["session"]:
+        os.setsid()
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _HIGH) for one in descriptors]
+    os.closerange(3, _HIGH)
+    for number, one in zip(request["numbers"], high, strict=True):
+        os.dup2(one, number)
+        os.close(one)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout = sys.__stdout__ = _unbuffered(1)
+        sys.stderr = sys.__stderr__ = _unbuffered(2)
+    here = [] if os.environ.get("PYTHONSAFEPATH") else [str(Path.cwd())]
+    others = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:] = [*here, *others, *installed]
+    importlib.invalidate_caches()
+    _, module, *words = request["words"]
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _unbuffered(number: int) -> io.TextIOWrapper:
+    raw: Any = io.FileIO(number, "w", closefd=False)
+    return io.TextIOWrapper(raw, errors="backslashreplace" if number == 2 else "strict", write_through=True)
+
+
+def main() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(sys.argv[2]):
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    del sys.path[0]  # the folder of this file
+    installed = sys.path[:]
+    gc.disable()
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    request, descriptors = serve(connection)
+    gc.enable()
+    become(request, descriptors, installed)
+
+
+if __name__ == "__main__":
+    main()

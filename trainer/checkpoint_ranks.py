@@ -1,0 +1,152 @@
+"""Saves the state of several ranks in one checkpoint, which is there as a whole or not at all.
+
+    state.pt, model.safetensors    ddp: as of one process, as every rank holds the same; fsdp: the schedule alone
+    rank-0.pt, rank-1.pt, ...      where each rank's data goes on, and its random states
+    .metadata, __0_0.distcp, ...   fsdp: weights and moments, by torch.distributed.checkpoint: each rank its share
+
+Every rank calls :meth:`RanksSaver.save` after the same step. Rank 0 makes the folder and names it to the others; when
+all have written, it adds the digests and renames it. Steps wait for that: an exchange in a thread would meet those of
+training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.checkpoint import Saver, in_host_memory
+from trainer.checkpoint_folder import Store, WholeState
+from trainer.compute.base import Stateful
+from trainer.json_types import JsonObject
+from trainer.ranks import Rank
+
+if TYPE_CHECKING:
+    from trainer.config import CheckpointConfig
+
+SHARDED = "sharded"  # the part whose state each rank has a share of
+OWN = ("data", "random")  # parts that differ from rank to rank
+
+
+class ShardedPart:
+    """A model of FSDP2 and its optimizer."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state_dict(self) -> Any:
+        """This rank's share. Every rank must call it."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """``state_dict``: the folder of a checkpoint, from which each rank reads its share."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        found = self.state_dict()
+        load(found, storage_reader=FileSystemReader(state_dict))
+        set_state_dict(
+            self._model, self._optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+        )
+
+
+class RanksState(Store):
+    """How the states of all ranks become files of one folder."""
+
+    def __init__(self, rank: Rank, model: Any = None) -> None:
+        self._rank, self._whole = rank, WholeState(model)
+
+    def write(self, folder: Path, states: Any) -> JsonObject:
+        """In rank 0: write with the others, which are within :meth:`join_in`."""
+        import torch.distributed as dist
+
+        dist.broadcast_object_list([str(folder)], src=0)
+        common = {name: state for name, state in states.items() if name not in (*OWN, SHARDED)}
+        known = self._whole.write(folder, common)
+        self._write_share(folder, states)
+        return {**known, "ranks": self._rank.of, SHARDED: SHARDED in states}
+
+    def join_in(self, states: Any) -> None:
+        """In every other rank: write its own part into the folder that rank 0 names."""
+        import torch.distributed as dist
+
+        named: list[Any] = [None]
+        dist.broadcast_object_list(named, src=0)
+        self._write_share(Path(named[0]), states)
+
+    def read(self, folder: Path, known: JsonObject) -> Any:
+        import torch
+
+        states = self._whole.read(folder, known)
+        own = torch.load(folder / f"rank-{self._rank.number}.pt", map_location="cpu", weights_only=True)
+        return {**states, **own, **({SHARDED: str(folder)} if known.get(SHARDED) else {})}
+
+    def _write_share(self, folder: Path, states: Any) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        with open(folder / f"rank-{self._rank.number}.pt", "wb") as file:
+            torch.save({name: states[name] for name in OWN if name in states}, file)
+        if SHARDED in states:
+            save(states[SHARDED], storage_writer=FileSystemWriter(folder))
+        dist.barrier()
+
+
+class RanksSaver(Saver):
+    """The saver of one of several ranks."""
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        folder: Path,
+        parts: Mapping[str, Stateful],
+        about: Callable[[], JsonObject],
+        store: RanksState,
+        ready: Callable[[], None] = lambda: None,
+        *,
+        is_first: bool,
+    ) -> None:
+        """As :class:`Saver`. ``is_first``: this is rank 0, which alone makes, renames and removes folders."""
+        super().__init__(config.model_copy(update={"asynchronous": False}), folder, parts, about, store, ready)
+        self._together, self._is_first = store, is_first
+
+    def save(self, steps: int) -> None:
+        states = {
+            name: part.state_dict() if name == SHARDED else in_host_memory(part.state_dict(), copies=False)
+            for name, part in self._parts.items()
+        }
+        self.last = steps
+        if self._is_first:
+            self._write(steps, states, self._about())
+        else:
+            self._together.join_in(states)
+
+    def discard(self) -> None:
+        if self._is_first:
+            super().discard()
+
+
+def make_store(rank: Rank, model: Any = None) -> WholeState | RanksState:
+    """What writes and reads the checkpoints of ``rank``. ``model``: see :class:`WholeState`."""
+    return WholeState(model) if rank.of == 1 else RanksState(rank, model)
+
+
+def make_saver(
+    config: CheckpointConfig,
+    folder: Path,
+    parts: Mapping[str, Stateful],
+    about: Callable[[], JsonObject],
+    rank: Rank,
+    ready: Callable[[], None] = lambda: None,
+) -> Saver:
+    """The saver of ``rank``, of one process or of several."""
+    store = make_store(rank, parts.get("model"))
+    if isinstance(store, WholeState):
+        return Saver(config, folder, parts, about, store, ready)
+    return RanksSaver(config, folder, parts, about, store, ready, is_first=rank.is_first)
