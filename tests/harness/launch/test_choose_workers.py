@@ -14,8 +14,8 @@ from harness.scenario.plan import Plan, make_plan
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from trainer.config import TrainerConfig
-from trainer.worker_trial import WorkerTrial
 from trainer.errors import InputError
+from trainer.worker_trial import WorkerTrial
 
 SCENARIO = """
 name: chosen
