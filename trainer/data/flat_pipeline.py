@@ -111,7 +111,7 @@ class FlatPipeline:
             labels[:] = ids
             labels[found.starts] = IGNORED
             inputs, targets, _ = buffer.tensors(rows)
-            trained = rows * (length - 1) - int(np.count_nonzero(found.starts % length))
+            trained = rows * (length - 1) - found.inner
             self._batches += 1
             position = Position(self._worker, found.document, found.used, self._batches, self._per_epoch)
             batch = Batch(inputs, targets, None, size, trained, rows, position=position)

@@ -104,8 +104,8 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "wrong word": (
         f"{HEAD}base: {{data.path: text-paded}}\n{ARMS}",
         3,
-        "base.data.path: must be 'text-padded', 'text-stream', 'tokens-padded', 'tokens-stream' or 'tokens-mmap'; got 'text-paded'; "
-        "did you mean 'text-padded'?",
+        "base.data.path: must be 'text-padded', 'text-stream', 'tokens-padded', 'tokens-stream' or 'tokens-mmap'; "
+        "got 'text-paded'; did you mean 'text-padded'?",
     ),
     "wrong matrix value": (
         f"{HEAD}{ARMS}matrix:\n  data.batch_size:\n    - 1\n    - two\n",
