@@ -278,8 +278,9 @@ def _study_json(record: StudyRecord) -> JsonObject:
         for key in ("directory", "path"):
             if "code" in arm and not arm["code"][key]:  # of a state that is not one of the user's own code
                 del arm["code"][key]
-    if not content["id"]:  # of a study that was begun before there were any
-        del content["id"]
+    for key in ("id", "left_out"):  # none: of a study that was begun before there were any
+        if not content[key]:
+            del content[key]
     return content
 
 

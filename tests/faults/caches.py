@@ -29,7 +29,7 @@ from trainer.config import DataConfig
 from trainer.data.dataset import Epoch
 from trainer.data.prepare import prepare
 
-PATHS = ("text-padded", "text-stream", "tokens-padded", "tokens-stream")
+PATHS = ("text-padded", "text-stream", "tokens-padded", "tokens-stream", "tokens-mmap")
 OTHERS, MANIFEST = "others", "manifest.json"
 SAID = re.compile("damaged in the cache: .*; (built|computed) again")
 

@@ -38,6 +38,7 @@ from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
 from trainer.loop import train
+from trainer.ranks import ALONE
 
 STEPS = 14
 
@@ -371,7 +372,7 @@ def test_a_run_of_data_alone_saves_nothing(make: Callable[..., TrainerConfig], t
         config = make(compute={"work": work, "device": "cpu", "threads": 1})
         prepared = prepare(config.data)
         with open_batches(config.data, prepared, 0) as batches:
-            saver = _saver(config, build_compute(config, prepared.tokenizer.vocab_size), batches, tmp_path)
+            saver = _saver(config, build_compute(config, prepared.tokenizer.vocab_size), batches, tmp_path, ALONE)
         assert (saver is None) == (work == "none")
 
 

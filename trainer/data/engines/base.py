@@ -77,7 +77,7 @@ _FEW = 48  # documents, which are copied one by one: all at once would take long
 def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Encoded:
     import numpy as np
 
-    ids = np.empty(int(lengths.sum()), dtype=np.uint32)
+    ids = np.empty(int(lengths.sum()), dtype=encoded.ids.dtype)
     begin = at = 0
     for length in encoded.lengths.tolist():
         if length:
