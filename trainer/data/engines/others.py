@@ -59,7 +59,11 @@ class Tiktoken(_FromFlat):
 
 
 class Gigatoken(_FromFlat):
-    """Encodes with gigatoken in the calling thread: its own threads would not survive a fork."""
+    """Encodes with gigatoken in the calling thread: its own threads would not survive a fork.
+
+    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"). So each call takes
+    one that is idle, or makes another.
+    """
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         import gigatoken
@@ -69,13 +73,21 @@ class Gigatoken(_FromFlat):
             if special_as_text:
                 added = content.get("added_tokens") or []
                 content["added_tokens"] = [token for token in added if not token.get("special")]
-            self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
+            self._json = json.dumps(content)
+            self._make = gigatoken.Tokenizer.from_json
+            self._idle = [self._make(self._json)]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         # Not its encode_batch: the awkward array of a batch costs more than encoding a few documents.
-        encode = self._tokenizer.encode
         with _one_line("gigatoken", _REMEDY):
-            return joined([encode(text) for text in texts])
+            try:
+                tokenizer = self._idle.pop()
+            except IndexError:
+                tokenizer = self._make(self._json)
+            try:
+                return joined([tokenizer.encode(text) for text in texts])
+            finally:
+                self._idle.append(tokenizer)
 
 
 class Fastokens(_FromFlat):

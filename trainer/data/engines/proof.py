@@ -16,14 +16,14 @@ from time import process_time_ns
 
 import numpy as np
 
-from trainer.data.engines.base import Encoded, Engine, concatenated
+from trainer.data.engines.base import Encoded, Engine, concatenated, joined
 from trainer.data.engines.hard_set import HARD, special_cases
 from trainer.data.engines.own import Reference
 from trainer.data.engines.sample import Excerpt, byte_length, parts
 from trainer.errors import InputError, literal
 
 _REPEATED_BYTES = 4_000_000  # of text that is encoded a second time, by several threads at once
-_THREADS = 2
+_THREADS = 2  # one of them from the other end
 _AROUND = 24  # characters of text on either side of a difference
 _MOST_IDS = 4  # of a difference that are shown
 
@@ -46,13 +46,15 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
     """
     trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
+    texts: list[str] = []
+    expected: list[Encoded] = []
     for case, text in hard.items():
-        trial.compare_one(f"hard case {case!r}", text)
+        if (ids := trial.compare_one(f"hard case {case!r}", text)) is not None:
+            texts.append(text)
+            expected.append(ids)
     tokens = reference.token_texts() if trial.engines else []
     trial.compare([f"token {number} of the vocabulary" for number in range(len(tokens))], tokens)
     speeds: dict[str, list[float]] = {one: [] for one in (name, *candidates)}
-    texts: list[str] = []
-    expected: list[Encoded] = []
     documents: set[int] = set()
     compared = 0
     for rotation, part in enumerate(parts(pieces) if trial.engines else ()):
@@ -106,15 +108,15 @@ class _Trial:
                 self._refuse(name, f"{places[at]}: {self._message(texts[at], ours, theirs)}")
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
-    def compare_one(self, place: str, text: str) -> None:
-        """The same for one text, by all three methods. One that the reference refuses proves nothing."""
+    def compare_one(self, place: str, text: str) -> Encoded | None:
+        """The same for one text, by all three methods. One that the reference refuses proves nothing: None."""
         if not self.engines:
-            return
+            return None
         try:
             expected = self._reference.encode(text)
         except InputError:
-            return
-        self.compare([place], [text])
+            return None
+        ids, _ = self.compare([place], [text])
         for name, engine in list(self.engines.items()):
             try:
                 lists = [engine.encode(text), *engine.encode_batch([text, "", text])]
@@ -123,17 +125,22 @@ class _Trial:
                 continue
             if lists != [expected, expected, [], expected]:
                 self._refuse(name, f"{place}: its methods disagree with one another")
+        return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same text again, now that engines know its words, in threads that do it at the same time."""
+        """Encode the same text again, now that engines know its words, in threads that do it at the same time.
+
+        One of them begins at the other end, so that long texts meet short ones.
+        """
+        backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:
                 try:
-                    found = list(pool.map(engine.encode_flat, [texts] * _THREADS))
+                    found = list(pool.map(engine.encode_flat, (texts, texts[::-1])))
                 except InputError as error:
                     self._refuse(name, f"{error} (in {_THREADS} threads at once)")
                     continue
-            if any(_first_difference(expected, one) is not None for one in found):
+            if any(_first_difference(*pair) is not None for pair in zip((expected, backward), found, strict=True)):
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def _refuse(self, name: str, reason: str) -> None:
@@ -159,6 +166,11 @@ def _ids(ids: list[int], position: int) -> str:
 def _document(encoded: Encoded, number: int) -> list[int]:
     begin = int(encoded.lengths[:number].sum())
     return list(encoded.ids[begin : begin + int(encoded.lengths[number])].tolist())
+
+
+def _reversed(encoded: Encoded) -> Encoded:
+    ends = np.cumsum(encoded.lengths)[:-1]
+    return joined(np.split(encoded.ids, ends)[::-1]) if len(encoded.lengths) else encoded
 
 
 def _first_difference(expected: Encoded, found: Encoded) -> int | None:
