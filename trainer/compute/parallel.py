@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
 from trainer.compute.base import Stateful
+from trainer.compute.sharded_state import SHARDED, ShardedPart
 from trainer.config import LaunchConfig
 from trainer.errors import InputError
 from trainer.ranks import Rank, RanksDifferError, join, leave
@@ -78,8 +79,6 @@ class Parallel:
         """What a checkpoint holds of model and ``optimizer``: under ddp the same as of one process."""
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
-        from trainer.checkpoint_ranks import SHARDED, ShardedPart
-
         return {SHARDED: ShardedPart(self._model, optimizer)}
 
     def begin_step(self) -> None:
