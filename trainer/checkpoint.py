@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 # What may differ between a training and its resumption: no step computes anything else for it.
 FREE = {
     "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
-    "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "launch.timeout_s",
+    "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "data.transport", "launch.timeout_s",
 }  # fmt: skip
+
+# Keys that came after checkpoints were made, and whose default is what every training did before.
+CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order": False}
 
 
 class RandomStates:
@@ -236,7 +239,9 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
     """Raise InputError where the checkpoint is one of another training: other keys, other data or other code."""
     now = {**identity(config), **fingerprints}
     before = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
-    # A key that only one of them has, with no value, came with another version of this code.
+    # A key that only one of them has, with no value, came with another version of this code; so did one that the
+    # checkpoint does not have, where its default is what every training did before.
+    before = {**CAME_LATER, **before}
     keys = [key for key in sorted(now.keys() | before.keys()) if now.get(key) != before.get(key)]
     if keys:
         key = keys[0]

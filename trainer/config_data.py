@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from trainer.config_base import Config, How, Milliseconds
-from trainer.json_types import Json
+from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function
 
 
@@ -89,6 +97,9 @@ class DataInject(Config):
     """Only this rank spends them (an injected straggler); None: every rank does."""
 
 
+_WORKERS: JsonObject = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 256}, {"const": "auto"}], "default": 0}
+
+
 class DataConfig(Config):
     """The input side: a data pipeline (source, tokenization, packing) and the loader around it."""
 
@@ -114,7 +125,9 @@ class DataConfig(Config):
     global_order: bool = False
     """The batches are those of one process without workers, dealt out to all workers and ranks in turn, however many
     there are. With tokens-mmap, or tokens-stream and zero-copy: it takes the documents' lengths."""
-    workers: int = Field(0, ge=0, le=256)
+    workers: Annotated[int, WithJsonSchema(_WORKERS)] = Field(0, ge=0, le=256)
+    """Processes that make batches; 0: the training process makes them. auto: as many as a short trial before the study
+    says, by what a batch costs to make and to hand over, and how long a step takes."""
     prefetch: int = Field(2, ge=1, le=1024)
     """Batches in flight per worker (DataLoader's prefetch_factor); no effect with workers 0."""
     transport: Literal["dataloader", "ring"] = "dataloader"
@@ -150,6 +163,23 @@ class DataConfig(Config):
     has input_ids, and may have labels and attention_mask, which the model is given where padding precedes text."""
     arguments: dict[str, Json] = Field({})
     """More arguments of the source's function, by name."""
+
+    _chooses_workers: bool = PrivateAttr(False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _workers_to_be_chosen(cls, given: Any, handler: ModelWrapValidatorHandler[DataConfig]) -> DataConfig:
+        """``workers: auto`` stands for 0 until they are chosen, so that it is a number everywhere."""
+        if not (isinstance(given, Mapping) and given.get("workers") == "auto"):
+            return handler(given)
+        made = handler({**given, "workers": 0})
+        made._chooses_workers = True
+        return made
+
+    @property
+    def chooses_workers(self) -> bool:
+        """Whether ``workers`` is to be chosen before anything runs."""
+        return self._chooses_workers
 
     @property
     def is_flat(self) -> bool:

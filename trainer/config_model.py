@@ -104,6 +104,9 @@ class ModelConfig(Config):
     activation_checkpointing: bool = False
     """Keep each layer's input alone for the backward pass, and compute the layer again there: a third more compute for
     a fraction of the memory (Chen et al. 2016)."""
+    fused_gelu: bool | None = None
+    """true: compute GPT-2's GELU (the tanh approximation) in one kernel of torch instead of transformers' eight. The
+    same function, but other rounding: losses differ in their last digits from those of the default."""
 
     @model_validator(mode="before")
     @classmethod

@@ -26,7 +26,8 @@ from trainer.errors import InputError
 
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)
-PATH_KEYS = {"data.path", "data.access"}  # what another arm may do otherwise for its data path to be tried
+# What another arm may do otherwise for its data path to be tried.
+PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
 # Times the usual hand-over that an interval allows for where none was recorded, downwards to none at all.
 MOST_HANDOVER = 3
 _REFUSED = {

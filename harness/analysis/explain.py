@@ -27,7 +27,11 @@ from trainer.errors import InputError
 
 Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm
 # What may differ between two arms for one's data path to be replayed under the other's steps: nothing that computes.
-REPLAYABLE = ("data.path", "data.access", "data.workers", "data.prefetch", "data.shuffle", "data.inject", "data.extra_")
+REPLAYABLE = (
+    "data.path", "data.access", "data.workers", "data.prefetch", "data.shuffle", "data.inject", "data.extra_",
+    "data.transport", "data.global_order",
+    "data.tokenizer.engine", "data.tokenizer.prove",  # the ids are the same
+)  # fmt: skip
 
 
 def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> ArmExplained:

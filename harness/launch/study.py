@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, modules_of, plan_repetitions, run_block
+from harness.launch.choose_workers import refuse_auto, with_workers_chosen
 from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
@@ -109,13 +110,18 @@ def begin_study(
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
     """Prepare everything that the runs of ``plan`` need, and make their study's folder, which is still empty."""
+    if sequential is not None or elsewhere is not None:
+        which = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
+        refuse_auto([arm.config for arm in plan.arms], which)
+    if elsewhere is None:
+        check_devices({arm.name: arm.config for arm in plan.arms})
+        check_nodes(arm.config for arm in plan.arms)
+    check_writable(out)
+    with terminable():
+        plan, choices = with_workers_chosen(plan, plan.scenario.limits.start_s)
     configs = {arm.name: arm.config for arm in plan.arms}
     arms = {**{arm.name: arm_record(arm) for arm in plan.arms}, **(sequential.arms if sequential else {})}
     codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
-    if elsewhere is None:
-        check_devices(configs)
-        check_nodes(configs.values())
-    check_writable(out)
     with terminable():  # else a batch system's notice would leave half a file in the cache
         data = prepare_data(configs, plan.scenario.limits.start_s, codes)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
@@ -145,7 +151,7 @@ def begin_study(
         environment=_environment(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
-        notes=list(data.notes),
+        notes=[*choices, *data.notes],
         left_out={name: list(modules) for name, modules in plan.left_out.items()},
     )
     for name, modules in plan.left_out.items():

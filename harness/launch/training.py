@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
+from harness.launch.choose_workers import refuse_auto
 from harness.launch.ending import TERMINATING
 from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
@@ -122,6 +123,7 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
             "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
             "script of your own, and give --set launch.slurm=null"
         )
+    refuse_auto([config], "a training that may be resumed needs the same in all its parts")
     if config.ranks > 1 and arm.config.checkpoint is None:
         raise InputError(
             f"train: arm {arm.name} has {config.ranks} ranks (launch), which have no common minutes; give "

@@ -11,7 +11,14 @@ from harness.study.records import COMMAND, StudyRecord
 
 _MISSING = object()
 _SOURCES = {("text", "tokens"): "pretokenizing", ("tokens", "text"): "tokenizing on the fly"}
-_PACKINGS = {("padded", "stream"): "packing", ("stream", "padded"): "padding"}
+_PACKINGS = {
+    ("padded", "stream"): "packing",
+    ("padded", "mmap"): "packing out of a memory map",
+    ("stream", "mmap"): "packing out of a memory map",
+    ("stream", "padded"): "padding",
+    ("mmap", "padded"): "padding",
+    ("mmap", "stream"): "packing out of token lists",
+}
 _NOTHING = (None, 0, False, "", _MISSING)
 
 

@@ -1,4 +1,4 @@
-"""How fast each data path makes batches, side by side (million tokens a second of 8 x 1024), and what a hand-over costs.
+"""How fast each data path makes batches of 8 x 1024, side by side, and what handing them over costs.
 
     python -m tests.benchmarks.batches [--rounds 9] [--copies] [--hand-over]
 
@@ -99,6 +99,10 @@ def paths(corpus: dict[str, Any], opened: list[Any]) -> Iterator[tuple[str, Call
             yield made(
                 f"text-stream, {engine}", 60 if fast else 4, path="text-stream", access="zero-copy", tokenizer=tokenizer
             )
+            if engine == "gigatoken":
+                threads = {"tokenize": "threads", "tokenize_threads": 2}
+                name = f"text-stream, {engine}, 2 threads"
+                yield made(name, 60, path="text-stream", access="zero-copy", tokenizer=tokenizer, **threads)
         except PackageNotFoundError:
             print(f"{engine} is not installed here", file=sys.stderr)
         except InputError as error:

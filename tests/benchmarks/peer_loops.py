@@ -6,6 +6,7 @@ It speaks the harness's own protocol between launcher and run (``harness/launch/
 DESCRIPTOR: the same warm-up and the same orders for all. KIND is one of
 
     ours          the loop of trainer/loop.py, with no recorder attached
+    ours+gelu     the same with model.fused_gelu, which rounds otherwise
     ours+ledger   a run of the harness as any study has it: ledger, run-queue delay, sampler (harness/launch/child.py)
     nanogpt       a loop in the manner of nanoGPT's train.py (Karpathy 2022), in our own words
     transformers  the Trainer of transformers
@@ -38,7 +39,7 @@ from trainer.data.prepare import prepare
 from trainer.lifetime import die_with_parent
 from trainer.model import build_model, resolve_shape
 
-OURS, LEDGER, NANOGPT, TRANSFORMERS = "ours", "ours+ledger", "nanogpt", "transformers"
+OURS, LEDGER, FUSED, NANOGPT, TRANSFORMERS = "ours", "ours+ledger", "ours+gelu", "nanogpt", "transformers"
 LOG_EVERY = 10  # steps, as nanoGPT's log_interval; the Trainer keeps its own 500
 
 
@@ -230,7 +231,7 @@ def serve(kind: str, channel: Channel, folder: Path) -> None:
     """Train as the orders say that come over ``channel``."""
     config = recorded_config(channel.receive_start()["record"]["config"])  # type: ignore[arg-type]
     slices = Slices(channel, config.warmup_steps)
-    if kind == OURS:
+    if kind in (OURS, FUSED):
         ours(config, slices)
     elif kind == NANOGPT:
         nanogpt(config, slices, folder)

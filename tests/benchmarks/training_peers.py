@@ -1,7 +1,7 @@
 """Tokens per second of our trainer beside transformers' Trainer and a loop like nanoGPT's, interleaved in one run.
 
     python -m tests.benchmarks.training_peers --out DIR [--model NAME ...] [--rounds N] [--precision fp32|bf16]
-        [--threads N] [--peers PYTHON]
+        [--threads N] [--peers PYTHON] [--fused-gelu]
 
 The same model from the same seed, the same batches (their first losses must agree to rounding), precision, optimizer
 and number of threads. Each contestant (tests/benchmarks/peer_loops.py) has a process of its own that lives through all
@@ -18,13 +18,12 @@ import math
 import os
 import platform
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -33,30 +32,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from harness.analysis.statistics import Estimate, from_blocks
-from harness.launch.channel import Channel
-from harness.launch.probing import probes_of
-from harness.launch.protocol import RECORD_FIELDS, StartMessage
 from harness.machine.environment import read_environment
-from harness.machine.processes import descendants
-from harness.study.records import RunRecord
-from harness.study.store import StudyFolder
-from tests.benchmarks.peer_loops import LEDGER, NANOGPT, OURS, TRANSFORMERS
+from tests.benchmarks.peer_loops import FUSED, LEDGER, NANOGPT, OURS, TRANSFORMERS
+from tests.benchmarks.peer_process import Contestant
 from trainer.config import TrainerConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.files import write_text
 
-ROOT = Path(__file__).parents[2]
-START_S, SLICE_S = 300, 120
 WARMUP = 10  # steps before the first slice, whose losses are compared
 AGREE = 1e-5  # relative: the first losses of all contestants
-ARM = "ours"
 TITLES = {
     OURS: "this trainer, ledger off",
     LEDGER: "this trainer, ledger on",
+    FUSED: "this trainer, ledger off, model.fused_gelu",
     NANOGPT: "a loop like nanoGPT's",
     TRANSFORMERS: "transformers' Trainer",
 }
@@ -116,91 +107,6 @@ def write_batches(config: TrainerConfig, steps: int, folder: Path) -> None:
             labels.write(batch.labels.numpy().astype(np.int32).tobytes())
 
 
-class Contestant:
-    """One process, which stands still outside its slices."""
-
-    def __init__(self, kind: str, python: str, config: TrainerConfig, folder: Path) -> None:
-        self.kind = kind
-        self.losses: list[float] = []
-        self.slices_ns: list[int] = []
-        self.cpu_ns_per_step: list[float] = []
-        self._study = StudyFolder(folder / "study")
-        self._log = folder / f"{kind}.txt"
-        here, there = socket.socketpair()
-        with there, open(self._log, "w") as log:
-            self._process = subprocess.Popen(
-                [python, "-m", "tests.benchmarks.peer_loops", kind, str(there.fileno()), str(os.getpid()), str(folder)],
-                cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, pass_fds=[there.fileno()], start_new_session=True,
-            )  # fmt: skip
-        self._channel = Channel(here)
-        record = RunRecord(arm=ARM, block=0, status="interrupted", config=config.model_dump(mode="json"))
-        self._study.run(ARM, 0).mkdir(parents=True, exist_ok=True)
-        sent = {name: value for name, value in record.to_json().items() if name in RECORD_FIELDS}
-        probes = probes_of({"host": True, "nvml": "auto", "sample_hz": 10}, None).to_json()  # a scenario's defaults
-        start: StartMessage = {"record": sent, "study": str(self._study.path), "probes": probes}
-        self._channel.send(start)
-
-    def wait_ready(self) -> None:
-        self.losses = list(self._expect("ready", START_S).get("losses", []))
-        self._signal(signal.SIGSTOP)
-
-    def slice(self, number: int, case: Case) -> None:
-        """Let it take its steps of one slice."""
-        before_ns = cpu_ns(self._process.pid)
-        self._signal(signal.SIGCONT)
-        self._channel.send({"do": "turn", "turn": number, "settle": case.warmup, "steps": case.steps})
-        self.slices_ns.append(self._expect("turn", SLICE_S).get("ns", 0))
-        self._signal(signal.SIGSTOP)
-        self.cpu_ns_per_step.append((cpu_ns(self._process.pid) - before_ns) / (case.warmup + case.steps))
-
-    def finish(self) -> None:
-        """Let it end; a run of the harness has its times and losses in its tables then."""
-        self._signal(signal.SIGCONT)
-        self._channel.send({"do": "finish"})
-        self._expect("done", SLICE_S)
-        if self.kind == LEDGER:
-            steps = pq.read_table(self._study.run(ARM, 0) / "steps.parquet").to_pydict()
-            rows = list(zip(*(steps[name] for name in ("turn", "warmup", "wall_ns")), strict=True))
-            for number in range(len(self.slices_ns)):
-                self.slices_ns[number] = sum(ns for turn, warm, ns in rows if turn == number and not warm)
-            self.losses = steps["loss"][:WARMUP]
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _expect(self, event: str, timeout_s: float) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = dict(self._channel.receive_event(timeout_s))
-            while found["event"] == "alive":
-                found = dict(self._channel.receive_event(timeout_s))
-        except (EOFError, TimeoutError, ConnectionError) as error:
-            found = {"event": in_short(error)}
-        if found["event"] != event:
-            tail = self._log.read_text(errors="replace").strip().splitlines()[-12:]
-            sys.exit("\n".join([f"{self.kind}: {found.get('error') or found['event']}; its last lines:", *tail]))
-        return found
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-
-def cpu_ns(pid: int) -> int:
-    """CPU time so far of a process and of those that it started, all threads (proc_pid_task: schedstat)."""
-    found = 0
-    for process in (pid, *descendants([pid])):
-        for task in Path(f"/proc/{process}/task").iterdir():
-            with suppress(OSError):  # a thread that has ended meanwhile
-                found += int((task / "schedstat").read_text().split()[0])
-    return found
-
-
-def in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
 @dataclass(frozen=True)
 class Result:
     """What one model's contest gave: tokens per second of each slice, by contestant."""
@@ -247,14 +153,15 @@ def contest(name: str, config: TrainerConfig, pythons: Mapping[str, str], rounds
     with ExitStack() as living:
         contestants = []
         for kind, python in pythons.items():  # one starts after the other: what each does is the same whoever is first
-            one = Contestant(kind, python, config, folder)
+            model = config.model.model_copy(update={"fused_gelu": True if kind == FUSED else None})
+            one = Contestant(kind, python, config.model_copy(update={"model": model}), folder)
             living.callback(one.kill)
             one.wait_ready()
             contestants.append(one)
             print(f"{name}: {kind} is ready", file=sys.stderr, flush=True)
         for number in range(rounds):
             for one in contestants if number % 2 == 0 else reversed(contestants):
-                one.slice(number, case)
+                one.slice(number, case.warmup, case.steps)
             loads.append(os.getloadavg()[0])
             print(f"{name}: round {number + 1} of {rounds}, load {loads[-1]:.2f}", file=sys.stderr, flush=True)
         for one in contestants:
@@ -294,7 +201,7 @@ def table(result: Result) -> list[str]:
         lines.append("| " + " | ".join([TITLES[kind], f"{result.median(kind):,.0f}", f"{cpu_ms:.1f}", *ratios]) + " |")
     faster = result.faster_peer
     lines += ["", f"The faster of the others: {TITLES[faster]}. Against it:"]
-    for kind in (OURS, LEDGER):
+    for kind in (one for one in (OURS, LEDGER, FUSED) if one in result.tokens_per_s):
         ratio = result.ratio(kind, faster)
         lines.append(f"- {TITLES[kind]}: {in_text(ratio)}, {verdict(ratio)};")
     lines += [
@@ -336,6 +243,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=14, help="slices of each contestant and model (default: 14)")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    parser.add_argument("--fused-gelu", action="store_true", help="one more row: this trainer with model.fused_gelu")
     parser.add_argument("--peers", metavar="PYTHON", help="of an environment with accelerate, where this one has none")
     parser.add_argument("--out", type=Path, required=True, help="folder for README.md and table.json")
     arguments = parser.parse_args()
@@ -343,6 +251,8 @@ def main() -> int:
     if arguments.rounds < 3:
         parser.error("--rounds: 3 at least, or there is no interval")
     pythons = dict.fromkeys((OURS, LEDGER, NANOGPT), sys.executable)
+    if arguments.fused_gelu:
+        pythons[FUSED] = sys.executable
     accelerate = accelerate_of(arguments.peers)
     if accelerate is not None:
         pythons[TRANSFORMERS] = arguments.peers or sys.executable
@@ -379,7 +289,7 @@ def main() -> int:
 
 def as_json(result: Result) -> dict[str, Any]:
     faster = result.faster_peer
-    ratios = {kind: asdict(result.ratio(kind, faster)) for kind in (OURS, LEDGER)}
+    ratios = {kind: asdict(result.ratio(kind, faster)) for kind in result.tokens_per_s if kind not in PEERS}
     medians = {kind: result.median(kind) for kind in result.tokens_per_s}
     return asdict(result) | {"median_tokens_per_s": medians, "faster_peer": faster, "ratio_to_it": ratios}
 

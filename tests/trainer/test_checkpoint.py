@@ -338,7 +338,15 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
     checkpoint_folder.write(tmp_path, 1, {}, about, WholeState(), lambda: None)
     found = checkpoint_folder.newest(tmp_path)
     assert found is not None
-    check_identity(found, make(keep=1, steps=99, data={"prefetch": 7}), {"corpus": "1"})
+    check_identity(found, make(keep=1, steps=99, data={"prefetch": 7, "transport": "ring"}), {"corpus": "1"})
+    older = {key: one for key, one in identity(config).items() if key not in ("data.documents", "data.global_order")}
+    checkpoint_folder.write(tmp_path / "older", 1, {}, {"config": older}, WholeState(), lambda: None)
+    before = checkpoint_folder.newest(tmp_path / "older")
+    assert before is not None
+    check_identity(before, config, {})  # of a version that had no such keys
+    separated = {"path": "tokens-mmap", "documents": "separated"}
+    with pytest.raises(InputError, match=r"data\.documents: 'separated', but .* was made with 'joined'"):
+        check_identity(before, make(data=separated), {})
     evaluated = make(evaluation={})
     with pytest.raises(InputError, match=r"evaluation: 'given', but .* was made with None"):
         check_identity(found, evaluated, {"corpus": "1"})

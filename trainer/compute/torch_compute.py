@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer.compute import attention
 from trainer.compute.base import Loss, Stateful
 from trainer.compute.gradients import GradientClipping
+<<<<<<< HEAD
 from trainer.compute.in_flight import InFlight
 from trainer.compute.modes import compiled, keep_layer_inputs_alone
+=======
+from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone
+>>>>>>> b.h
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, validate
@@ -67,6 +71,8 @@ class TorchCompute:
         self._shifted = objective_of(config.model) == "causal"
         self._attention = partial(attention.kernels, config)
         self.attention: str | None = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if config.model.fused_gelu:
+            fuse_gelu(self._model)
         if config.model.activation_checkpointing:
             keep_layer_inputs_alone(self._model)
         self._config = config.optimizer

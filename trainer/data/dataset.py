@@ -20,7 +20,7 @@ from trainer.data.flat_paths import flat_pipeline, windows_of
 from trainer.data.flat_pipeline import FlatPipeline
 from trainer.data.flat_plan import EMPTY_EPOCHS
 from trainer.data.masking import Masker
-from trainer.data.order import ComputedSampler, Sampler, ShardedSampler
+from trainer.data.order import ComputedSampler, IndexSampler, ShardedSampler
 from trainer.data.packing import Document, make_packer
 from trainer.data.packing_arrays import ArrayPacked, ArrayPadded, PaddedRows
 from trainer.data.position import Bookmark, Position
@@ -68,7 +68,7 @@ class DataPipeline:
         self,
         config: DataConfig,
         prepared: Prepared,
-        order: Sampler,
+        order: IndexSampler,
         injector: Injector,
         marked: bool = True,
         draws: tuple[int, int] = (0, 0),
@@ -268,7 +268,7 @@ class RepeatedBatches:
 
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
-) -> Sampler:
+) -> IndexSampler:
     """The order of the documents that are trained on: all, but for those held out. Of windows: all."""
     if config.shuffle == "windows":
         windows = windows_of(config, prepared)
@@ -289,23 +289,23 @@ def training_order(
 def pipeline_of(
     config: DataConfig,
     prepared: Prepared,
-    order: Sampler,
+    order: IndexSampler,
     injector: Injector,
     marked: bool = True,
     draws: tuple[int, int] = (0, 0),
     start: Position = Position(),  # noqa: B008  # a tuple never changes
     buffers: Buffers | None = None,
-    turns: tuple[int, int] = (0, 1),
+    every: tuple[int, int] = (0, 1),
 ) -> DataPipeline | FlatPipeline:
     """The pipeline of ``config``'s path over ``order``; arguments as of DataPipeline.
 
-    ``turns``: which of the order's batches it makes, the first and every how many-th; others only over flat tokens.
+    ``every``: which of the order's batches it makes, the first and every how many-th; others only over flat tokens.
     """
     if not config.is_flat:
-        assert turns == (0, 1), "the configuration refuses it"
+        assert every == (0, 1), "the configuration refuses it"
         return DataPipeline(config, prepared, order, injector, marked, draws, start, buffers)
     buffers = buffers or buffers_of(config)
-    return flat_pipeline(config, prepared, order, injector, marked, draws, start, buffers, turns)
+    return flat_pipeline(config, prepared, order, injector, marked, draws, start, buffers, every)
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
@@ -357,10 +357,10 @@ def make_pipeline(
         batch = first.next_batch()
         assert batch is not None
         return RepeatedBatches([batch], injector, start)
-    turns, shard = ((worker, workers), (0, 1)) if config.global_order else ((0, 1), (worker, workers))
+    every, shard = ((worker, workers), (0, 1)) if config.global_order else ((0, 1), (worker, workers))
     order = training_order(config, prepared, seed, *shard)
     draws = seed, worker
-    return pipeline_of(config, prepared, order, injector, True, draws, start, buffers, turns)
+    return pipeline_of(config, prepared, order, injector, True, draws, start, buffers, every)
 
 
 def _of_source(

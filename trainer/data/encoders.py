@@ -21,6 +21,7 @@ ENCODERS = {
     "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
     "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
     "tiktoken.core": ("Encoding", ("encode", "encode_ordinary", "encode_batch", "encode_ordinary_batch")),
+    "gigatoken._tokenizer": ("Tokenizer", ("encode", "encode_batch", "encode_batch_list", "encode_batch_padded")),
     "sentencepiece": ("SentencePieceProcessor", ("encode", "Encode", "EncodeAsIds")),
 }
 

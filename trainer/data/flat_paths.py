@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config import DataConfig
 from trainer.data.buffers import Buffers
-from trainer.data.flat_pipeline import FlatPipeline, Turns
-from trainer.data.flat_plan import DocumentPlan, Plan, WindowPlan
+from trainer.data.flat_pipeline import EveryNth, FlatPipeline
+from trainer.data.flat_plan import DocumentPlan, RowPlan, WindowPlan
 from trainer.data.formats.flat import FlatTokens, open_flat, token_type
 from trainer.data.masking import Masker
-from trainer.data.order import Sampler
+from trainer.data.order import IndexSampler
 from trainer.data.position import Position
 from trainer.data.prepare import Prepared
 from trainer.data.sources import flat_of_lists
@@ -49,23 +49,23 @@ def windows_of(config: DataConfig, prepared: Prepared) -> int:
 def flat_pipeline(
     config: DataConfig,
     prepared: Prepared,
-    order: Sampler,
+    order: IndexSampler,
     injector: Injector,
     marked: bool,
     draws: tuple[int, int],
     start: Position,
     buffers: Buffers,
-    turns: tuple[int, int],
+    every: tuple[int, int],
 ) -> FlatPipeline:
-    """The pipeline over ``order``; ``turns``: which of its batches, the first one and every how many-th."""
+    """The pipeline over ``order``; ``every``: which of its batches, the first one and every how many-th."""
     length = config.sequence_length
     masker = None
     if prepared.masking is not None and config.global_order:  # whoever makes a batch, the same tokens are masked
-        masker = Masker(prepared.masking, draws[0], 0, turns[0] + start.batches * turns[1], turns[1])
+        masker = Masker(prepared.masking, draws[0], 0, every[0] + start.batches * every[1], every[1])
     elif prepared.masking is not None:
         masker = Masker(prepared.masking, *draws, start.batches)
 
-    def opened() -> tuple[NDArray[Any], Plan]:
+    def opened() -> tuple[NDArray[Any], RowPlan]:
         flat = open_tokens(config, prepared)
         if config.shuffle == "windows":
             return flat.tokens, WindowPlan(flat, order, length, start.document)
@@ -79,7 +79,7 @@ def flat_pipeline(
         buffers,
         masker=masker,
         separated=config.documents == "separated",
-        turns=Turns(*turns),
+        every=EveryNth(*every),
         extra_reads=config.extra_reads,
         marked=marked,
         start=start,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from trainer import telemetry
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.buffers import Buffers
-from trainer.data.flat_plan import Plan, Stretch
+from trainer.data.flat_plan import RowPlan, TokenStretch
 from trainer.data.packing_arrays import positions_within
 from trainer.data.position import Position
 from trainer.inject import Injector
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 MOST_PIECES = 24
 
 
-class Turns:
+class EveryNth(NamedTuple):
     """Which of the batches of one global order a shard makes: number ``first``, and every ``of``-th after it."""
 
-    def __init__(self, first: int = 0, of: int = 1) -> None:
-        self.first, self.of = first, of
+    first: int = 0
+    of: int = 1
 
 
 class FlatPipeline:
@@ -48,7 +48,7 @@ class FlatPipeline:
 
     def __init__(
         self,
-        opened: Callable[[], tuple[NDArray[Any], Plan]],
+        opened: Callable[[], tuple[NDArray[Any], RowPlan]],
         shape: tuple[int, int],
         per_epoch: int,
         injector: Injector,
@@ -56,7 +56,7 @@ class FlatPipeline:
         *,
         masker: Masker | None = None,
         separated: bool = False,
-        turns: Turns | None = None,
+        every: EveryNth = EveryNth(),  # noqa: B008  # a tuple never changes
         extra_reads: int = 0,
         marked: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
@@ -65,10 +65,10 @@ class FlatPipeline:
         self._open, self._rows, self._length = opened, *shape
         self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
-        self._plan: Plan | None = None
+        self._plan: RowPlan | None = None
         self._per_epoch, self._injector, self._buffers = per_epoch, injector, buffers
-        self._masker, self._separated, self._turns = masker, separated, turns or Turns()
-        self._in_turns = self._turns.of > 1
+        self._masker, self._separated, self._every = masker, separated, every
+        self._skips = self._every.of > 1
         self._extra_reads, self._marked = extra_reads if marked else 0, marked
         self._worker, self._batches = start.worker, start.batches
         self._wide = np.arange(self._size)
@@ -87,7 +87,7 @@ class FlatPipeline:
         injector, span, costs = self._injector, self._span, self._costs
         with span("read"):
             plan = self._plan or self._begin()
-            if self._in_turns:
+            if self._skips:
                 plan.skip(self._skipped())
             found = plan.next(self._rows)
             if found is not None:
@@ -111,7 +111,7 @@ class FlatPipeline:
             labels[:] = ids
             labels[found.starts] = IGNORED
             inputs, targets, _ = buffer.tensors(rows)
-            trained = rows * (length - 1) - int(np.count_nonzero(found.starts % length))
+            trained = rows * (length - 1) - found.inner
             self._batches += 1
             position = Position(self._worker, found.document, found.used, self._batches, self._per_epoch)
             batch = Batch(inputs, targets, None, size, trained, rows, position=position)
@@ -127,17 +127,17 @@ class FlatPipeline:
             batch.trace = telemetry.take()
         return batch
 
-    def _begin(self) -> Plan:
+    def _begin(self) -> RowPlan:
         self._tokens, self._plan = self._open()
         self._narrow = np.empty(self._size, dtype=self._tokens.dtype)
         return self._plan
 
     def _skipped(self) -> int:
         """Rows of the batches that others make before the next one."""
-        batches = self._turns.of - 1 if self._batches else self._turns.first
+        batches = self._every.of - 1 if self._batches else self._every.first
         return batches * self._rows
 
-    def _widen(self, found: Stretch, ids: NDArray[np.int64]) -> None:
+    def _widen(self, found: TokenStretch, ids: NDArray[np.int64]) -> None:
         """Copy the pieces, end to end, as int64."""
         tokens, size = self._tokens, found.tokens
         assert tokens is not None

@@ -18,7 +18,7 @@ from trainer.config import DataConfig
 from trainer.data.batch import Batch
 from trainer.data.buffers import Buffers
 from trainer.data.dataset import BatchPipeline, buffers_of, is_packed, make_pipeline
-from trainer.data.order import shard_of, turn_of
+from trainer.data.order import dealt_to, shard_of
 from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import Prepared, check_workers
 from trainer.data.ring import NotYetError, RingBatches
@@ -292,7 +292,7 @@ def _fields(config: DataConfig) -> tuple[str, ...]:
 
 def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
     """Which part of the documents, or of the batches of one global order, that worker of ``rank`` makes."""
-    return (turn_of if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
+    return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, role: int, shard: int) -> Position:

@@ -27,7 +27,7 @@ def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
     return rank * workers + worker, ranks * workers
 
 
-def turn_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
+def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
     """Of one global order: the first batch of that worker, and how many there are until its next one.
 
     At step k rank r receives batch k x ranks + r, whichever of its workers made it.
@@ -35,7 +35,7 @@ def turn_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]
     return worker * ranks + rank, ranks * workers
 
 
-class Sampler(Protocol):
+class IndexSampler(Protocol):
     """Yields the indices of one shard, epoch after epoch. ``epoch``: that of the next index, unless it is used up."""
 
     epoch: int

@@ -7,6 +7,7 @@ memory that is used again for a later batch (:mod:`trainer.data.buffers`).
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -190,9 +191,18 @@ def positions_within(starts: Places, rows: int, length: int) -> torch.Tensor:
     """Positions that begin at 0 with each document and each row. ``starts``: where documents begin in the rows."""
     from torch import from_numpy
 
-    at = np.arange(rows * length)
-    begins = np.zeros(rows * length, dtype=np.int64)
-    begins[starts] = starts
-    begins[::length] = at[::length]
-    np.maximum.accumulate(begins, out=begins)
-    return from_numpy((at - begins).reshape(rows, length))
+    size = rows * length
+    at = _numbers(size)
+    firsts = np.zeros(size, dtype=np.bool_)
+    firsts[starts] = True
+    firsts[::length] = True
+    begins = firsts.nonzero()[0]
+    lengths = np.empty(len(begins), dtype=np.int64)
+    np.subtract(begins[1:], begins[:-1], out=lengths[:-1])
+    lengths[-1] = size - begins[-1]
+    return from_numpy((at - begins.repeat(lengths)).reshape(rows, length))
+
+
+@lru_cache(maxsize=4)
+def _numbers(count: int) -> Places:
+    return np.arange(count)

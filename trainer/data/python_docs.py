@@ -43,7 +43,7 @@ def collect(root: Path) -> list[str]:
     if len(documents) < _FEWEST_DOCUMENTS:
         raise InputError(
             f"data.corpus.builtin: python-docs found only {len(documents)} documents in {root}; "
-            "this Python comes without its sources, give data.corpus.parquet instead"
+            "this Python comes without its sources, give data.corpus.path instead"
         )
     return [documents[key] for key in sorted(documents)]
 

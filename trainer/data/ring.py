@@ -120,7 +120,7 @@ def _attached(descriptor: Any, count: int, shape: tuple[int, int], fields: tuple
     return Slots(count, shape, fields, descriptor.detach())
 
 
-class _Worker:
+class _RingWorker:
     """A worker process as the main process sees it: its slots, and our end of its connection."""
 
     def __init__(self, process: Any, connection: Connection, slots: Slots) -> None:
@@ -173,9 +173,9 @@ class RingBatches:
     ) -> None:
         """``build`` gives a worker its batches, ``seed`` what user code in it draws from: both as for DataLoader."""
         context: Any = get_context(start_method)
-        self._look_s, self._turn, self._pinned = look_s, 0, pinned
+        self._look_s, self._next, self._pinned = look_s, 0, pinned
         self._copies = BatchBuffers(*shape, mask="attention_mask" in fields, pinned=pinned)
-        self._ring: list[_Worker] = []
+        self._ring: list[_RingWorker] = []
         self._workers: list[Any] = []  # the processes, by DataLoader's name for them
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed)))
         try:
@@ -187,7 +187,7 @@ class RingBatches:
                 process.start()
                 theirs.close()
                 self._workers.append(process)
-                self._ring.append(_Worker(process, ours, slots))
+                self._ring.append(_RingWorker(process, ours, slots))
                 slots.close()
             for worker in self._ring:
                 for _ in range(prefetch):
@@ -200,13 +200,13 @@ class RingBatches:
         return self
 
     def __next__(self) -> Batch | InputError:
-        worker = self._ring[self._turn]
+        worker = self._ring[self._next]
         answer = worker.receive(self._look_s)
         if isinstance(answer, InputError):
             return answer
         if isinstance(answer, ExceptionWrapper):
             answer.reraise()  # type: ignore[no-untyped-call]
-        self._turn = (self._turn + 1) % len(self._ring)
+        self._next = (self._next + 1) % len(self._ring)
         if isinstance(answer, _Whole):
             worker.request()
             return _with_tensors(answer.batch)

@@ -172,7 +172,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
-    tensors = 2 if str(lookup(config, "data.path", "")).endswith("-stream") else 3  # ids, labels, attention mask
+    packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
+    tensors = 2 if packed else 3  # ids, labels, attention mask
     built = batches(
         [
             FetchWait(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))

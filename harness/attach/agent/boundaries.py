@@ -81,7 +81,8 @@ def watched() -> bool:
 
 
 def enter(name: str) -> None:
-    _mark()
+    if device.state.stream is not None:
+        _mark()
     cpu_ns = thread_time_ns()
     state.events.append((ENTER, name, monotonic_ns(), cpu_ns))
     state.open.append(name)
@@ -91,7 +92,8 @@ def leave(name: str) -> None:
     cpu_ns = thread_time_ns()
     now = monotonic_ns()
     if name in state.open:
-        _mark()
+        if device.state.stream is not None:
+            _mark()
         state.last = name
         while state.open:
             ended = state.open.pop()
@@ -116,8 +118,6 @@ def interrupted() -> None:
 
 def _mark() -> None:
     """Tell the recording of a device what the host launched since the last boundary of phases."""
-    if device.state.stream is None:
-        return
     if not state.open:
         device.mark(device.BETWEEN.get(state.last or "", "other"))
     else:

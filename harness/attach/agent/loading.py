@@ -47,11 +47,12 @@ def _next(before: Any) -> Any:
             return before(self)
         global _depth
         around = _depth
+        controlled = bool(record.settings.get("control"))  # hooks that nobody needs cost microseconds of each step
         while True:
             try:
                 begun = bool(guard.carefully(_begin, self))
                 try:
-                    batch = guard.carefully(controls.kept, _source(self)) if begun else None
+                    batch = guard.carefully(controls.kept, _source(self)) if begun and controlled else None
                     if batch is None:
                         batch = before(self)
                 except BaseException:
@@ -60,7 +61,7 @@ def _next(before: Any) -> Any:
                 guard.carefully(_ended, self, begun, batch)
             finally:  # also where a signal handler of the program raised within these hooks
                 _depth = around
-            if not begun or not guard.carefully(controls.thrown_away, _source(self), batch):
+            if not begun or not controlled or not guard.carefully(controls.thrown_away, _source(self), batch):
                 return batch
 
     return __next__
@@ -162,7 +163,9 @@ def _fetch(before: Any) -> Any:
             return before(self, possibly_batched_index)
         opened = guard.carefully(_open, self)
         try:
-            for _ in range((guard.carefully(controls.times_more) or 0) if opened else 0):
+            for _ in range(
+                (guard.carefully(controls.times_more) or 0) if opened and record.settings.get("control") else 0
+            ):
                 before(self, possibly_batched_index)
             data = before(self, possibly_batched_index)
         except BaseException:
@@ -223,10 +226,9 @@ def sizes(batch: Any) -> tuple[int, int]:
 
     Zero where it has none, and no tokens where that tensor holds no integers.
     """
-    tensors = list(_tensors(batch))
-    if not tensors:
+    first = next(_tensors(batch), None)
+    if first is None:
         return 0, 0
-    first = tensors[0]
     try:
         shape = tuple(first.shape)
         ids = len(shape) > 1 and not (first.is_floating_point() or first.is_complex())

@@ -105,8 +105,10 @@ def _count(optimizer: int, name: str) -> None:
         boundaries.decide(optimizer=True)
     counts = boundaries.state.optimizers
     counts[optimizer] = counts.get(optimizer, 0) + 1
-    busiest = max(counts.values())
-    closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
+    closing = optimizer
+    if len(counts) > 1:
+        busiest = max(counts.values())
+        closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
     asked = record.settings.get("step_ends")
     if optimizer == closing if asked is None else name == asked:
         boundaries.close_step()

@@ -46,6 +46,17 @@ def test_what_is_given_is_in_it_as_it_was_given(tmp_path: Path) -> None:
     assert scenario.name == "on"
 
 
+def test_a_corpus_of_any_format(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    done = harness("init", str(path), "--corpus", "s3://bucket/*.jsonl.zst", "--tokenizer", "mine/tokenizer.json")
+    assert done.returncode == 0, done.stderr
+    data = section(load_scenario(path).base, "data")
+    assert data["corpus"] == {"path": "s3://bucket/*.jsonl.zst", "column": "text"}
+    assert data["tokenizer"] == {"pretrained": "mine/tokenizer.json"}
+    both = harness("init", str(tmp_path / "both.yaml"), "--corpus", "a", "--parquet", "b")
+    assert (both.returncode, both.stderr) == (2, "harness: init: --parquet does not go with --corpus\n")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -138,6 +138,13 @@ def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pyt
         ("data.source: nowhere:make", "own code", "data.source: nowhere:make: no module nowhere in "),
         ("model.factory: nowhere:make", "own code", "model.factory: nowhere:make: no module nowhere in "),
         ("data.corpus: {parquet: no/such.parquet, column: text}", "files", "no file matches no/such.parquet"),
+        ("data.corpus: {path: no/such}", "files", "data.corpus.path: no no/such"),
+        ("data.corpus: {path: nowhere://such}", "files", "data.corpus.path: nowhere://: "),
+        (
+            "data.corpus: {path: ., format: text, chat_template: no/such}",
+            "files",
+            "data.corpus.chat_template: no no/such",
+        ),
         ("data.tokenizer.pretrained: no/such", "files", "no/such is neither a directory nor in the"),
         ("data.tokenizer.sentencepiece: no/such", "files", "data.tokenizer.sentencepiece: no file no/such"),
         ("model.config: no/such", "files", "model.config: no file no/such; give a folder with config.json"),

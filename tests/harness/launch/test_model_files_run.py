@@ -64,6 +64,21 @@ def test_a_folder_named_from_here_is_found_by_runs_elsewhere(tmp_path: Path, mon
     assert _anchored(config({"config": QWEN})).model.config == QWEN
 
 
+def test_a_corpus_is_named_from_here_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    data = {
+        "corpus": {"path": "texts", "chat_template": "chat.jinja"},
+        "tokenizer": {"pretrained": "tokenizer.json"},
+    }
+    found = _anchored(TrainerConfig.model_validate({"data": data})).data
+    assert (found.corpus.path, found.corpus.chat_template) == (str(tmp_path / "texts"), str(tmp_path / "chat.jinja"))
+    assert found.tokenizer.pretrained == str(tmp_path / "tokenizer.json")
+    remote = {"corpus": {"path": "s3://bucket/texts"}, "tokenizer": {"pretrained": "owner/name"}}
+    assert _anchored(TrainerConfig.model_validate({"data": remote})).data.corpus.path == "s3://bucket/texts"
+    assert _anchored(TrainerConfig.model_validate({"data": remote})).data.tokenizer.pretrained == "owner/name"
+
+
 @pytest.mark.parametrize(
     ("model", "compute", "line"),
     [

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.bounds import Bound
-from harness.analysis.comparisons import Waits
+from harness.analysis.comparisons import Absent, Waits
 from harness.analysis.dose import Dose, DosePoint
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.report_types import Comparison, PredictedRatio
@@ -233,3 +233,14 @@ def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:
         waits = replace(c.measured.baseline_waits, bound="data", busy_loader=busy)
         links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
         assert said in next(one.text for one in links if one.name == "ceiling")
+
+
+@pytest.mark.parametrize(
+    ("key", "absent"),
+    [("engine", "no data-only control"), ("special_tokens_in_text", "more than the data path differs")],
+)
+def test_an_engine_gives_the_same_ids_and_can_be_predicted(key: str, absent: str) -> None:
+    arms = [Arm("base"), Arm("c", config={f"data.tokenizer.{key}": "auto"})]
+    (found,) = analyse(*synthetic.build(arms, [("base", "c")])).compared
+    assert isinstance(found.explained.predicted, Absent)
+    assert found.explained.predicted.kind == absent

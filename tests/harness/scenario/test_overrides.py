@@ -81,6 +81,8 @@ def test_a_mapping_adds_to_a_section_and_null_removes_it() -> None:
     [
         ("tokenizer", {"train": {"vocab_size": 300}}, {"pretrained": "x"}),
         ("corpus", {"builtin": "p"}, {"parquet": "x"}),
+        ("corpus", {"parquet": "p"}, {"path": "x"}),
+        ("corpus", {"path": "p"}, {"builtin": "x"}),
     ],
 )
 def test_setting_one_of_an_exclusive_group_drops_the_others(section: str, under: Any, over: Any) -> None:
@@ -90,5 +92,7 @@ def test_setting_one_of_an_exclusive_group_drops_the_others(section: str, under:
 
 def test_the_exclusive_groups_are_those_of_the_configuration() -> None:
     tokenizer = TokenizerConfig(train=TrainTokenizer())
-    assert set(EXCLUSIVE["data", "tokenizer"]) == set(type(tokenizer).model_fields)
-    assert {"column", "documents", *EXCLUSIVE["data", "corpus"]} == set(CorpusConfig.model_fields)
+    others = {"engine", "prove", "special_tokens_in_text"}
+    assert {*others, *EXCLUSIVE["data", "tokenizer"]} == set(type(tokenizer).model_fields)
+    others = {"column", "documents", "format", "split", "chat_template"}
+    assert {*others, *EXCLUSIVE["data", "corpus"]} == set(CorpusConfig.model_fields)

@@ -13,7 +13,7 @@ from trainer.errors import InputError
 
 HEAD = "name: x\nquestion: q\n"
 ARMS = "arms:\n  a: null\n"
-DATA_KEYS = "path, access, corpus, tokenizer, sequence_length, batch_size, shuffle, workers, prefetch, pin_memory"
+DATA_KEYS = "path, access, corpus, tokenizer, sequence_length, batch_size, shuffle, documents"
 
 
 def write(folder: Path, text: str | bytes, name: str = "x.yaml") -> Path:
@@ -104,8 +104,8 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "wrong word": (
         f"{HEAD}base: {{data.path: text-paded}}\n{ARMS}",
         3,
-        "base.data.path: must be 'text-padded', 'text-stream', 'tokens-padded' or 'tokens-stream'; got 'text-paded'; "
-        "did you mean 'text-padded'?",
+        "base.data.path: must be 'text-padded', 'text-stream', 'tokens-padded', 'tokens-stream' or 'tokens-mmap'; "
+        "got 'text-paded'; did you mean 'text-padded'?",
     ),
     "wrong matrix value": (
         f"{HEAD}{ARMS}matrix:\n  data.batch_size:\n    - 1\n    - two\n",

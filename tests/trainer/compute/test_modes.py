@@ -158,3 +158,20 @@ def test_compile_compiles_in_the_first_step_and_again_for_another_shape(monkeypa
         compute.backward(compute.forward(one))
         found.append(modes.compilations() - before)
     assert 0 < found[0] == found[1] < found[2]
+
+
+def test_a_fused_gelu_is_the_same_function_in_one_kernel() -> None:
+    plain, fused = losses(TINY, steps=6), losses(TINY | {"fused_gelu": True}, steps=6)
+    assert fused == pytest.approx(plain, rel=1e-5)
+    assert losses(TINY | {"fused_gelu": False}, steps=6) == plain
+    built = build_compute(config(TINY | {"fused_gelu": True}), 64)
+    assert isinstance(built, TorchCompute)
+    kinds = Counter(type(one).__name__ for one in built._model.modules())
+    assert kinds["GELU"] == 3
+    assert kinds["NewGELUActivation"] == 0
+
+
+def test_a_model_without_such_a_gelu_is_one_line() -> None:
+    llama = {**TINY, "preset": "llama-tiny", "fused_gelu": True}
+    with pytest.raises(InputError, match=r"^model\.fused_gelu: a LlamaForCausalLM has no activation gelu_new"):
+        build_compute(config(llama), 64)

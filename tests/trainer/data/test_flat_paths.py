@@ -31,7 +31,7 @@ from trainer.data.flat_pipeline import MOST_PIECES, FlatPipeline
 from trainer.data.flat_plan import DocumentPlan
 from trainer.data.formats.flat import FlatTokens
 from trainer.data.loader import open_batches
-from trainer.data.order import ShardedSampler, turn_of
+from trainer.data.order import ShardedSampler, dealt_to
 from trainer.data.prepare import Prepared, prepare
 from trainer.data.pretokenize import pretokenize
 from trainer.errors import InputError
@@ -121,7 +121,7 @@ def test_a_global_order_is_that_of_one_process(
         assert_same(left, right)
     for workers, ranks in ((2, 1), (1, 2), (3, 2)):
         for rank in range(ranks):
-            turns = [turn_of(worker, workers, rank, ranks) for worker in range(workers)]
+            turns = [dealt_to(worker, workers, rank, ranks) for worker in range(workers)]
             pipelines = [make_pipeline(config, prepared, 2, *turn) for turn in turns]
             for number in range(60 // ranks):
                 batch = pipelines[number % workers].next_batch()

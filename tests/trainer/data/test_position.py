@@ -235,3 +235,22 @@ def test_a_users_workers_draw_as_they_would_have(make_config: Make) -> None:
     with open_batches(config, prepared, seed=5, start=DataPosition.from_state(state, 2)) as batches:
         for left, right in zip(islice(batches, 6), whole, strict=True):
             assert_same(left, right)
+
+
+def stateful(batch_size: int) -> object:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(Drawn(), batch_size=batch_size, shuffle=True, num_workers=1)
+
+
+def test_a_loader_of_torchdata_goes_on_like_any_other(make_config: Make) -> None:
+    pytest.importorskip("torchdata")
+    config = make_config(source=f"{__name__}:stateful")
+    prepared = prepare(config)
+    with open_batches(config, prepared, seed=5, start=DataPosition(1, keeps_state=True)) as batches:
+        list(islice(batches, 9))
+        start = DataPosition.from_state(batches.position.state_dict(), 0)
+        torch.manual_seed(1)
+        whole = [batch.input_ids[:, 0].tolist() for batch in islice(batches, 7)]
+    with open_batches(config, prepared, seed=5, start=start) as batches:
+        assert [batch.input_ids[:, 0].tolist() for batch in islice(batches, 7)] == whole

@@ -43,5 +43,5 @@ def _opened(name: str) -> Iterator[Any]:
             file.seek(0)
             with ipc.open_file(file) if is_file else ipc.open_stream(file) as reader:
                 yield reader
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{name}: truncated or damaged Arrow file, or none ({first_line(error)})") from error

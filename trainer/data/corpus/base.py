@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from trainer.data.corpus.chat import ChatTemplate
+from typing import Any, Literal
 
 Format = Literal["parquet", "jsonl", "text", "arrow"]
 Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
@@ -17,6 +14,15 @@ ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
 MOST_BYTES = 16 * 2**20  # of documents that are handed on together, unless a single one is larger
 LARGEST_DOCUMENT = 2**31 - 1  # bytes: the offsets of Arrow's strings and lists are int32
 MOST_CHARACTERS = 300  # of another library's message in one of ours
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template's text, and the tokens that it may write. It is picklable."""
+
+    source: str
+    tokens: tuple[tuple[str, str], ...]  # bos_token and its like
+    name: str
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpus.base import MOST_CHARACTERS
+from trainer.data.corpus.base import MOST_CHARACTERS, ChatTemplate
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
@@ -20,15 +19,6 @@ _LONGEST_BYTES = 2**20  # of a template; the longest in use have some ten thousa
 # of Llama 3 write where they are given none. (A macro hides the function; the newline ends its line.)
 _DATE = "26 Jul 2024"
 _NO_CLOCK = "{% macro strftime_now(format) %}" + _DATE + "{% endmacro %}\n"
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """A template's text, and the tokens that it may write. It is picklable."""
-
-    source: str
-    tokens: tuple[tuple[str, str], ...]  # bos_token and its like
-    name: str
 
 
 def load_template(location: str) -> ChatTemplate:

@@ -9,7 +9,11 @@ from trainer.data.corpus import arrow, jsonl, parquet, text
 from trainer.data.corpus.base import Content, Format, Split, first_line
 from trainer.errors import InputError
 
-_ALLOWED = "strings, lists of whole numbers (token ids), or lists of objects (messages)"
+_KINDS: dict[Content, str] = {
+    "text": "string",
+    "tokens": "a list of whole numbers (token ids)",
+    "chat": "a list of objects (messages)",
+}
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
@@ -21,17 +25,21 @@ def content_of(name: str, format: Format, column: str) -> Content:
     kind = column_type(name, format, column)
     found = _content(kind)
     if found is None:
-        raise InputError(f"{name}: column {column!r} is {kind}; allowed: {_ALLOWED}")
+        raise InputError(f"{name}: column {column!r} is {kind}; allowed: {', '.join(_KINDS.values())}")
     return found
 
 
 def column_type(name: str, format: Format, column: str) -> Any:
     """The Arrow type of a Parquet or Arrow file's column. Raises InputError where it is not there, or there twice."""
     schema = (parquet if format == "parquet" else arrow).schema(name)
-    if column not in schema.names:
-        raise InputError(f"{name}: no column {column!r}; it has {', '.join(schema.names) or 'no columns'}")
-    if schema.names.count(column) > 1:
-        raise InputError(f"{name}: {schema.names.count(column)} columns named {column!r}; it must be one")
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: damaged {format} file (a column's name is not UTF-8)") from error
+    if column not in names:
+        raise InputError(f"{name}: no column {column!r}; it has {', '.join(names) or 'no columns'}")
+    if names.count(column) > 1:
+        raise InputError(f"{name}: {names.count(column)} columns named {column!r}; it must be one")
     return schema.field(column).type
 
 
@@ -47,11 +55,14 @@ def read(name: str, format: Format, column: str, content: Content, split: Split)
     elif format == "jsonl":
         yield from jsonl.read(name, column, content)
     else:
+        kind = column_type(name, format, column)
+        if _content(kind) != content:
+            raise InputError(f"{name}: column {column!r} is {kind}, not {_KINDS[content]}")
         for values in (parquet if format == "parquet" else arrow).read(name, column):
             try:
                 values.validate(full=True)
                 plain = _plain(values)
-            except pa.ArrowException as error:
+            except (pa.ArrowException, UnicodeDecodeError) as error:
                 raise InputError(f"{name}: damaged {format} file ({first_line(error)})") from error
             yield _messages(plain) if content == "chat" else plain
 

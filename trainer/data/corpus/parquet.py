@@ -23,13 +23,13 @@ def open_parquet(name: str) -> Any:
         file = places.open_file(name)
         try:
             return pq.ParquetFile(file, buffer_size=_BUFFER_BYTES)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             file.seek(0)
             raise _not_parquet(name, file.read(4), error) from error
     try:
         # Pages of a mapped file, and row groups that are read ahead, would stay in memory until its end.
         return pq.ParquetFile(name, buffer_size=_LOCAL_BUFFER_BYTES, pre_buffer=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
         with Path(name).open("rb") as file:
             head = file.read(4)
         raise _not_parquet(name, head, error) from error
@@ -51,7 +51,7 @@ def schema(name: str) -> Any:
 
     try:
         return open_parquet(name).schema_arrow
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise damaged(name, error) from error
 
 
@@ -64,7 +64,7 @@ def read(name: str, column: str) -> Iterator[Any]:
         rows = _rows(file.metadata)
         for batch in file.iter_batches(rows, columns=[column], use_threads=False):
             yield batch.column(0)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise damaged(name, error) from error
 
 

@@ -51,14 +51,14 @@ def local(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class Matched:
     """What a pattern names: files in order, and whether they were found by going through a folder."""
 
     files: tuple[str, ...]
     folder: str | None = None
 
 
-def find(pattern: str) -> Found:
+def find(pattern: str) -> Matched:
     """The file, the folder's files or those that the glob matches; InputError where there is none.
 
     Of a folder these are all that are not hidden, in the order of their paths.
@@ -67,21 +67,21 @@ def find(pattern: str) -> Found:
     return _remote(pattern) if is_remote(pattern) else _local(pattern)
 
 
-def _local(pattern: str) -> Found:
+def _local(pattern: str) -> Matched:
     path = expanded(pattern)
     if path.is_file():
-        return Found((str(path.absolute()),))
+        return Matched((str(path.absolute()),))
     if path.is_dir():
         root = path.absolute()
         names = [str(one) for one in _under(root) if not _hidden(one.relative_to(root).parts)]
         if not names:
             raise InputError(f"{KEY}: the folder {pattern} holds no file")
-        return Found(tuple(names), str(root))
+        return Matched(tuple(names), str(root))
     names = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
     files = sorted(str(Path(name).absolute()) for name in names if Path(name).is_file())
     if not files:
         raise InputError(f"{KEY}: no file matches {pattern}" if set(_WILD) & set(pattern) else f"{KEY}: no {pattern}")
-    return Found(tuple(files))
+    return Matched(tuple(files))
 
 
 def _under(root: Path) -> list[Path]:
@@ -96,7 +96,7 @@ def _hidden(parts: Iterable[str]) -> bool:
     return any(part.startswith((".", "_")) for part in parts)
 
 
-def _remote(url: str) -> Found:
+def _remote(url: str) -> Matched:
     import pyarrow.fs as fs
 
     _check_url(url)
@@ -105,7 +105,7 @@ def _remote(url: str) -> Found:
         filesystem, path = _resolved(url)
         info = filesystem.get_file_info(path)
         if info.type == fs.FileType.File:
-            return Found((url,))
+            return Matched((url,))
         if info.type == fs.FileType.Directory:
             root = PurePosixPath(path)
             below = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
@@ -116,7 +116,7 @@ def _remote(url: str) -> Found:
             ]
             if not names:
                 raise InputError(f"{KEY}: the folder {url} holds no file")
-            return Found(tuple(_url(scheme, name) for name in sorted(names)), url.rstrip("/"))
+            return Matched(tuple(_url(scheme, name) for name in sorted(names)), url.rstrip("/"))
         if not set(_WILD) & set(path):
             raise InputError(f"{KEY}: no {url}")
         from fsspec.implementations.arrow import ArrowFSWrapper
@@ -125,7 +125,7 @@ def _remote(url: str) -> Found:
         names = sorted(one.path for one in filesystem.get_file_info(list(matching)) if one.type == fs.FileType.File)
     if not names:
         raise InputError(f"{KEY}: no file matches {url}")
-    return Found(tuple(_url(scheme, name) for name in names))
+    return Matched(tuple(_url(scheme, name) for name in names))
 
 
 def _url(scheme: str, path: str) -> str:

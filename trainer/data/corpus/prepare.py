@@ -16,6 +16,7 @@ from trainer.errors import InputError
 from trainer.files import expanded
 
 _PARQUET = "data.corpus.parquet"
+_Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 _LARGEST_ID = 2**31 - 1  # a model's embedding has a row for each id
 _DOCUMENTS: dict[Content, str] = {
     "text": "every document must be a string (an empty one is allowed)",
@@ -31,8 +32,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
     remote file is asked for its size and ETag at each call, and its documents are hashed when it is checked.
     """
     cache.clean()
-    corpus, key = _named(config)
-    known = [_identity(name) for name in corpus.files]
+    corpus, key, known = _named(config)
     remote = any(places.is_remote(name) for name in corpus.files)
     reading: list[object] = []
     if (corpus.format, corpus.content) != ("parquet", "text"):
@@ -89,25 +89,24 @@ def check_there(config: CorpusConfig) -> None:
         chat.load_template(config.chat_template)
 
 
-def _named(config: CorpusConfig) -> tuple[Corpus, str]:
-    """The corpus before anything of it is counted, and the key that names it."""
+def _named(config: CorpusConfig) -> tuple[Corpus, str, list[_Identity]]:
+    """The corpus before anything of it is counted, the key that names it, and what its files are known by."""
     if config.builtin is not None:
-        return _uncounted(config.builtin, (str(_builtin_file()),), "text"), "data.corpus.builtin"
+        files: tuple[str, ...] = (str(_builtin_file()),)
+        return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", _identities(files)
     if config.parquet is not None:
         files = tuple(map(str, matching_files(config.parquet)))
-        for name in files:
-            _check_strings(name, config.column)
-        return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET
+        return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET, _identities(files)
     assert config.path is not None
     chosen = formats.choose(config.path, config.format)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
-    contents = {name: columns.content_of(name, chosen.format, config.column) for name in chosen.files}
-    content = contents[chosen.files[0]]
-    if odd := next((name for name, one in contents.items() if one != content), None):
-        raise InputError(
-            f"{odd}: column {config.column!r} holds {contents[odd]}, and that of {chosen.files[0]} {content}"
-        )
+    known = _identities(chosen.files)
+    content: Content = cache.remember(
+        "column",
+        [known[0], chosen.format, config.column],
+        lambda: columns.content_of(chosen.files[0], chosen.format, config.column),
+    )
     template = None
     if content == "chat":
         if config.chat_template is None:
@@ -121,20 +120,15 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    return replace(corpus, format=chosen.format, content=content, split=config.split, template=template), places.KEY
+    return (
+        replace(corpus, format=chosen.format, content=content, split=config.split, template=template),
+        places.KEY,
+        known,
+    )
 
 
 def _uncounted(name: str, files: tuple[str, ...], column: str) -> Corpus:
     return Corpus(name, files, column, documents=0, empty=0, fingerprint="")
-
-
-def _check_strings(name: str, column: str) -> None:
-    """The key ``parquet`` takes columns of strings alone, which are read by row without a copy."""
-    import pyarrow as pa
-
-    kind = columns.column_type(name, "parquet", column)
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise InputError(f"{name}: column {column!r} is {kind}, not string")
 
 
 def _builtin_file() -> Path:
@@ -153,16 +147,16 @@ def _builtin_file() -> Path:
     return cache.folder("corpus", key, build) / "data.parquet"
 
 
-def _identity(name: str) -> str | list[str | int]:
-    return places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name))
+def _identities(files: tuple[str, ...]) -> list[_Identity]:
+    return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Checked:
     """What one pass over all documents found."""
 
-    documents: int = 0
-    empty: int = 0
+    documents: int
+    empty: int
     largest_id: int | None = None
     largest_at: str = ""
     digest: str = ""  # of the documents; of remote ones alone
@@ -170,16 +164,17 @@ class _Checked:
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
     """Check the first ``limit`` documents and count them."""
-    found, digest = _Checked(), _Digest()
-    nulls, first_null = 0, ""
+    digest, ids = _Digest(), _LargestId()
+    documents = empty = nulls = 0
+    first_null = ""
     for name, row, values in pieces(corpus, limit):
         if values.null_count:
             first_null = first_null or f"{name}, row {row + values.is_null().index(True).as_py()}"
             nulls += values.null_count
         elif corpus.content == "tokens":
-            _check_ids(found, name, row, values)
-        found.documents += len(values)
-        found.empty += _count_empty(values, corpus.content)
+            ids.add(name, row, values)
+        documents += len(values)
+        empty += _count_empty(values, corpus.content)
         if hashed:
             digest.add(values, corpus.content)
     if nulls:
@@ -187,35 +182,41 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
             f"{key}: column {corpus.column!r} holds {nulls} null{'s' if nulls > 1 else ''} (first: {first_null}, "
             f"from 0); {_DOCUMENTS[corpus.content]}"
         )
-    if found.documents == found.empty:
-        what = "no documents" if not found.documents else f"{found.documents} documents, all of them empty"
+    if documents == empty:
+        what = "no documents" if not documents else f"{documents} documents, all of them empty"
         where = "" if corpus.format == "text" else f"column {corpus.column!r} of "
         raise InputError(f"{key}: empty corpus: {what} in {where}{', '.join(corpus.files[:3])}")
-    found.digest = digest.text() if hashed else ""
-    return found
+    return _Checked(documents, empty, ids.largest, ids.place, digest.text() if hashed else "")
 
 
-def _check_ids(found: _Checked, name: str, row: int, values: Any) -> None:
-    """Note the largest id. Raises InputError for one that can be none."""
-    import pyarrow.compute as pc
+class _LargestId:
+    """Finds the largest token id, and where it is."""
 
-    flat = values.flatten()
+    def __init__(self) -> None:
+        self.largest: int | None = None
+        self.place = ""
 
-    def place(at: int) -> str:
-        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-        return f"{name}, row {row + int(lengths.cumsum().searchsorted(at, side='right'))} (from 0)"
+    def add(self, name: str, row: int, values: Any) -> None:
+        """Look at lists of ids from ``row`` of the file on. Raises InputError for an id that can be none."""
+        import pyarrow.compute as pc
 
-    if flat.null_count:
-        raise InputError(f"{place(flat.is_null().index(True).as_py())}: a token id is null")
-    bounds = pc.min_max(flat).as_py()
-    least, most = bounds["min"], bounds["max"]
-    if least is None:  # empty documents alone
-        return
-    odd = least if least < 0 else most if most > _LARGEST_ID else None
-    if odd is not None:
-        raise InputError(f"{place(flat.index(odd).as_py())}: {odd} is no token id; allowed: 0 to {_LARGEST_ID:,}")
-    if found.largest_id is None or most > found.largest_id:
-        found.largest_id, found.largest_at = most, place(flat.index(most).as_py())
+        flat = values.flatten()
+
+        def place(at: int) -> str:
+            lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+            return f"{name}, row {row + int(lengths.cumsum().searchsorted(at, side='right'))} (from 0)"
+
+        if flat.null_count:
+            raise InputError(f"{place(flat.is_null().index(True).as_py())}: a token id is null")
+        bounds = pc.min_max(flat).as_py()
+        least, most = bounds["min"], bounds["max"]
+        if least is None:  # empty documents alone
+            return
+        odd = least if least < 0 else most if most > _LARGEST_ID else None
+        if odd is not None:
+            raise InputError(f"{place(flat.index(odd).as_py())}: {odd} is no token id; allowed: 0 to {_LARGEST_ID:,}")
+        if self.largest is None or most > self.largest:
+            self.largest, self.place = most, place(flat.index(most).as_py())
 
 
 def _count_empty(values: Any, content: Content) -> int:

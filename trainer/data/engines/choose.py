@@ -39,20 +39,20 @@ class EngineProof:
     bytes: int
     hard_cases: int
     whole_corpus: bool
-    mb_per_s: tuple[tuple[str, float], ...]  # of each that proved itself, the reference among them, in one thread
+    mb_per_cpu_s: tuple[tuple[str, float], ...]  # of each that proved itself, the reference among them, in one thread
     refused: tuple[tuple[str, str], ...]  # the others, and why
 
     @property
     def text(self) -> str:
         """The same in words, of which a run's record consists."""
-        speeds = sorted(self.mb_per_s, key=lambda one: -one[1])
+        speeds = sorted(self.mb_per_cpu_s, key=lambda one: -one[1])
         refused = [f"{name} is out: {reason}" for name, reason in self.refused]
         if len(speeds) < 2:
             return "; ".join(["no other engine gives its ids", *refused])
         of = "all" if self.whole_corpus else "a sample of"
         text = (
             f"proved to give the ids of {self.reference} on {of} the corpus ({self.documents:,} documents, "
-            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB/s of new text in one thread: "
+            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB of new text per CPU second: "
             + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
         )
         return "; ".join([text, *refused])
@@ -86,14 +86,14 @@ def choose(
     )
     if asked != "auto" and asked in proof.refused:
         raise InputError(f"{KEY}: {asked} cannot take the place of {own}: {proof.refused[asked]}")
-    fastest = max(proof.mb_per_s, key=lambda name: proof.mb_per_s[name], default=own)
+    fastest = max(proof.mb_per_cpu_s, key=lambda name: proof.mb_per_cpu_s[name], default=own)
     found = EngineProof(
         reference=versions[0],
         documents=proof.documents,
         bytes=proof.bytes,
         hard_cases=proof.hard_cases,
         whole_corpus=whole,
-        mb_per_s=tuple(sorted(proof.mb_per_s.items())),
+        mb_per_cpu_s=tuple(sorted(proof.mb_per_cpu_s.items())),
         refused=tuple(sorted(proof.refused.items())),
     )
     return (fastest if asked == "auto" else asked), found

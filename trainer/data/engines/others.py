@@ -18,6 +18,8 @@ from trainer.data.engines.base import Encoded, flat, joined, lists
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.errors import InputError, one_line
 
+_REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes it"
+
 
 class _FromFlat:
     """One document, and lists, by the same call as many end to end: what was proved of it holds for all."""
@@ -51,13 +53,17 @@ class Tiktoken(_FromFlat):
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         encode, matched = self._encoding.encode_to_numpy, self._matched
-        with _one_line("tiktoken"):
+        with _one_line("tiktoken", _REMEDY):
             encoded = joined([encode(text, allowed_special=matched, disallowed_special=()) for text in texts])
         return encoded if self._ids is None else Encoded(self._ids[encoded.ids], encoded.lengths)
 
 
 class Gigatoken(_FromFlat):
-    """Encodes with gigatoken in the calling thread: its own threads would not survive a fork."""
+    """Encodes with gigatoken in the calling thread: its own threads would not survive a fork.
+
+    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"). So each call takes
+    one that is idle, or makes another.
+    """
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         import gigatoken
@@ -67,13 +73,21 @@ class Gigatoken(_FromFlat):
             if special_as_text:
                 added = content.get("added_tokens") or []
                 content["added_tokens"] = [token for token in added if not token.get("special")]
-            self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(content))
+            self._json = json.dumps(content)
+            self._make = gigatoken.Tokenizer.from_json
+            self._idle = [self._make(self._json)]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         # Not its encode_batch: the awkward array of a batch costs more than encoding a few documents.
-        encode = self._tokenizer.encode
-        with _one_line("gigatoken"):
-            return joined([encode(text) for text in texts])
+        with _one_line("gigatoken", _REMEDY):
+            try:
+                tokenizer = self._idle.pop()
+            except IndexError:
+                tokenizer = self._make(self._json)
+            try:
+                return joined([tokenizer.encode(text) for text in texts])
+            finally:
+                self._idle.append(tokenizer)
 
 
 class Fastokens(_FromFlat):
@@ -92,7 +106,7 @@ class Fastokens(_FromFlat):
 
         if not texts:
             return flat([])
-        with _one_line("fastokens"):
+        with _one_line("fastokens", _REMEDY):
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=self._as_text)
         lengths = np.diff(np.frombuffer(offsets, dtype="<u8")).astype(np.int64)
         return Encoded(np.frombuffer(ids, dtype="<u4"), lengths)
@@ -119,17 +133,17 @@ def _content_of_pieces(location: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_line(library: str) -> Iterator[None]:
+def _one_line(library: str, remedy: str = "") -> Iterator[None]:
     """InputError in place of whatever the library raises; its panics are no Exceptions."""
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         first = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise InputError(f"data.tokenizer.engine: {library} raises {one_line(first):.200}") from error
+        raise InputError(f"data.tokenizer.engine: {library} raises {one_line(first):.200}{remedy}") from error
 
 
 OTHERS: dict[str, Callable[..., Any]] = {"tiktoken": Tiktoken, "gigatoken": Gigatoken, "fastokens": Fastokens}

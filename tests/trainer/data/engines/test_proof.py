@@ -64,8 +64,8 @@ def test_the_same_ids_are_proved_and_timed(reference: Fast) -> None:
     assert proof.refused == {}
     assert (proof.documents, proof.bytes) == (30, len("".join(texts).encode()))
     assert proof.hard_cases == len(HARD) + len(special_cases(["<|endoftext|>"])) + 300
-    assert set(proof.mb_per_s) == {"own", "other"}
-    assert all(speed > 0 for speed in proof.mb_per_s.values())
+    assert set(proof.mb_per_cpu_s) == {"own", "other"}
+    assert all(speed > 0 for speed in proof.mb_per_cpu_s.values())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_same_ids_are_proved_and_timed(reference: Fast) -> None:
 def test_a_hard_case_refuses(reference: Fast, condition: Callable[[str], bool], case: str) -> None:
     proof = proof_of(reference, Wrong(reference, changed(condition)))
     assert proof.refused["other"].startswith(f"hard case {case!r}: token ")
-    assert proof.mb_per_s == {}
+    assert proof.mb_per_cpu_s == {}
 
 
 @pytest.mark.usefixtures("_few")
@@ -151,7 +151,7 @@ def test_one_that_raises_is_refused_and_the_others_go_on(reference: Fast) -> Non
     others = {"panics": Wrong(reference, raises), "right": Wrong(reference, lambda _, ids: ids)}
     proof = prove("own", reference, others, pieces)
     assert proof.refused == {"panics": "it panics (document 0 to document 2)"}
-    assert set(proof.mb_per_s) == {"own", "right"}
+    assert set(proof.mb_per_cpu_s) == {"own", "right"}
 
 
 @pytest.mark.usefixtures("_few")

@@ -1,0 +1,129 @@
+"""Chooses ``data.workers: auto`` before a study, by a short trial of each arm that asks for it (``worker_trial``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.launch.code import OWN_FOLDER, environment_for
+from harness.launch.progress import announced
+from harness.launch.waiting import looks
+from harness.scenario.plan import Arm, Plan
+from trainer.config import TrainerConfig
+from trainer.errors import InputError, one_line
+from trainer.worker_trial import WorkerTrial, can_have_workers
+
+KEY = "data.workers"
+TRIAL = ("-m", "trainer.worker_trial")
+_SHOWN = 4  # last lines of a trial that ended without an answer
+
+
+@dataclass(frozen=True)
+class WorkerChoice:
+    """What was chosen for an arm, and by which figures (None: nothing was to be measured)."""
+
+    workers: int
+    trial: WorkerTrial | None
+
+    @property
+    def text(self) -> str:
+        if self.trial is None:
+            return "0, as data.tokenize starts processes of its own"
+        one, cores = self.trial, self.trial.cores
+        predicted = {workers: one.predicted_ms(workers) for workers in sorted({0, 1, self.workers, cores})}
+        return (
+            f"{self.workers}: a batch takes {one.stage_ms:.3g} ms to make, {one.ready_ms:.3g} ms to receive from a "
+            f"worker, whose own share is {one.cycle_ms:.3g} ms, and {one.step_ms:.3g} ms to train on with "
+            f"{one.threads} of {cores} cores; so a step would take "
+            + ", ".join(f"{ms:.3g} ms with {workers}" for workers, ms in predicted.items())
+        )
+
+
+def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
+    """``plan`` with a number for each ``auto``, and a note on each choice. A control has the number of its arm.
+
+    ``start_s``: how long a trial may take (limits.start_s).
+    """
+    chosen: dict[str, WorkerChoice] = {}
+    notes: list[str] = []
+    for arm in sorted(plan.arms, key=lambda one: one.control is not None):
+        if not arm.config.data.chooses_workers or (arm.of or arm.name) in chosen:
+            continue
+        found = _choose(arm, start_s)
+        chosen[arm.of or arm.name] = found
+        notes.append(f"arm {arm.of or arm.name}: data.workers auto is {found.text}")
+        print(f"note: {notes[-1]}", file=sys.stderr)
+    return replace(plan, arms=tuple(_with(arm, chosen) for arm in plan.arms)), notes
+
+
+def _with(arm: Arm, chosen: dict[str, WorkerChoice]) -> Arm:
+    if not arm.config.data.chooses_workers:
+        return arm
+    workers = chosen[arm.of or arm.name].workers
+    declared = {key: workers if key == KEY else value for key, value in arm.declared.items()}
+    return replace(arm, declared=declared, config=with_workers(arm.config, workers))
+
+
+def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
+    """``config`` with that number of workers, checked anew."""
+    content: dict[str, Any] = config.model_dump()
+    content["data"]["workers"] = workers
+    return TrainerConfig.model_validate(content)
+
+
+def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
+    """Raise InputError where ``what`` needs a number."""
+    if any(config.data.chooses_workers for config in configs):
+        raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
+
+
+def _choose(arm: Arm, start_s: float) -> WorkerChoice:
+    if not can_have_workers(arm.config.data):
+        return WorkerChoice(0, None)
+    with announced(f"choosing data.workers of arm {arm.name}"):
+        try:
+            trial = _tried(arm.config, start_s)
+        except InputError as error:
+            raise InputError(f"arm {arm.name}: {error}") from error
+    return WorkerChoice(trial.best(), trial)
+
+
+def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
+    process = subprocess.Popen(
+        [sys.executable, *TRIAL],
+        env=environment_for(OWN_FOLDER),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    given: bytes | None = config.model_dump_json().encode()
+    answer = errors = b""
+    try:
+        for left in range(looks(start_s), 0, -1):
+            try:
+                answer, errors = process.communicate(given, timeout=start_s / looks(start_s))
+                break
+            except subprocess.TimeoutExpired as error:
+                given = None
+                if left == 1:
+                    raise InputError(f"{KEY}: its trial did not end within {start_s:g} s (limits.start_s)") from error
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    try:
+        found = json.loads(answer)
+        if "error" not in found:
+            return WorkerTrial(**found)
+    except (ValueError, TypeError) as error:
+        last = one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_SHOWN:])) or "it said nothing"
+        raise InputError(f"{KEY}: its trial ended with exit code {process.returncode}: {last}") from error
+    raise InputError(str(found["error"]))

@@ -1,0 +1,110 @@
+"""``data.workers: auto`` is a number before anything runs, and the study says by which figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.launch import choose_workers
+from harness.launch.choose_workers import WorkerChoice, refuse_auto, with_workers_chosen
+from harness.scenario.load import load_scenario
+from harness.scenario.plan import Plan, make_plan
+from harness.study.store import StudyFolder
+from tests.commands import harness
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+from trainer.worker_trial import WorkerTrial
+
+SCENARIO = """
+name: chosen
+question: How many workers?
+base:
+  model: {layers: 1, width: 32}
+  data: {path: tokens-mmap, sequence_length: 16, batch_size: 2, transport: ring, corpus: {parquet: "CORPUS"},
+         tokenizer: {train: {vocab_size: 300}}}
+  compute: {work: none}
+  steps: 4
+  warmup_steps: 1
+arms:
+  chosen: {data.workers: auto}
+  none: {}
+controls: [a-a]
+repeats: 1
+slice_steps: 2
+"""
+TRIAL = WorkerTrial(5, 0.1, 0.4, 10, 1, 2)
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    from tests.trainer.data.conftest import make_texts, write_parquet
+
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    path = tmp_path / "chosen.yaml"
+    path.write_text(SCENARIO.replace("CORPUS", str(corpus)))
+    return path
+
+
+def plan_of(scenario: Path, *sets: str) -> Plan:
+    return make_plan(load_scenario(scenario, sets), str(scenario))
+
+
+def test_each_arm_is_tried_once_and_its_controls_follow(
+    scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def choose(arm: Any, start_s: float) -> WorkerChoice:
+        assert start_s == 60
+        tried.append(arm.name)
+        return WorkerChoice(1, TRIAL)
+
+    monkeypatch.setattr(choose_workers, "_choose", choose)
+    plan, notes = with_workers_chosen(plan_of(scenario), 60)
+    workers = {arm.name: arm.config.data.workers for arm in plan.arms}
+    assert tried == ["chosen"]
+    assert workers == {name: int(name.startswith("chosen")) for name in workers}
+    assert sum(workers.values()) == 2  # the arm and its A/A control
+    assert {arm.declared.get("data.workers") for arm in plan.arms if arm.config.data.workers} == {1}
+    assert notes == [
+        "arm chosen: data.workers auto is 1: a batch takes 5 ms to make, 0.1 ms to receive from a worker, whose own "
+        "share is 0.4 ms, and 10 ms to train on with 1 of 2 cores; so a step would take 15 ms with 0, 10.1 ms with 1, "
+        "10.1 ms with 2"
+    ]
+    assert notes[0] in capsys.readouterr().err
+
+
+def test_processes_of_the_tokenizer_leave_no_choice(scenario: Path) -> None:
+    plan, notes = with_workers_chosen(plan_of(scenario, "data.tokenize=pool"), 60)
+    assert not any(arm.config.data.workers for arm in plan.arms)
+    assert notes == ["arm chosen: data.workers auto is 0, as data.tokenize starts processes of its own"]
+
+
+def test_where_a_number_is_needed() -> None:
+    config = TrainerConfig.model_validate({"data": {"workers": "auto"}})
+    with pytest.raises(InputError, match=r"^data\.workers: auto is chosen when .* and this is a test; allowed here: a"):
+        refuse_auto([TrainerConfig(), config], "this is a test")
+
+
+@pytest.mark.slow
+def test_a_study_chooses_and_says_why(scenario: Path, tmp_path: Path) -> None:
+    done = harness("run", str(scenario), "--out", str(tmp_path / "results"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (folder,) = (tmp_path / "results" / "chosen").iterdir()
+    study = StudyFolder(folder)
+    record = study.read_study()
+    (note,) = (note for note in record.notes if "auto" in note)
+    workers = {arm.name: arm.config["data"]["workers"] for arm in record.arms}  # type: ignore[index, call-overload]
+    assert note.startswith(f"arm chosen: data.workers auto is {workers['chosen']}: a batch takes ")
+    assert note in (folder / "summary.md").read_text()
+    assert {run.record.facts.workers for run in study.runs() if run.record.arm == "chosen"} == {workers["chosen"]}
+    broken = harness("run", str(scenario), "--out", str(tmp_path), "--set", "data.corpus.parquet=gone.parquet")
+    assert broken.returncode == 2
+    assert broken.stderr.splitlines()[-1].count("gone.parquet") == 1
+    refused = harness(
+        "train", str(scenario), "--arm", "chosen", "--out", str(tmp_path / "t"), "--set", "compute.work=model"
+    )
+    assert refused.returncode == 2
+    assert "data.workers: auto is chosen when a study begins" in refused.stderr

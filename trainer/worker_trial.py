@@ -1,0 +1,137 @@
+"""``python -m trainer.worker_trial``: measures what ``data.workers: auto`` is chosen by, in a process of its own.
+
+It reads a trainer's configuration from standard input, as JSON, and prints the fields of :class:`WorkerTrial`, or
+``{"error"}``. A process of its own: it may compute with all threads and on a device, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import monotonic, sleep
+
+from trainer.config import DataConfig, TrainerConfig
+from trainer.errors import InputError
+
+BATCHES, BATCHES_S = 40, 3.0  # of each measurement at most
+STEPS, STEPS_S = 6, 10.0
+# A worker is better only where it is predicted to save this share of a step: less is within what a trial can tell.
+LEAST_GAIN = 0.03
+
+
+@dataclass(frozen=True)
+class WorkerTrial:
+    """Medians in milliseconds, of a micro-batch."""
+
+    stage_ms: float  # to make it in the training process
+    ready_ms: float  # to receive one that lies ready from a worker
+    cycle_ms: float  # from one to the next of a worker that has nothing to make
+    step_ms: float  # to train on it
+    threads: int  # that the step keeps busy on this machine's cores
+    cores: int
+
+    def predicted_ms(self, workers: int) -> float:
+        """How long a step takes with that many workers.
+
+        Without any, a batch is made while nothing is trained. With some, the slowest is waited for: the training
+        process, the workers, or the cores that all of them share.
+        """
+        if not workers:
+            return self.step_ms + self.stage_ms
+        made_ms = (self.stage_ms + self.cycle_ms) / workers
+        work_ms = self.step_ms * self.threads + self.ready_ms + self.stage_ms + self.cycle_ms
+        return max(self.step_ms + self.ready_ms, made_ms, work_ms / self.cores)
+
+    def best(self) -> int:
+        """The fewest workers that no other number beats by more than a trial can tell."""
+        best, shortest_ms = 0, self.predicted_ms(0)
+        for workers in range(1, max(1, self.cores) + 1):
+            if self.predicted_ms(workers) < shortest_ms * (1 - LEAST_GAIN):
+                best, shortest_ms = workers, self.predicted_ms(workers)
+        return best
+
+
+def measure(config: TrainerConfig) -> WorkerTrial:
+    """Try the data path with and without a worker, and the training step. Prepares the data where that is due."""
+    from trainer.data.loader import open_batches
+    from trainer.data.prepare import prepare
+    from trainer.model_files import objective_of
+
+    data = config.data
+    prepared = prepare(data, evaluation=config.evaluation).with_objective(objective_of(config.model))
+    # First, while this process has no threads: workers are forked. They repeat one batch.
+    handed = data.model_copy(update={"workers": 1, "replay": True, "inject": None})
+    with open_batches(handed, prepared, config.seed) as batches:
+        for _ in range(5):
+            next(batches)
+        cycle_ms = _median_ms(lambda: next(batches), BATCHES)
+        ready_ms = _median_ms(lambda: next(batches), 10, before=lambda: sleep(max(0.01, 4e-3 * cycle_ms)))
+    with open_batches(data, prepared, config.seed) as batches:
+        next(batches)  # opens files, loads tokenizers
+        stage_ms = _median_ms(lambda: next(batches), BATCHES)
+        step_ms, threads = _step_ms(config, prepared.vocab_size, next(batches))
+    return WorkerTrial(stage_ms, ready_ms, cycle_ms, step_ms, threads, len(os.sched_getaffinity(0)))
+
+
+def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[float, int]:
+    """The time of a training step for each of its micro-batches, and the threads that it keeps busy."""
+    import torch
+
+    from trainer.compute.build import build_compute
+
+    compute = build_compute(config.model_copy(update={"launch": None}), vocab_size)
+    accumulation = config.optimizer.accumulation
+
+    def step() -> None:
+        compute.begin_step(0)
+        for _ in range(accumulation):
+            compute.backward(compute.forward(compute.to_device(batch)))  # type: ignore[arg-type]
+        compute.clip_gradients()
+        compute.optimizer_step()
+        compute.synchronize()
+
+    step()
+    found_ms = _median_ms(step, STEPS, limit_s=STEPS_S) / accumulation
+    return found_ms, torch.get_num_threads() if compute.device == "cpu" else 1
+
+
+def _median_ms(
+    work: Callable[[], object], most: int, *, limit_s: float = BATCHES_S, before: Callable[[], None] = lambda: None
+) -> float:
+    found: list[float] = []
+    until = monotonic() + limit_s
+    while len(found) < most and (not found or monotonic() < until):
+        before()
+        start = monotonic()
+        work()
+        found.append((monotonic() - start) * 1e3)
+    return median(found)
+
+
+def main() -> int:
+    """Measure the configuration on standard input."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints is not the answer
+    given = json.loads(sys.stdin.read())
+    found: dict[str, object]
+    try:
+        config = TrainerConfig.model_validate(given)
+        found = asdict(measure(config))
+    except InputError as error:
+        found = {"error": str(error)}
+    with os.fdopen(out, "w") as answer:
+        json.dump(found, answer)
+    return 0
+
+
+def can_have_workers(data: DataConfig) -> bool:
+    """Whether workers may be chosen at all: processes of data.tokenize cannot be started in a worker."""
+    return data.tokenize not in ("processes", "pool")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
