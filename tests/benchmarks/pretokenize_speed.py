@@ -39,12 +39,12 @@ def main() -> int:
     corpus = prepare_corpus(CorpusConfig.model_validate({**place, "documents": arguments.documents}))
     tokenizer = {"train": TrainTokenizer(vocab_size=arguments.vocab_size), "engine": arguments.engine}
     info = prepare_tokenizer(TokenizerConfig.model_validate(tokenizer), corpus)
-    engine = load_tokenizer(info)
     groups = list(text_groups(iter_texts(corpus)))
     megabytes = sum(group.text_bytes for group in groups) / 1e6
     print(f"{corpus.name}: {corpus.documents:,} documents, {megabytes:.1f} MB of text; {info.engine}", flush=True)
 
     def in_memory() -> None:
+        engine = load_tokenizer(info)  # anew: what it remembers of words helps it with text that it has seen
         with ThreadPoolExecutor(arguments.workers) as pool:
             for encoded in pool.map(lambda group: engine.encode_flat(group.texts), groups):
                 del encoded

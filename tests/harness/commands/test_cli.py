@@ -258,7 +258,8 @@ class TestData:
     SCENARIO = "scenarios/pretokenization.yaml"
 
     def test_pretokenize_writes_each_distinct_need_once(self, tmp_path: Path) -> None:
-        words = ("data", "pretokenize", self.SCENARIO, *self.SMALL, "--out", str(tmp_path / "out"))
+        own = ("--arm", "text-padded@*", "--arm", "tokens-*")  # the others' engine is another need
+        words = ("data", "pretokenize", self.SCENARIO, *self.SMALL, *own, "--out", str(tmp_path / "out"))
         done = harness(*words)
         assert done.returncode == 0, done.stderr
         padded, tokens = done.stdout.splitlines()
@@ -283,7 +284,7 @@ class TestData:
         assert f"there is nothing to {action}; select other arms with --arm" in line
 
     def test_verify_names_what_is_identical(self) -> None:
-        words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "*@batch_size=2")
+        words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "text-*d@batch_size=2")
         done = harness(*words)
         assert done.returncode == 0, done.stderr
         (line,) = done.stdout.splitlines()
