@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from itertools import cycle
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +24,7 @@ from trainer.data.packing_arrays import ArrayPacked, ArrayPadded, PaddedRows
 from trainer.data.position import Bookmark, Position
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
+from trainer.data.repeated import BatchPipeline, RepeatedBatches, to_repeat
 from trainer.data.sources import text_source, token_source
 from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import document_tokens, load_tokenizer
@@ -36,25 +35,11 @@ _MOST_ROWS_PER_READ = 1024
 # How much is read of what a batch of packed arrays lacks: somewhat more, as a second read for it costs as much as the
 # first, and more still while a read takes less than this.
 _LEAST_AHEAD, _MOST_AHEAD, _SHORT_READ_S = 1.5, 6.0, 1e-3
-# How many batches `data.replay` repeats of a user's source. A repetition has 10 or 20 steps (`slice_steps`): each goes
-# through many of them, so that repetitions are alike. They are made before the first step: a slow source makes fewer.
-REPEATED_BATCHES = 32
-REPEATED_BYTES = 256 * 2**20  # of their tensors, all in all
-REPEATED_S = 10.0  # that making them takes
 _HELD_OUT = 0, 2**31  # seed and worker by which the masks of held-out documents are drawn: no run has that worker
 
 
 # Of the `data.source`s that this process has opened: whether it gave an iterable dataset.
 iterable_sources: dict[str, bool] = {}
-
-
-class BatchPipeline(Protocol):
-    """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end.
-
-    Each batch says where the pipeline goes on after it (``Batch.position``).
-    """
-
-    def next_batch(self) -> Batch | None: ...
 
 
 class DataPipeline:
@@ -241,31 +226,6 @@ class DataPipeline:
         return telemetry.span(stage) if self._marked else nullcontext()
 
 
-class RepeatedBatches:
-    """Repeats a few batches forever, in their order: no data cost except the declared ones.
-
-    ``start``: where an earlier run was.
-    """
-
-    def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
-        self._batches, self._injector = cycle(batches), injector
-        self._worker, self._made = start.worker, start.batches
-        injector.skip(self._made)
-        for _ in range(self._made % len(batches)):
-            next(self._batches)
-
-    def next_batch(self) -> Batch:
-        """Return a new Batch around the tensors of the next one."""
-        for stage in telemetry.STAGES:
-            if self._injector.cost_ms(stage):
-                with telemetry.span(stage):
-                    self._injector.spend(stage)
-        self._injector.spend("transfer")
-        batch = next(self._batches)
-        self._made += 1
-        return replace(batch, trace=telemetry.take(), position=Position(self._worker, self._made, 0, self._made))
-
-
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
@@ -374,25 +334,10 @@ def _of_source(
     if config.replay:
         first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False, shifted=shifted)
         iterable_sources[config.source] = first._source.order is None
-        return RepeatedBatches(_to_repeat(first), injector, start)
+        return RepeatedBatches(to_repeat(first), injector, start)
     pipeline = UserPipeline(config, seed, worker, workers, injector, shifted=shifted, start=start)
     iterable_sources[config.source] = pipeline._source.order is None
     return pipeline
-
-
-def _to_repeat(first: BatchPipeline) -> list[Batch]:
-    """The first batches of a user's source: one where all are as long, else as many as stand for the others.
-
-    A step costs what its batch is long: one batch of a source that pads each to its longest row stands for none.
-    """
-    batches: list[Batch] = []
-    size, until = 0, monotonic() + REPEATED_S
-    while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < until):
-        batch = first.next_batch()
-        assert batch is not None, "a user's pipeline has no end"
-        batches.append(batch)
-        size += sum(one.nbytes for one in (batch.input_ids, batch.labels, batch.attention_mask) if one is not None)
-    return batches if len({batch.input_ids.shape for batch in batches}) > 1 else batches[:1]
 
 
 def _dosed(config: DataConfig) -> DataInject | None:

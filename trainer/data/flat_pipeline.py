@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from trainer.data.masking import Masker
 
-# Pieces of a batch up to which each is copied by itself. Copying a piece costs some 0.4 us beside its tokens, a gather
-# some 1 ns for each token (python -m tests.benchmarks.batches --copies).
-MOST_PIECES = 24
+# Pieces of a batch up to which each is copied by itself. A piece costs some 0.25 us beside its tokens, a gather some
+# 1 ns for each token: of 8192 tokens they are even at 35 pieces (python -m tests.benchmarks.batches --copies).
+MOST_PIECES = 32
 
 
 class EveryNth(NamedTuple):
