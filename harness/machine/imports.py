@@ -22,6 +22,7 @@ MODULES = {
     "pyarrow": "pyarrow.parquet",
     "matplotlib": "matplotlib",
     "transformers": "transformers",
+    "fsspec": "fsspec",
 }
 
 

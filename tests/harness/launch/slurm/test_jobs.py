@@ -56,7 +56,6 @@ def run(scenario: str, out: Path, *words: str) -> Done:
     return harness("run", scenario, "--out", str(out), *words)
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_blocks_are_jobs_and_only_what_is_missing_is_submitted_again(scenario: str, tmp_path: Path, conf: Path) -> None:
     done = run(scenario, tmp_path / "out", "--no-wait", "--set", "launch.slurm.extra=[--hold]")
     assert done.returncode == 0, done.stderr
@@ -120,7 +119,6 @@ def test_a_cancelled_job_costs_its_own_block_and_is_named(scenario: str, tmp_pat
     assert f"harness run --resume {folder.path}" in errors
 
 
-@pytest.mark.usefixtures("empty_pictures")
 def test_an_allocation_of_two_nodes_trains_one_model_on_both(scenario: str, tmp_path: Path) -> None:
     """srun starts the other node's agent, from within the one job that runs all blocks."""
     text = SCENARIO.replace("  steps: 6\n", "  steps: 6\n  compute: {device: cpu, threads: 1}\n")
