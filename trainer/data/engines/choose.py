@@ -121,7 +121,7 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object) -> N
                 document += 1
         return [count, first]
 
-    count, first = cache.remember("special tokens", [tokens, corpus.fingerprint, key], search)
+    count, first = cache.remember("special-tokens", [tokens, corpus.fingerprint, key], search)
     if count:
         raise InputError(
             f"data.tokenizer.special_tokens_in_text: refuse: {count} document{'s' * (count != 1)} of {corpus.name} hold"

@@ -55,8 +55,8 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
     tokens = reference.token_texts() if trial.engines else []
     trial.compare([f"token {number} of the vocabulary" for number in range(len(tokens))], tokens)
     speeds: dict[str, list[float]] = {one: [] for one in (name, *candidates)}
-    documents: set[int] = set()
-    compared = 0
+    documents = compared = 0
+    last = None  # document, of which several excerpts may follow one another
     for rotation, part in enumerate(parts(pieces) if trial.engines else ()):
         own = [piece.text for piece in part]
         size = sum(map(byte_length, own))
@@ -67,13 +67,15 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
             texts += own
             expected.append(ids)
         compared += size
-        documents.update(piece.document for piece in part)
+        for excerpt in part:
+            documents += excerpt.document != last
+            last = excerpt.document
         if not trial.engines:
             break
     trial.repeat_in_threads(texts, concatenated(expected))
     left = {one: found for one, found in speeds.items() if found and one not in trial.refused}
     mb_per_cpu_s = {one: round(median(found), 2) for one, found in left.items()}
-    return Proof(len(documents), compared, len(hard) + len(tokens), mb_per_cpu_s, trial.refused)
+    return Proof(documents, compared, len(hard) + len(tokens), mb_per_cpu_s, trial.refused)
 
 
 class _Trial:
