@@ -2,7 +2,7 @@
 
 A test that is about a process of its own (what is imported, a closed output) starts one itself; one that needs signals
 only starts ``python -m tests.commands WORD ...``, a command that shares fork servers between its blocks. Those of
-commands in this process start warm (tests/warm.py), as do trials of the user's code.
+commands in this process start warm (tests/warm.py), as do trials of the user's code and training scripts in turns.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Done:
 def harness(*words: str, cwd: Path = ROOT, cold: bool = False, **environment: str) -> Done:
     """Run one command of the command line in this process; the fork servers of its studies are shared.
 
-    ``cold``: those of other states of the code start as a user's do.
+    ``cold``: those of other states of the code start as a user's do, and his commands.
     """
     from harness.cli import main
 
@@ -63,11 +63,19 @@ def harness(*words: str, cwd: Path = ROOT, cold: bool = False, **environment: st
     return Done(code, out.getvalue(), errors.getvalue())
 
 
-def harness_and_program(*words: str, **environment: str) -> Done:
-    """The same of a command whose program writes to this process's own outputs (harness exec)."""
+def harness_and_program(*words: str, cold: bool = False, **environment: str) -> Done:
+    """The same of a command whose program writes to this process's own outputs (harness exec).
+
+    ``cold``: the program starts as a user's does.
+    """
     from harness.cli import main
 
-    with mock.patch.dict(os.environ, environment), _taken(1, "stdout") as out, _taken(2, "stderr") as errors:
+    with (
+        mock.patch.dict(os.environ, environment),
+        _taken(1, "stdout") as out,
+        _taken(2, "stderr") as errors,
+        fork_servers.shared(cold),
+    ):
         code = main(words)
     return Done(code, out[0], errors[0])
 
@@ -129,6 +137,7 @@ class ForkServers:
         with (
             mock.patch("harness.launch.block.ForkServer", functools.partial(self._of, cold=cold)),
             mock.patch("harness.launch.user_trial.subprocess", subprocess if cold else warmly),
+            mock.patch("harness.attach.command.subprocess", subprocess if cold else warmly),
         ):
             yield
 

@@ -1,9 +1,9 @@
-"""Starts ``python -m MODULE ...`` as a fork of a process that has imported torch and transformers, once for all tests.
+"""Starts Python processes as forks of one that has imported torch and transformers, once for all tests.
 
-Of a fork server's six seconds of CPU all but half a second are those imports. What is started so has the environment,
-the working directory, the module path and the descriptors that it was to have; it imports this project itself, of
-whatever state. It is no child of the process that asked for it and shows the first one's command line and environment
-in /proc: what is about those starts a process as usual.
+Of a fork server's six seconds of CPU all but half a second are those imports, of a training script's four all but one.
+What is started so has the environment, the working directory, the module path and the descriptors that it was to have;
+it imports this project itself, of whatever state, and the agent of ``harness exec`` where it was to. It is no child of
+the process that asked for it, and its command line in /proc is not its own: what is about those starts as usual.
 
 Started as ``python tests/warm.py FD PARENT MODULE...``. Here nothing of this project is imported.
 """
@@ -33,7 +33,8 @@ MODULES = (
     "numpy", "pyarrow.parquet", "pydantic", "yaml", "tokenizers", "torch.optim", "torch.utils.data", "torch._dynamo",
     "transformers.models.gpt2.modeling_gpt2",
 )  # fmt: skip
-_MOST_BYTES = 2**18  # of one request: a whole environment
+_MOST_BYTES = 2**16  # of one request: a whole environment
+ATTACHED = "HARNESS_ATTACH"  # is in the environment of what the agent goes with
 _HIGH = 200  # descriptors from here on are free, in what has just been started
 _ColdPopen = subprocess.Popen
 
@@ -71,6 +72,7 @@ class _Starter:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive the fork
+        environment["ROOM"] = "." * _MOST_BYTES
         with theirs:
             self._process = _ColdPopen(
                 [sys.executable, __file__, str(theirs.fileno()), str(os.getpid()), *MODULES],
@@ -99,17 +101,22 @@ class Popen(_ColdPopen):  # type: ignore[type-arg]
     _ended: int | None = None  # a descriptor that can be read once it has
 
     def _execute_child(self, *given: Any) -> None:
+        """Warm are ``python -m ...`` and ``python PROGRAM.py ...``; a preexec_fn must ask to die with us, as all do."""
         named = inspect.signature(_ColdPopen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
         words = list(map(os.fsdecode, named["args"]))
-        if words[:2] != [sys.executable, "-m"] or named["preexec_fn"] or named["shell"]:
+        environment = dict(os.environ if named["env"] is None else named["env"])
+        safe = words[1:2] == ["-P"]
+        what = words[1 + safe] if len(words) > 1 + safe else ""
+        if words[0] != sys.executable or not (what == "-m" or what.endswith(".py")) or named["shell"]:
             super()._execute_child(*given)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", words[0], words, named["cwd"], named["env"])
         streams = (named["p2cread"], named["c2pwrite"], named["errwrite"])
         descriptors = [number if one == -1 else one for number, one in enumerate(streams)]
         request = {
-            "words": words[1:],
-            "environment": dict(os.environ if named["env"] is None else named["env"]),
+            "words": words[1 + safe :],
+            "safe": safe or bool(environment.get("PYTHONSAFEPATH")),
+            "environment": environment,
             "folder": os.fspath(named["cwd"] or Path.cwd()),
             "session": named["start_new_session"],
             "numbers": [0, 1, 2, *named["pass_fds"]],
@@ -178,16 +185,41 @@ def become(request: dict[str, Any], descriptors: list[int], installed: list[str]
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    _show_environment()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: as the one it is forked from
     if os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout = sys.__stdout__ = _unbuffered(1)
         sys.stderr = sys.__stderr__ = _unbuffered(2)
-    here = [] if os.environ.get("PYTHONSAFEPATH") else [str(Path.cwd())]
+    module = request["words"][0] == "-m"
+    words = request["words"][module:]
+    here = [] if request["safe"] else [str(Path.cwd() if module else Path(words[0]).absolute().parent)]
     others = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:] = [*here, *others, *installed]
     importlib.invalidate_caches()
-    _, module, *words = request["words"]
-    sys.argv = [module, *words]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = words
+    if folder := os.environ.get(ATTACHED):
+        _attach(folder)
+    if module:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _attach(folder: str) -> None:
+    """The shim's sitecustomize waits for torch, which is there."""
+    sys.modules.pop("sitecustomize", None)
+    importlib.import_module("sitecustomize")
+    watch = sys.meta_path.pop(0)
+    type(watch).find_spec.__globals__["_load"](folder)
+
+
+def _show_environment() -> None:
+    """In /proc, where processes are known by it: written over the first process's, which has room."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in os.environ.items())
+    assert len(block) <= end - start
+    ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
 
 
 def _unbuffered(number: int) -> io.TextIOWrapper:
@@ -196,8 +228,7 @@ def _unbuffered(number: int) -> io.TextIOWrapper:
 
 
 def main() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != int(sys.argv[2]):
         os._exit(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -156,7 +156,7 @@ steps: 20
 def test_a_command_and_its_controls(tmp_path: Path) -> None:
     inline = program("plain", "--steps", LONG, "--collate-ms", 10, "--compute-ms", 5)
     options = ("--controls", "ideal-data,data-only", "--repeats", "1", "--steps", "20", "--interleave", "runs")
-    done = harness("exec", "--out", str(tmp_path), *options, "--", *inline)
+    done = harness("exec", "--out", str(tmp_path), *options, "--", *inline, cold=True)
     assert done.returncode == 0, done.stderr
     study = study_in(tmp_path)
     found = {arm.name: arm for arm in analyse(study.read_study(), list(study.runs())).arms}

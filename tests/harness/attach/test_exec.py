@@ -34,8 +34,9 @@ def alone(command: Sequence[str], **changes: Any) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **changes)
 
 
-def attached(out: Path, command: Sequence[str], *options: str) -> Done:
-    return harness_and_program("exec", "--out", str(out), *options, "--", *command, PYTHONPATH=str(ROOT))
+def attached(out: Path, command: Sequence[str], *options: str, cold: bool = False) -> Done:
+    words = ("exec", "--out", str(out), *options, "--", *command)
+    return harness_and_program(*words, cold=cold, PYTHONPATH=str(ROOT))
 
 
 def study_in(out: Path) -> StudyFolder:
@@ -61,7 +62,7 @@ def mean_ms(study: StudyFolder, column: str) -> float:
 def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_timed(tmp_path: Path) -> None:
     workers, stage = 2, "pack"
     command = program("plain", "--steps", 1000, "--workers", workers, "--collate-ms", 12)
-    done = attached(tmp_path, command, "--warmup", "10", "--steps", "70")
+    done = attached(tmp_path, command, "--warmup", "10", "--steps", "70", cold=True)
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == len(rows(study_in(tmp_path))) == 80
     study = study_in(tmp_path)
@@ -76,7 +77,7 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
 
 
 def test_the_exit_code_is_the_programs(tmp_path: Path) -> None:
-    done = attached(tmp_path, program("plain", "--steps", 60, "--kill-at", 20))
+    done = attached(tmp_path, program("plain", "--steps", 60, "--kill-at", 20), cold=True)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert "script: " in done.stdout
     assert study_in(tmp_path).read_study().notes[0] == f"the command ended with exit code {128 + signal.SIGKILL}"

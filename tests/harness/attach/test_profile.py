@@ -142,7 +142,9 @@ def test_a_fault_of_profiling_changes_nothing_and_is_named(
 @pytest.mark.slow
 def test_operators_and_stacks_lie_in_the_phases_of_steps_that_are_not_measured(tmp_path: Path) -> None:
     options = ("--steps", "12", "--profile", "both", "--profile-seconds", "1")
-    done = attached(tmp_path, program("plain", "--steps", 100000, "--workers", 1, "--compute-ms", 4), *options)
+    done = attached(
+        tmp_path, program("plain", "--steps", 100000, "--workers", 1, "--compute-ms", 4), *options, cold=True
+    )
     assert done.returncode == 0, done.stderr
     study = study_in(tmp_path)
     runs = {run.record.arm: run for run in study.runs()}
