@@ -12,7 +12,7 @@ from trainer.errors import one_line, visible
 NOT_MEASURED = "–"
 LONGEST_NAME = 70
 _STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # what may strike text out; not the one of ~60
-_UNDERLINED = re.compile(r"(?<!\w)_|_(?!\w)")  # within a word it is a letter
+_UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # between letters or figures it is one of them
 _BAR = re.compile(r"(?<!\\)\|")  # one that would end the cell, in code as well
 _LINK = re.compile(r"^!?\[|\][(\[:]")  # a link, a picture, or what a link refers to
 # What begins a heading, a quotation, a list, a rule or a table at the start of a line.

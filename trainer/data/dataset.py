@@ -312,7 +312,7 @@ def make_pipeline(
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
         # Every worker repeats the same batch: the first one of the first worker. All are as long.
-        order = training_order(config, prepared, seed, 0, workers)
+        order = training_order(config, prepared, seed, 0, 1 if config.global_order else workers)
         first = pipeline_of(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
         batch = first.next_batch()
         assert batch is not None

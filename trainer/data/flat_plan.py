@@ -105,6 +105,8 @@ class DocumentPlan:
         if not overhang:
             document, used, self._first = document + 1, 0, last + 1
         adjacent = self._sequential and ends.item(-1) - overhang - sources.item(0) - cut == size
+        if adjacent:  # over the end of a shard's epoch, documents with gaps between them may span as many tokens
+            adjacent = bool((ends[:-1] == sources[1:]).all())
         return TokenStretch(size, sources, ends, cut, overhang, starts, inner, document, used, adjacent)
 
     def skip(self, rows: int) -> None:

@@ -221,7 +221,7 @@ def open_batches(
         shard = _part(config, 0, 1, rank)
         arrays = config.source is None and (config.is_flat or config.access == "zero-copy")
         buffers = buffers_of(config, pinned=True) if pin and arrays else None
-        pipeline = make_pipeline(config, prepared, seed, *shard, _at(start, 0, shard[0]), buffers)
+        pipeline = make_pipeline(config, prepared, seed, *shard, _at(start, shard[0]), buffers)
         return Batches(_endless(pipeline), pin, position=start)
     made_again = 0 if config.source is None else -(-start.received // config.workers)
     late = LateBatch(config.workers, config.timeout_s, made_again)
@@ -274,7 +274,7 @@ class _BatchDataset(IterableDataset[Any]):
         # An exception that crosses the process boundary grows a traceback into its message; a value does not.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)
-        where = _at(self._start, role, shard[0])
+        where = _at(self._start, shard[0])
         try:
             yield from _endless(make_pipeline(self._config, self._prepared, self._seed, *shard, where, buffers))
         except InputError as error:
@@ -296,9 +296,9 @@ def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[in
     return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
-def _at(start: DataPosition, role: int, shard: int) -> Position:
-    """Where the worker of ``role`` goes on, whose part of the documents is ``shard``."""
-    return start.of(role)._replace(worker=shard)
+def _at(start: DataPosition, shard: int) -> Position:
+    """Where the worker whose part of the documents is ``shard`` goes on. Positions are kept by that number."""
+    return start.of(shard)._replace(worker=shard)
 
 
 class _WorkerStart:

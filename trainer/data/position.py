@@ -73,7 +73,9 @@ class Bookmark:
 
 
 class DataPosition:
-    """Where the batches go on: how many were received, and the latest position of each worker.
+    """Where the batches go on: how many were received, and the latest position of each part of the documents.
+
+    A part is one worker's; ``positions`` has them by the part's number among those of all ranks.
 
     DataLoader takes a batch of each worker in turn. So the worker that the next batch comes from follows from the
     number of batches received.
@@ -101,16 +103,16 @@ class DataPosition:
         """Which worker's part loader process ``process`` takes, so that the turns go on where they were."""
         return (process + self.received) % self.workers
 
-    def of(self, worker: int) -> Position:
-        """Where that worker goes on."""
-        return self.positions.get(worker, Position(worker))._replace(keeps_state=self.keeps_state)
+    def of(self, part: int) -> Position:
+        """Where the worker of that part goes on."""
+        return self.positions.get(part, Position(part))._replace(keeps_state=self.keeps_state)
 
     @property
     def epochs(self) -> float | None:
         """Whole and part epochs that every worker has used at least; None where nobody knows."""
-        found = [self.of(worker).epochs for worker in range(self.workers)]
         if len(self.positions) < self.workers:
             return 0.0
+        found = [position.epochs for position in self.positions.values()]
         return None if None in found else min(one for one in found if one is not None)
 
     def state_dict(self) -> Any:

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -55,6 +55,7 @@ def steering(text: str) -> set[str]:
 
 
 @given(hostile)
+@example("___\x1b[2J__")
 def test_text_is_one_line_of_text_wherever_it_stands(text: str) -> None:
     line = safe(text)
     assert not steering(line)

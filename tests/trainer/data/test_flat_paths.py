@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -127,6 +127,50 @@ def test_a_global_order_is_that_of_one_process(
                 batch = pipelines[number % workers].next_batch()
                 assert batch is not None
                 assert_same(batch, alone[number * ranks + rank])
+
+
+@examples(60)
+@example(lengths=[1, 1, 1, 1], worker=0, shuffle=False, length=2)
+@given(
+    lengths=st.lists(st.integers(0, 4), min_size=4, max_size=9).filter(any),
+    worker=st.integers(0, 2),
+    shuffle=st.booleans(),
+    length=st.integers(1, 6),
+)
+def test_rows_are_the_documents_of_the_share_end_to_end(
+    lengths: list[int], worker: int, shuffle: bool, length: int
+) -> None:
+    """Where a share's epoch ends, the next documents lie elsewhere, however many tokens lie between."""
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    flat = FlatTokens(np.arange(places[-1], dtype=np.uint16), places)
+    share = ShardedSampler(len(lengths), 1, shuffle, worker, 3, endless=False).take(99)
+    if not sum(lengths[number] for number in share):
+        return
+    order = ShardedSampler(len(lengths), 1, shuffle, worker, 3)
+    plan = DocumentPlan(flat, ShardedSampler(len(lengths), 1, shuffle, worker, 3), length)
+    rows: list[int] = []
+    for _ in range(6):
+        stretch = plan.next(2)
+        assert stretch is not None
+        pieces = [range(*one) for one in zip(stretch.sources, stretch.ends, strict=True)]
+        tokens = [token for piece in pieces for token in piece]
+        tokens = tokens[stretch.cut : len(tokens) - stretch.overhang]
+        assert len(tokens) == stretch.tokens == 2 * length
+        if stretch.adjacent:
+            assert tokens == list(range(tokens[0], tokens[0] + len(tokens)))
+        rows += tokens
+    expected: list[int] = []
+    while len(expected) < len(rows):
+        expected += [token for number in order.take(1) for token in flat.document(number).tolist()]
+    assert rows == expected[: len(rows)]
+
+
+def test_the_repeated_batch_of_a_global_order_is_the_first_one(make_config: Make) -> None:
+    config = make_config(path="tokens-mmap", global_order=True, replay=True, shuffle="windows", batch_size=3)
+    prepared = prepare(config)
+    (first,) = batches_of(make_pipeline(config.model_copy(update={"replay": False}), prepared, 2, 0, 1), 1)
+    for worker in range(3):
+        assert_same(batches_of(make_pipeline(config, prepared, 2, worker, 3), 1)[0], first)
 
 
 @pytest.mark.parametrize("shuffle", [True, "windows"])
