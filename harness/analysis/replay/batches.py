@@ -89,12 +89,12 @@ def batches(
     declared_transfer_ms: float,
     unpackings: Mapping[int, Unpacking] = MappingProxyType({}),
     *,
-    in_turn: bool = False,
+    own_connections: bool = False,
 ) -> RecordedBatches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
 
     ``unpackings``: by the number of the batch, where that was recorded.
-    ``in_turn``: no batch is received before its turn, as each worker has a connection of its own.
+    ``own_connections``: no batch is received before its turn, as each worker has a connection of its own.
     """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -113,7 +113,7 @@ def batches(
         waits = (wait_start, wait_end, measured, pauses)
         seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1)
         parts, assumed = handed_over(seen, workers, prefetch, tensors, declared_transfer_ms * 1e6)
-        if in_turn:
+        if own_connections:
             parts["unpack"] = np.zeros(count)
         inner = np.maximum(0, np.where(known, last - first, 0) - built)
     else:

@@ -186,7 +186,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         tensors,
         lookup_number(config, "data.inject.transfer_ms", 0.0),
         _unpackings(spans_of(run)),
-        in_turn=lookup(config, "data.transport", "") == "ring",
+        own_connections=lookup(config, "data.transport", "") == "ring",
     )
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
     step_classes, step_class = classes(steps, phases, launches, syncs)

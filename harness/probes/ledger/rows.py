@@ -39,7 +39,7 @@ class PhaseSpan(NamedTuple):
     cpu_ns: int  # of the main thread
 
 
-class Unpacked(NamedTuple):
+class ArrivedBatch(NamedTuple):
     """When a batch had arrived from its worker, and when it was unpacked.
 
     ``waited``: the main thread waited for its message, which came just then; else it had come earlier.
@@ -61,7 +61,7 @@ class Received(NamedTuple):
     tokens: int | None  # None: not known, as are the next two
     trained_tokens: int | None
     samples: int | None
-    unpacked: Unpacked | None = None
+    unpacked: ArrivedBatch | None = None
 
 
 class StepRow(NamedTuple):
@@ -122,7 +122,7 @@ class RowMaker:
         self._step: _Step | None = None
         self._spent_ns: dict[str, int] = defaultdict(int)  # of the open step, by phase
         self._last_fetch = (0, 0)
-        self._unpacking: Unpacked | None = None  # of the fetch that is open, or just over
+        self._unpacking: ArrivedBatch | None = None  # of the fetch that is open, or just over
         self._spans: list[RawSpan] = []  # since the last batch made inline
         self._inline: dict[int, tuple[RawSpan, ...]] = {}
 
@@ -197,4 +197,4 @@ class RowMaker:
         self._inline[number], self._spans = tuple(self._spans), []
 
     def _unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
-        self._unpacking = Unpacked(arrived_ns, unpacked_ns, waited)
+        self._unpacking = ArrivedBatch(arrived_ns, unpacked_ns, waited)
