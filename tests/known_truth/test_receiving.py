@@ -34,7 +34,7 @@ from trainer.data.loader import Batches, LateBatch
 
 WARMUP, STEPS = 6, 40
 COMPUTE_MS = 10.0
-WITHIN_MS = 0.6  # what a machine's own hand-over takes and varies by
+WITHIN_MS = 1.0  # what a machine's own hand-over takes, and varies by from run to run, beside the 8 or 12 declared
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,17 @@ def median_ms(found: RunData, column: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize(("send", "receive"), [(0.5, 8.0), (8.0, 0.0)])
+@pytest.mark.parametrize(("send", "receive"), [(0.5, 12.0), (8.0, 0.0)])
 def test_a_run_that_waits_shows_what_receiving_costs(tmp_path: Path, send: float, receive: float) -> None:
     costs = Costs(40.0, send, receive)
     waiting, edited = run(costs, tmp_path / "waiting"), run(replace(costs, tokenize=0.0), tmp_path / "edited")
     assert median_ms(waiting, "fetch") > 20, "it waits"
     true = median_ms(edited, "fetch")  # there every batch lies ready, so its fetch is what receiving costs
-    assert receive <= true <= receive + WITHIN_MS
+    assert receive <= true <= receive + 2 * WITHIN_MS
     assert not record(waiting).batches.assumed
     assert received_ms(waiting) == pytest.approx(true, abs=WITHIN_MS)
     predicted = predict([waiting], parse_edits(["tokenize=0"])).step_ms.median
-    assert predicted == pytest.approx(median_ms(edited, "wall"), abs=2 * WITHIN_MS)
+    assert predicted == pytest.approx(median_ms(edited, "wall"), abs=WITHIN_MS)
     assert waiting.spans is not None
     without = waiting.spans.filter([role != RECEIVE for role in waiting.spans.column("role").to_pylist()])
     older = RunData(waiting.record, waiting.steps, without, None)
