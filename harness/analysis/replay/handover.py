@@ -83,7 +83,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
     """
     unpack = _unpacked(seen)
     own = seen.arrived >= seen.wait_start
-    receive = unpack + seen.wait_end - np.where(own, seen.unpacked, seen.wait_start)
+    receive = unpack + np.maximum(0.0, seen.wait_end - np.where(own, seen.unpacked, seen.wait_start))
     latency = np.where(seen.known, np.maximum(0.0, seen.arrived - seen.last), np.inf)
     seen_at = seen.awaited & seen.known & ~crosses(seen.last, seen.arrived, seen.pauses)
     send = np.where(seen_at, latency, np.nan)
@@ -113,7 +113,8 @@ def _unpacked(seen: Seen) -> Array:
     arrived, unpacked = seen.arrived[numbers], seen.unpacked[numbers]
     fetch = np.maximum(np.searchsorted(seen.wait_start, arrived, side="right") - 1, 0)
     begun = np.maximum(seen.wait_start[fetch], np.append(-np.inf, unpacked[:-1]))
-    unpack[numbers] = unpacked - np.where(seen.awaited[numbers], arrived, np.minimum(begun, arrived))
+    began = np.where(seen.awaited[numbers], arrived, np.minimum(begun, arrived))
+    unpack[numbers] = np.maximum(0.0, unpacked - began)
     return unpack
 
 
