@@ -117,6 +117,8 @@ class Recorder(Protocol):
 
     def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
 
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
+
 
 _recorder: Recorder | None = None
 
@@ -210,3 +212,12 @@ def exchanged(name: str, start_ns: int, end_ns: int) -> None:
     """Report an exchange with the other ranks: this one was ready for it at ``start_ns``, it was over at ``end_ns``."""
     if _recorder is not None:
         _recorder.exchanged(name, start_ns, end_ns)
+
+
+def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+    """Report when the batch that is being fetched had arrived from its worker, and when it was unpacked here.
+
+    Both may lie in an earlier fetch. ``waited``: this process waited for its message, which came just then.
+    """
+    if _recorder is not None:
+        _recorder.unpacked(arrived_ns, unpacked_ns, waited)

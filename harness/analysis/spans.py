@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Int
-from harness.study.contract import STAGES
+from harness.study.contract import RECEIVE, STAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 FETCH = "fetch"
 BLOCK_ROWS = 4096  # of spans whose times together are known
-KINDS = ("phases", "stages", "kernels", "launches", "blocking")
-KIND_OF_ROLE = {"main": "phases", "device": "kernels", "launch": "launches", "sync": "blocking"}
+KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings")
+KIND_OF_ROLE = {
+    "main": "phases", "device": "kernels", "launch": "launches", "sync": "blocking", RECEIVE: "unpackings",
+}  # fmt: skip
 OTHER = len(KINDS)  # of a span that analysis does not read
 KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
@@ -75,17 +77,20 @@ class RunSpans:
     kernels: Spans  # what an asynchronous device did
     launches: Spans  # when the host queued that, in the same order
     blocking: Spans  # calls of the main thread that waited for the device; their names are call sites
+    unpackings: Spans  # from when a worker's batch had arrived until it was unpacked
 
     @property
     def rows(self) -> int:
         """Spans of all kinds."""
-        return sum(map(len, (self.phases, self.stages, self.kernels, self.launches, self.blocking)))
+        return sum(map(len, self._kinds))
 
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
         """The spans that overlap [since_ns, until_ns)."""
+        return RunSpans(self.names, *(spans.between(since_ns, until_ns) for spans in self._kinds))
 
-        kinds = (self.phases, self.stages, self.kernels, self.launches, self.blocking)
-        return RunSpans(self.names, *(spans.between(since_ns, until_ns) for spans in kinds))
+    @property
+    def _kinds(self) -> tuple[Spans, ...]:
+        return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings)
 
     def code(self, name: str) -> int:
         """The number that stands for ``name``; -1 where no span has it."""

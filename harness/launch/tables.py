@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.rows import PhaseSpan, Rows
 from harness.probes.ledger.steps import StepRecorder
-from harness.study.contract import EVALUATION_COLUMNS, EXCHANGE, PHASES, SPAN_COLUMNS, STEP_COLUMNS, Columns, rank_file
+from harness.study.contract import (
+    AWAITED,
+    EVALUATION_COLUMNS,
+    EXCHANGE,
+    PHASES,
+    READY,
+    RECEIVE,
+    SPAN_COLUMNS,
+    STEP_COLUMNS,
+    Columns,
+    rank_file,
+)
 from harness.study.tables import TableFile, write_table
 from trainer.telemetry import StageSpan, Validation
 
@@ -108,6 +119,10 @@ class RunTables:
             (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
         ]
         for received in rows.received:
+            if (unpacked := received.unpacked) is not None:
+                name = AWAITED if unpacked.waited else READY
+                times = (unpacked.arrived_ns, unpacked.unpacked_ns)
+                found.append((pid, tid, RECEIVE, rank, name, received.batch, *times, None))
             if (trace := received.trace) is None:
                 continue
             origin = (trace.pid, trace.tid, trace.role, rank)

@@ -55,9 +55,11 @@ _SPANS = {
     "role": "main: a phase of the main thread, a stage it ran, or a pass over held-out data (evaluate, in no step); "
     "loader-K: a stage of loader worker K; device: work of an asynchronous device; launch: when the host queued that "
     "work, in the same order; sync: a blocking call; exchange: from when this rank was ready to exchange with the "
-    "others until that was over",
+    "others until that was over; receive: from when a worker's batch had arrived in the main process until it was "
+    "unpacked there, in its own fetch or an earlier one",
     "rank": "rank of the process in a distributed program; 0 otherwise",
-    "name": "phase, stage, kind of device work, what is exchanged (gradients), or call site of a blocking call",
+    "name": "phase, stage, kind of device work, what is exchanged (gradients), call site of a blocking call; of role "
+    "receive: awaited (the main thread waited for the batch: the span begins when it came) or ready (it came earlier)",
     "batch": "number of the batch, in the order the main thread received them, from 0; -1 where there is none",
     "start_ns": "CLOCK_MONOTONIC",
     "end_ns": "CLOCK_MONOTONIC",

@@ -55,13 +55,13 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("tid", "int64"),
     # main: phases, and what happens while no step is open (evaluate); main or loader-K: stages; device: what the
     # device did; launch: when the host queued that, in the same order; sync: blocking calls of the main thread;
-    # exchange: from when this rank was ready to exchange with the others until that was over
+    # exchange: from when this rank was ready to exchange with the others until that was over; receive: from when a
+    # worker's batch had arrived in the main process until it was unpacked there, in its own fetch or an earlier one
     ("role", "string"),
     ("rank", "int32"),
-    (
-        "name",
-        "string",
-    ),  # what is exchanged, a phase, a stage, a kernel (role device, launch) or the call site of a blocking call
+    # A phase, a stage, a kernel (role device, launch), the call site of a blocking call, or what is exchanged. Of role
+    # receive: awaited (it begins when the message came, for which the main thread waited) or ready (that came earlier).
+    ("name", "string"),
     ("batch", "int64"),  # batches in the order the main thread received them, from 0; -1 where none
     ("start_ns", "int64"),
     ("end_ns", "int64"),
@@ -101,6 +101,8 @@ EVALUATION_COLUMNS: tuple[tuple[str, str], ...] = (
 Columns = dict[str, list[Any]]
 
 EXCHANGE = "exchange"  # the role of spans in which ranks exchange something, gradients say
+RECEIVE = "receive"  # the role of spans in which the main thread unpacks a worker's batch
+AWAITED, READY = "awaited", "ready"  # and their names
 
 
 def rank_file(table: str, rank: int) -> str:

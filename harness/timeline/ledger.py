@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from harness.study.contract import STAGES
+from harness.study.contract import RECEIVE, STAGES
 from harness.timeline.model import Arrow, Process, Slice
 from harness.timeline.waits import waits
 from harness.timeline.windows import ShownSpan, ShownStep, Window
@@ -81,7 +81,8 @@ def _order(role: str) -> tuple[bool, int, str]:
 
 
 def _role(row: ShownSpan) -> str:
-    return MAIN if row["role"] == "sync" else str(row["role"])  # a call that blocked the main thread lies in a phase
+    # A call that blocked the main thread, and the unpacking of a batch, lie in a phase.
+    return MAIN if row["role"] in ("sync", RECEIVE) else str(row["role"])
 
 
 def _name(row: ShownSpan) -> str:

@@ -13,7 +13,7 @@ from harness.analysis.ledger import measure
 from harness.analysis.replay import Replays, unedited_error
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
-from tests.removals.pipelines import NAME, arm, draw, scenario
+from tests.removals.pipelines import NAME, STEPS, WARMUP, arm, draw, scenario
 from tests.studies import run_study
 
 AT_ONCE = 4  # pipelines of one study: four arms each, all alive at once
@@ -43,11 +43,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pipelines", type=int, default=60)
     parser.add_argument("--first", type=int, default=0, help="seed of the first pipeline")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these pipelines, in place of --first and --pipelines")
     parser.add_argument("--tries", type=int, default=3, help="of a pipeline; 0: only analyse the studies there are")
     parser.add_argument("--work", type=Path, required=True, help="folder for the studies; those there count as tries")
     parser.add_argument("--out", type=Path, required=True, help="folder for README.md and table.json")
     arguments = parser.parse_args()
-    wanted = list(range(arguments.first, arguments.first + arguments.pipelines))
+    wanted = arguments.seeds or list(range(arguments.first, arguments.first + arguments.pipelines))
     rows = _best(arguments.work, wanted)
     for _ in range(arguments.tries):
         again = [seed for seed in wanted if seed not in rows or _waited(rows[seed]) > SPOILED]
@@ -151,7 +152,8 @@ def page(rows: list[Row]) -> str:
         "Random pipelines (tests/removals/pipelines.py) of declared costs, run for real (sleeping, on an emulated "
         "device where asynchronous), and each of them without three of its parts. The prediction rests on the run of "
         "the whole alone (`harness/analysis/replay/removals.py`); the measurement is another process, alternating with "
-        "it. One block of 40 steps each. A pipeline one of whose runs waited for a core for more than 1 % of its steps "
+        f"it. One block of {STEPS} steps each, after {WARMUP} of warm-up, which use up most batches that lay ready as "
+        "the loop began. A pipeline one of whose runs waited for a core for more than 1 % of its steps "
         "was run "
         "again (the quietest study counts). `python -m tests.removals`.",
         summary(rows),

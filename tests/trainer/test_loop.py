@@ -47,6 +47,8 @@ class Losses:
     def learning_rate(self, step: int, value: float) -> None:
         self.rates[step] = value
 
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
+
     def take(self) -> None:
         return None
 

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from trainer import telemetry
 from trainer.config import DataConfig
+from trainer.data.arrivals import Arrival, Arrivals
 from trainer.data.batch import Batch
 from trainer.data.buffers import Buffers
 from trainer.data.dataset import buffers_of, is_packed, make_pipeline
@@ -151,12 +153,16 @@ class Batches:
         pin: bool,
         late: LateBatch | None = None,
         position: DataPosition | None = None,
+        arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """``late``: when a batch of the workers counts as lost; None where there are no workers."""
+        """``late``: when a batch of the workers counts as lost; None where there are no workers. ``arrival``: of the
+        batch that came last from them.
+        """
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError] | None = iterator
         self._pin = pin  # only inline: DataLoader pins what its workers send
         self._late = late
+        self._arrival = arrival
         if late is not None:
             late.arm()
 
@@ -170,6 +176,8 @@ class Batches:
         if isinstance(batch, InputError):
             self.close()
             raise batch
+        if self._arrival is not None and (arrival := self._arrival()) is not None:
+            telemetry.unpacked(*arrival)
         self.position.receive(batch.position)
         return batch.pin_memory() if self._pin else batch  # of buffers that are pinned, nothing is left to do
 
@@ -241,7 +249,7 @@ def open_batches(
             look_s=late.look_s,
             pinned=pin,
         )
-        return Batches(ring, pin=False, late=late, position=start)
+        return Batches(ring, pin=False, late=late, position=start, arrival=lambda: ring.arrival)
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -255,7 +263,8 @@ def open_batches(
         worker_init_fn=_WorkerStart(worker_init),
         generator=torch.Generator().manual_seed(seed),  # else DataLoader draws from the model's random state
     )
-    return Batches(iter(loader), pin=False, late=late, position=start)
+    iterator = iter(loader)
+    return Batches(iterator, pin=False, late=late, position=start, arrival=Arrivals(iterator))
 
 
 class _BatchDataset(IterableDataset[Any]):

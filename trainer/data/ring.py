@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection
+from time import monotonic_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
+from trainer.data.arrivals import Arrival
 from trainer.data.batch import Batch
 from trainer.data.buffers import BatchBuffer, BatchBuffers, Buffers
 from trainer.errors import InputError
@@ -126,6 +128,7 @@ class _RingWorker:
     def __init__(self, process: Any, connection: Connection, slots: Slots) -> None:
         self.process, self.connection = process, connection
         self.buffers = slots.take_buffers()
+        self.arrived_ns, self.waited = 0, False  # when its last answer had come, and whether that was waited for
         self._requested = [False] * len(self.buffers)
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
@@ -143,8 +146,11 @@ class _RingWorker:
 
     def receive(self, look_s: float) -> Any:
         """What it answers. Raises NotYetError, or RuntimeError where it has ended."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(look_s * 1000)}
+        found = self._poll.poll(0)
+        self.waited = not found
+        ready = {descriptor for descriptor, _ in found or self._poll.poll(look_s * 1000)}
         if self.connection.fileno() in ready:
+            self.arrived_ns = monotonic_ns()
             answer = self.connection.recv()
             if isinstance(answer, _Filled | _Whole):
                 self._requested[answer.slot] = False
@@ -174,6 +180,7 @@ class RingBatches:
         """``build`` gives a worker its batches, ``seed`` what user code in it draws from: both as for DataLoader."""
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
+        self.arrival: Arrival | None = None  # of the last batch
         self._copies = BatchBuffers(*shape, mask="attention_mask" in fields, pinned=pinned)
         self._ring: list[_RingWorker] = []
         self._workers: list[Any] = []  # the processes, by DataLoader's name for them
@@ -202,6 +209,7 @@ class RingBatches:
     def __next__(self) -> Batch | InputError:
         worker = self._ring[self._next]
         answer = worker.receive(self._look_s)
+        self.arrival = Arrival(worker.arrived_ns, monotonic_ns(), worker.waited)
         if isinstance(answer, InputError):
             return answer
         if isinstance(answer, ExceptionWrapper):

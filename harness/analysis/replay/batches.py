@@ -7,13 +7,16 @@ main thread receives batch i, and batches are delivered in order (torch/utils/da
         |--wake--|--read--|--tokenize--|--pack--|--after--| (free for its next batch)
                                                 |----hand-over----|
 
-The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over).
+The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over). Batches of several workers
+come through one pipe: those that came before the one whose turn it is are unpacked within the same fetch (``unpack``),
+and their own fetches then last that much less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +38,17 @@ class StageRow(NamedTuple):
     cpu_ns: int | None
 
 
+class Unpacking(NamedTuple):
+    """When the main thread had the message of a batch, and when it had unpacked it.
+
+    ``awaited``: it waited for the message, which came just then; else that had come earlier.
+    """
+
+    arrived_ns: int
+    unpacked_ns: int
+    awaited: bool
+
+
 class FetchWait(NamedTuple):
     """One wait of the main thread for its next batch; ``measured``: in a step that counts."""
 
@@ -54,6 +68,7 @@ class RecordedBatches:
     wake: Array  # from a request to the first stage of an idle worker
     handover: Array  # from the last stage until received, where it was waited for; inline: 0
     receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
+    unpack: Array  # the part of it that an earlier fetch may do, while it waits for another worker's batch
     usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
     ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where not recorded
     began_ns: float  # when the first batch was begun; infinite where not recorded
@@ -72,8 +87,15 @@ def batches(
     prefetch: int,
     tensors: int,
     declared_transfer_ms: float,
+    unpackings: Mapping[int, Unpacking] = MappingProxyType({}),
+    *,
+    own_connections: bool = False,
 ) -> RecordedBatches:
-    """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended."""
+    """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
+
+    ``unpackings``: by the number of the batch, where that was recorded.
+    ``own_connections``: no batch is received before its turn, as each worker has a connection of its own.
+    """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
     first = np.array([min((row.start_ns for row in group), default=0) for group in rows], dtype=np.float64)
@@ -87,12 +109,16 @@ def batches(
     clean = ~(known & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
     if workers:
-        seen = Seen(first, last, known & clean, wait_start, wait_end, measured, pauses)
+        arrived, unpacked, awaited = _columns(unpackings, count)
+        waits = (wait_start, wait_end, measured, pauses)
+        seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1)
         parts, assumed = handed_over(seen, workers, prefetch, tensors, declared_transfer_ms * 1e6)
+        if own_connections:
+            parts["unpack"] = np.zeros(count)
         inner = np.maximum(0, np.where(known, last - first, 0) - built)
     else:
         inner = nothing = np.zeros(count)
-        parts = {"after": nothing, "wake": nothing, "handover": nothing}
+        parts = {"after": nothing, "wake": nothing, "handover": nothing, "unpack": nothing}
         parts["receive"], assumed = np.maximum(0, wait_end - wait_start - built), ()
     source = nearest(clean)
     has_cpu = clean | np.array([all(row.cpu_ns is not None for row in group) for group in rows])
@@ -110,6 +136,15 @@ def batches(
         assumed=assumed,
         **parts,
     )
+
+
+def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
+    """The unpacking of each of ``count`` batches, (3, batches); NaN where that is not known."""
+    found = np.full((3, count), np.nan)
+    for number, one in unpackings.items():
+        if 0 <= number < count:
+            found[:, number] = one
+    return found
 
 
 def _mended(

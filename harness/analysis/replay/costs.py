@@ -28,6 +28,7 @@ class Costs(NamedTuple):
     wake: Array
     handover: Array
     receive: Array
+    unpack: Array  # part of receive
 
 
 def batch_costs(
@@ -70,13 +71,15 @@ def _between(recorded: RecordedBatches, tensors: int, workers_then: int, workers
     """Return the costs of a batch besides its stages, for the number of workers under the edits."""
     nothing, after = np.zeros(len(recorded)), DEFAULT_AFTER_MS * 1e6
     if workers_now and workers_then:
-        return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive")}
+        return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive", "unpack")}
     if workers_now:  # what an inline loader does outside of its stages, a worker does too; the rest is not recorded
         hand = tensors * DEFAULT_TENSOR_MS * 1e6
         between = {"after": after + recorded.receive, "handover": hand + recorded.receive}
-        return {"inner": nothing, **between, "wake": nothing, "receive": nothing + RECEIVED_SHARE * hand}
+        receive = nothing + RECEIVED_SHARE * hand
+        return {"inner": nothing, **between, "wake": nothing, "receive": receive, "unpack": nothing}
     receive = np.maximum(0.0, recorded.after - after) if workers_then else recorded.receive
-    return {"inner": recorded.inner, "after": nothing, "wake": nothing, "handover": nothing, "receive": receive}
+    between = {"inner": recorded.inner, "after": nothing, "wake": nothing, "handover": nothing}
+    return {**between, "receive": receive, "unpack": nothing}
 
 
 def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) -> dict[str, Array]:
@@ -86,6 +89,6 @@ def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) ->
     main = "receive" if inline else "handover"
     mean = float(parts[main].mean())
     factor = change.factor if change.ms is None else change.ms * 1e6 / mean if mean else 0.0
-    changed = {name: parts[name] * factor for name in ("after", "handover", "receive")}
+    changed = {name: parts[name] * factor for name in ("after", "handover", "receive", "unpack")}
     changed[main] = change.apply(parts[main])
     return {**parts, **changed}

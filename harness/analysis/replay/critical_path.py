@@ -85,15 +85,24 @@ class _Cost(NamedTuple):
     wake: float
     handover: float
     receive: float
+    unpack: float
 
 
 assert _Cost._fields == Costs._fields
 
 
 class _Batch(NamedTuple):
+    number: int
     costs: _Cost
     built: _Reached
-    delivered: _Reached
+
+    @property
+    def delivered(self) -> _Reached:
+        return _after(self.built, self.costs.handover, TRANSFER)
+
+    @property
+    def arrived(self) -> _Reached:
+        return _after(self.built, self.costs.handover - self.costs.receive, TRANSFER)
 
 
 class _Walk:
@@ -109,6 +118,8 @@ class _Walk:
         self.on_the_way: deque[_Batch] = deque()
         self.requested = 0
         self.worker_free = [self.now] * pipeline.workers
+        self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[Costs._fields.index("unpack")].any())
+        self.unpacked: set[int] = set()  # batches before their turn, by number
 
     def windows(self) -> list[tuple[float, _Reached]]:
         """When each stretch of measured steps that follow one another began, and the moment of its end."""
@@ -156,11 +167,27 @@ class _Walk:
     def _fetch(self) -> None:
         if self.p.workers:
             batch = self.on_the_way.popleft()
-            self.now = _later(_after(self.now, batch.costs.receive, TRANSFER), batch.delivered)
+            if self.one_pipe:
+                self._unpack_up_to(batch)
+                self.now = _after(self.now, batch.costs.receive - batch.costs.unpack, TRANSFER)
+            else:
+                self.now = _later(_after(self.now, batch.costs.receive, TRANSFER), batch.delivered)
             self._request()
         else:
             costs = self._next_costs()
             self.now = _after(_built(self.now, costs), costs.receive, TRANSFER)
+
+    def _unpack_up_to(self, batch: _Batch) -> None:
+        """See ``simulate``."""
+        if batch.number in self.unpacked:
+            self.unpacked.remove(batch.number)
+            return
+        own = batch.arrived
+        others = [one for one in self.on_the_way if one.number not in self.unpacked and one.arrived.time < own.time]
+        for one in (*sorted(others, key=lambda one: one.arrived.time), batch):
+            self.unpacked.add(one.number)
+            self.now = _after(_later(self.now, one.arrived), one.costs.unpack, TRANSFER)
+        self.unpacked.remove(batch.number)
 
     def _next_costs(self) -> _Cost:
         place = self.requested % self.p.costs.shape[2]
@@ -172,7 +199,7 @@ class _Walk:
         costs = self._next_costs()
         built = _built(_later(self.worker_free[worker], _after(self.now, costs.wake, TRANSFER)), costs)
         self.worker_free[worker] = _after(built, costs.after, TRANSFER)
-        self.on_the_way.append(_Batch(costs, built, _after(built, costs.handover, TRANSFER)))
+        self.on_the_way.append(_Batch(self.requested, costs, built))
 
     def _resume(self, resume: Resume) -> None:
         first = self.now.before is None
@@ -181,7 +208,7 @@ class _Walk:
         if first or resume.repetition:
             for place, batch in enumerate(self.on_the_way):
                 built = _after(self.now, float(resume.ends_ns[place]), BUILDING)
-                self.on_the_way[place] = _Batch(batch.costs, built, _after(built, batch.costs.handover, TRANSFER))
+                self.on_the_way[place] = batch._replace(built=built)
                 worker = (self.requested - len(self.on_the_way) + place) % self.p.workers
                 self.worker_free[worker] = _after(built, batch.costs.after, TRANSFER)
         else:

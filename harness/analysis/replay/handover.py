@@ -1,4 +1,14 @@
-"""Estimates the cost of handing a batch from a worker to the main thread, as far as the recording shows it."""
+"""Estimates the cost of handing a batch from a worker to the main thread, as far as the recording shows it.
+
+Newer recordings show for every batch when it had arrived in the main process and when it was unpacked there. So they
+show what receiving it costs, which is the main thread's own work, also where the fetch began long before the batch was
+built. Older ones show that only of batches that lay ready, and the whole hand-over only of those that were waited for.
+
+    worker       |--last stage--|
+    main thread         |...waits..........|--unpack--|-hand out-|      waited for: hand-over = send + receive
+                                |---send---|------receive--------|
+                                           |--unpack--|-hand out-|      lay ready: the fetch is what receiving costs
+"""
 
 from __future__ import annotations
 
@@ -32,6 +42,9 @@ class Seen:
     wait_end: Array
     measured: NDArray[np.bool_]  # received in a step that counts
     pauses: Sequence[tuple[int, int]]  # when the run was suspended
+    arrived: Array  # when the main thread had its message, in this fetch or an earlier one; NaN where not recorded
+    unpacked: Array  # when it had unpacked it
+    awaited: NDArray[np.bool_]  # it waited for the message, which came just then; else that had come earlier
 
 
 @dataclass(frozen=True)
@@ -45,17 +58,74 @@ class AssumedCost:
 def handed_over(
     seen: Seen, workers: int, prefetch: int, tensors: int, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Estimate after, wake, handover and receive (see ``batches``) of every batch, and list what had to be assumed.
+    """Estimate after, wake, handover, receive and unpack (see ``batches``) of every batch, and list what was assumed.
 
     A cost that was not observed for a batch is copied from the nearest earlier batch with it, so no value is NaN.
     ``tensors``: per batch. ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
     """
     after, wake, most_after, most_wake = _around(seen, workers, prefetch)
-    default = tensors * DEFAULT_TENSOR_MS * 1e6
+    if np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= _FEW:
+        parts, assumed = _observed(seen, declared_ns)
+    else:
+        parts, assumed = _estimated(seen, workers * prefetch, tensors * DEFAULT_TENSOR_MS * 1e6, declared_ns)
+    return {
+        "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
+        "wake": _filled(wake, seen.measured, 0.0, most_wake),
+        **parts,
+    }, assumed
+
+
+def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
+    """Hand-over, receive and unpack where arrivals were recorded.
+
+    The moment of an arrival is known where the main thread waited for it. Of a message that lay in the pipe it is only
+    known that it came earlier.
+    """
+    unpack = _unpacked(seen)
+    own = seen.arrived >= seen.wait_start
+    receive = unpack + np.maximum(0.0, seen.wait_end - np.where(own, seen.unpacked, seen.wait_start))
+    latency = np.where(seen.known, np.maximum(0.0, seen.arrived - seen.last), np.inf)
+    seen_at = seen.awaited & seen.known & ~crosses(seen.last, seen.arrived, seen.pauses)
+    send = np.where(seen_at, latency, np.nan)
+    typical = float(np.median(receive[seen.measured & ~np.isnan(receive)]))
+    assumed = AssumedCost("hand-over", (declared_ns + typical / RECEIVED_SHARE) / 1e6)
+    receive = _filled(receive, seen.measured, typical, np.full_like(receive, np.inf))
+    unpack = np.minimum(_filled(unpack, seen.measured, typical, receive), receive)
+    latency[np.isnan(latency)] = np.inf
+    handover = receive + _filled(send, seen.measured, assumed.ms * 1e6 - typical, latency)
+    unrecorded = ~seen.known & (seen.last == 0)  # as below: the wait for it is what it costs
+    return {
+        "handover": np.where(unrecorded, 0.0, handover),
+        "receive": np.where(unrecorded, seen.wait_end - seen.wait_start, receive),
+        "unpack": np.where(unrecorded, 0.0, unpack),
+    }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send)) else ()
+
+
+def _unpacked(seen: Seen) -> Array:
+    """How long the main thread unpacked each batch; NaN where that was not recorded.
+
+    It reads messages one after the other, some in one fetch. Reading one that lay there begins with the fetch, or when
+    the one before is unpacked.
+    """
+    unpack = np.full_like(seen.arrived, np.nan)
+    numbers = np.flatnonzero(~np.isnan(seen.arrived))
+    numbers = numbers[np.argsort(seen.arrived[numbers], kind="stable")]
+    arrived, unpacked = seen.arrived[numbers], seen.unpacked[numbers]
+    fetch = np.maximum(np.searchsorted(seen.wait_start, arrived, side="right") - 1, 0)
+    begun = np.maximum(seen.wait_start[fetch], np.append(-np.inf, unpacked[:-1]))
+    began = np.where(seen.awaited[numbers], arrived, np.minimum(begun, arrived))
+    unpack[numbers] = np.maximum(0.0, unpacked - began)
+    return unpack
+
+
+def _estimated(
+    seen: Seen, ahead: int, default: float, declared_ns: float
+) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
+    """The same where no arrival was recorded, from the waits; ``default``: what the hand-over is taken to cost."""
     waited = seen.wait_end - seen.wait_start
     latency = np.maximum(0.0, seen.wait_end - seen.last)
     # Of the first ones the workers had only just started.
-    asked_early = seen.known & (seen.wait_start <= seen.last) & (np.arange(len(waited)) >= workers * prefetch)
+    asked_early = seen.known & (seen.wait_start <= seen.last) & (np.arange(len(waited)) >= ahead)
     handing_ns = _typical(latency, asked_early & seen.measured)
     ready = seen.known & (seen.last + _READY_HANDOVERS * (handing_ns or default + declared_ns) <= seen.wait_start)
     receiving_ns = _typical(waited, ready & seen.measured)
@@ -75,10 +145,9 @@ def handed_over(
     if _unknown(handover):
         assumed.append(AssumedCost("hand-over", default_handover / 1e6))
     return {
-        "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
-        "wake": _filled(wake, seen.measured, 0.0, most_wake),
         "handover": _filled(handover, seen.measured, default_handover, np.where(seen.known, latency, np.inf)),
         "receive": _filled(receive, seen.measured, default_receive, waited),
+        "unpack": np.zeros(len(waited)),
     }, tuple(assumed)
 
 

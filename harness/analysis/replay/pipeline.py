@@ -139,6 +139,13 @@ def build(
     )
 
 
+def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
+    """``recording`` under ``edits`` as in :func:`build`, every step and batch with its own durations, in the order
+    recorded; where the loop paused, the loader goes on from where the replay has brought it, not from where it was.
+    """
+    return replace(build(recording, edits, then, now, exact=True), exact=False)
+
+
 def _steps(
     recording: Recording, ahead: int, most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
-from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, batches
+from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
 from harness.analysis.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
 from harness.analysis.step_columns import bounds
 from harness.scenario.overrides import lookup, lookup_number
-from harness.study.contract import PHASES
+from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
@@ -185,6 +185,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         prefetch,
         tensors,
         lookup_number(config, "data.inject.transfer_ms", 0.0),
+        _unpackings(spans_of(run)),
+        own_connections=lookup(config, "data.transport", "") == "ring",
     )
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
     step_classes, step_class = classes(steps, phases, launches, syncs)
@@ -243,6 +245,14 @@ def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], DeviceWork, list
     for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
         stages.setdefault(batch, []).append(StageRow(*row))
     return phases, work, syncs, stages
+
+
+def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
+    """How each batch was unpacked, where that was recorded."""
+    found = spans.unpackings
+    awaited = found.names == spans.code(AWAITED)
+    rows = zip(found.starts.tolist(), found.ends.tolist(), awaited.tolist(), strict=True)
+    return dict(zip(found.batches.tolist(), (Unpacking(*row) for row in rows), strict=True))
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:

@@ -1,14 +1,18 @@
 """Predicts what a step would save without each stage, phase, kernel and cause, by replay with that part at no cost.
 
-Each part is compared with the unedited replay of the same run, step for step from the same places of the recording, so
-that an error which both share cancels. Savings overlap, and need not add up: two stages of one worker's batch may each
-save what the other saves too, and a wait that one of two causes would have brought about alone is saved by neither.
+Each part is compared with the unedited replay of the same run, both in the order recorded: every step and batch has the
+durations that it had, and the loader is where the replay itself has brought it, as it would have been without the part.
+Steps drawn from a recording in another order last longer or shorter than those that were recorded; where the loop waits
+in one replay and not in the other, that error does not cancel.
+
+Savings overlap, and need not add up: two stages of one worker's batch may each save what the other saves too, and a
+wait that one of two causes would have brought about alone is saved by neither.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -18,7 +22,7 @@ import numpy as np
 from harness.analysis.replay.batches import BUILT
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch
-from harness.analysis.replay.pipeline import LAUNCHING, QUEUE_LIMIT, build
+from harness.analysis.replay.pipeline import LAUNCHING, MOST_STEPS, QUEUE_LIMIT, Pipeline, build, in_order
 from harness.analysis.replay.recording import Recording
 from harness.analysis.statistics import Estimate, from_block_values, from_blocks, holding
 from harness.scenario.edits import Edits, StageEdit
@@ -28,7 +32,7 @@ PartKind = Literal["stage", "phase", "kernel", "cause"]
 # Causes: data (all stages), launching (host time but for logging and checkpoints, beside an asynchronous device), sync
 # (blocking on the gradient norm), queue limit (waiting for a place in the device's queue).
 DATA, SYNC = "data", "sync"
-REPLICATES = 4  # both sides of a saving begin at the same places, so that few are enough
+REPLICATES = 4  # of a run too long to be replayed whole: both sides of a saving begin at the same places of it
 WORTH = 1e-3  # share of a step: a phase that lasts less is not looked at
 
 
@@ -45,6 +49,8 @@ class Removal:
 def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLICATES) -> tuple[Removal, ...]:
     """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first.
 
+    A run of more measured steps than :data:`MOST_STEPS` is drawn from in ``replicates``, of which each is that long.
+
     Where stages of several workers wait for something, the interval holds that it serves one of them at a time.
     """
     saved_ms: dict[tuple[PartKind, str], list[float]] = {}
@@ -53,8 +59,10 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLIC
     serial_logs: dict[tuple[PartKind, str], list[float]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
-        makes = [partial(build, recording, one, then) for one in (Edits(), *edits.values())]
-        offsets = spread_offsets(recording.block, replicates, 1)
+        long = np.count_nonzero(recording.measured) > MOST_STEPS
+        make: Callable[..., Pipeline] = build if long else in_order
+        makes = [partial(make, recording, one, then) for one in (Edits(), *edits.values())]
+        offsets = spread_offsets(recording.block, replicates, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
         was = float(unedited.step_ms.mean())
         for part, result in zip(edits, without, strict=True):

@@ -4,7 +4,8 @@ Every quantity is an array (replicates, ranks). The replicates start at differen
 (``tape``) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
 A pipeline may hold several variants of its durations; each replicate runs one of them.
 
-    fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch
+    fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch.
+             Batches that came through the pipe before that one are unpacked first, and cost their own fetch less
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
     launch   completion = max(now, completion before) + duration, and not before it was queued
     sync     now = max(now, completion) + latency
@@ -25,7 +26,7 @@ from harness.analysis.replay.recording import Resume
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
-READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE = range(len(Costs._fields))
+READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK = range(len(Costs._fields))
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,22 @@ def simulate(
 
 
 class _Built:
-    """A batch on its way: costs, when its last stage ended, when it can be received; (replicates, ranks) each."""
+    """A batch on its way; (replicates, ranks) each.
 
-    __slots__ = ("costs", "delivered", "end")
+    ``costs``, when its last stage ended (``end``), when its fetch ends at the earliest (``delivered``), when its
+    message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere yet).
+    """
+
+    __slots__ = ("arrived", "costs", "delivered", "end", "unpacked")
 
     def __init__(self, costs: Array, end: Array) -> None:
         self.costs = costs
+        self.unpacked: NDArray[np.bool_] | None = None
         self.built(end)
 
     def built(self, end: Array) -> None:
         self.end, self.delivered = end, end + self.costs[HANDOVER]
+        self.arrived = self.delivered - self.costs[RECEIVE]
 
 
 class _Loop:
@@ -87,6 +94,8 @@ class _Loop:
         self.on_the_way: deque[_Built] = deque()
         self.requested = 0
         self.worker_free = [np.zeros(self.shape)] * pipeline.workers
+        self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
+        self.in_pipe: list[deque[_Built]] = [deque() for _ in range(pipeline.workers)]  # not unpacked by all replicates
         self.waits = np.zeros((len(STAGES), *self.shape))
         self.idle = np.zeros(self.shape)
         self.counts = False
@@ -160,7 +169,11 @@ class _Loop:
         start = self.now
         if self.p.workers:
             batch = self.on_the_way.popleft()
-            self.now = np.maximum(start + batch.costs[RECEIVE], batch.delivered)
+            if self.one_pipe:
+                self._unpack_up_to(batch)
+                self.now = self.now + (batch.costs[RECEIVE] - batch.costs[UNPACK])
+            else:
+                self.now = np.maximum(start + batch.costs[RECEIVE], batch.delivered)
             self._request()
         else:
             costs = self._next_costs()
@@ -168,6 +181,39 @@ class _Loop:
             self.now = batch.end + costs[RECEIVE]
         if self.counts:
             self._account(start, batch)
+
+    def _unpack_up_to(self, batch: _Built) -> None:
+        """Unpack the messages in the pipe up to that of ``batch``, in the order in which they arrive."""
+        wanted = None if batch.unpacked is None else ~batch.unpacked
+        found, costs = [batch.arrived], [batch.costs[UNPACK]]
+        for messages in self.in_pipe:
+            while messages and messages[0].unpacked is not None and messages[0].unpacked.all():
+                messages.popleft()
+            for message in messages:
+                if message is batch:
+                    break
+                before = message.arrived < batch.arrived
+                if message.unpacked is None and not before.any():
+                    break  # nor is any later one of that worker
+                if wanted is not None:
+                    before &= wanted
+                if message.unpacked is not None:
+                    before &= ~message.unpacked
+                if before.any():
+                    message.unpacked = before if message.unpacked is None else message.unpacked | before
+                    found.append(np.where(before, message.arrived, -np.inf))
+                    costs.append(np.where(before, message.costs[UNPACK], 0.0))
+        now = self.now
+        if len(found) == 1:
+            now = np.maximum(now, batch.arrived) + batch.costs[UNPACK]
+        else:
+            arrivals, spent = np.stack(found), np.stack(costs)
+            order = np.argsort(arrivals, axis=0, kind="stable")
+            ordered = (np.take_along_axis(one, order, 0) for one in (arrivals, spent))
+            for moment, cost in zip(*ordered, strict=True):
+                now = np.maximum(now, moment) + cost
+        self.now = now if wanted is None else np.where(wanted, now, self.now)
+        batch.unpacked = np.ones(self.shape, dtype=np.bool_)
 
     def _account(self, start: Array, batch: _Built) -> None:
         """Split the wait by the stages of the very batch; beside a device, only what left it idle counts."""
@@ -194,7 +240,10 @@ class _Loop:
         costs = self._next_costs()
         end = np.maximum(self.worker_free[worker], self.now + costs[WAKE]) + costs[WORK]
         self.worker_free[worker] = end + costs[AFTER]
-        self.on_the_way.append(_Built(costs, end))
+        built = _Built(costs, end)
+        self.on_the_way.append(built)
+        if self.one_pipe:
+            self.in_pipe[worker].append(built)
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.

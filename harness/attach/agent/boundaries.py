@@ -22,6 +22,7 @@ ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.row
 EVALUATION = 6  # a batch was fetched that nobody trains on
 TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
+UNPACKED = 11  # as in harness.probes.ledger.rows
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 ENDED = -2  # in place of a batch's number: the wait ended with the data
@@ -43,6 +44,7 @@ class _State:
         self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
         self.in_flight = 0  # batches at most, of the loader with most
         self.maker: Trace | None = None  # who made the batch that arrives
+        self.unpacked: tuple[int, int, bool] | None = None  # see arrivals
         self.closing: int | None = None  # the optimizer that closes steps
         self.closed = True  # nothing has begun yet
         self.closed_ns = 0
@@ -164,6 +166,8 @@ def evaluated() -> None:
 def made_by(trace: Trace | None) -> None:
     """Say who made the batch that is about to arrive."""
     state.maker = trace
+    if trace is None:
+        state.unpacked = None
 
 
 def maker() -> Trace | None:
@@ -178,7 +182,13 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, 
         state.in_flight = max(state.in_flight, loader[0] * loader[1])
         record.note("loader", loader)
     arrived = (RECEIVED, trace, tokens, 0, samples)
-    (state.events if state.marked is None else state.marked).append(arrived)
+    unpacked, state.unpacked = state.unpacked, None
+    if state.marked is not None:  # one wait, maybe for several batches
+        state.marked.append(arrived)
+        return
+    if unpacked is not None:
+        state.events.append((UNPACKED, *unpacked))
+    state.events.append(arrived)
 
 
 # ---- steps

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from _harness_agent import boundaries, controls, guard, record, stages
+from _harness_agent import arrivals, boundaries, controls, guard, record, stages
 from torch.utils.data import IterableDataset, get_worker_info
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
@@ -71,6 +71,8 @@ def _begin(iterator: Any) -> bool:
     """Whether this is the main thread's own wait for a batch; the only hook that may end the program (``--steps``)."""
     global _depth
     _depth += 1
+    if getattr(iterator, "_num_workers", 0):
+        arrivals.watch(iterator)
     if _depth > 1 or stages.busy() or _in_worker():
         return False
     if not boundaries.fetching(_source(iterator)):
@@ -132,6 +134,7 @@ def _process_data(before: Any) -> Any:
 
 
 def _from_worker(iterator: Any, worker_id: int) -> None:
+    boundaries.state.unpacked = arrivals.taken(iterator)
     pid = int(iterator._workers[worker_id].pid)
     number = _received_of.get(pid, 0)
     _received_of[pid] = number + 1
@@ -149,6 +152,7 @@ def _reset(before: Any) -> Any:
 
 def _drained(iterator: Any) -> None:
     """An epoch that was left early throws batches away: from then on nobody knows which one a worker sends."""
+    arrivals.forget(iterator)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
         _doubtful.update(int(worker.pid) for worker in iterator._workers)
 

@@ -63,5 +63,7 @@ class BareRecorder:
 
     def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
 
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
+
     def take(self) -> BatchTrace | None:
         return None

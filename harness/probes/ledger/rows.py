@@ -8,6 +8,8 @@ An event is a tuple that begins with its kind, times in CLOCK_MONOTONIC nanoseco
     PAUSE, time, run-queue reading                              the loop pauses until the next STEP
     RECEIVED, trace, tokens, trained tokens, samples            the batch of the last fetch
     TAKEN, number                                               the stages since the last one were batch NUMBER, inline
+    UNPACKED, time, time, waited    the batch that is being fetched had arrived from its worker, and was unpacked;
+                                    whether the main thread waited for its message, which came just then
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from harness.study.contract import PHASES
 from trainer.telemetry import STAGES, BatchTrace, RawSpan
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED, TAKEN = range(6)
+UNPACKED = 11  # those between are events of the agent alone (harness.attach.agent)
 MAIN = "main"  # role of a trace made inline
 _STAGES = frozenset(STAGES)
 
@@ -36,6 +39,17 @@ class PhaseSpan(NamedTuple):
     cpu_ns: int  # of the main thread
 
 
+class ArrivedBatch(NamedTuple):
+    """When a batch had arrived from its worker, and when it was unpacked.
+
+    ``waited``: the main thread waited for its message, which came just then; else it had come earlier.
+    """
+
+    arrived_ns: int
+    unpacked_ns: int
+    waited: bool
+
+
 class Received(NamedTuple):
     """One batch as the main thread got it: how long it waited for it, and the trace from the batch's loader."""
 
@@ -47,6 +61,7 @@ class Received(NamedTuple):
     tokens: int | None  # None: not known, as are the next two
     trained_tokens: int | None
     samples: int | None
+    unpacked: ArrivedBatch | None = None
 
 
 class StepRow(NamedTuple):
@@ -99,7 +114,7 @@ class RowMaker:
         self.rows = Rows()
         self._notes: dict[int, Callable[..., None]] = {
             ENTER: self._enter, EXIT: self._exit, STEP: self._begin, PAUSE: self._end,
-            RECEIVED: self._received, TAKEN: self._taken,
+            RECEIVED: self._received, TAKEN: self._taken, UNPACKED: self._unpacked,
         }  # fmt: skip
         self._phases: list[_Open] = []
         self._stages: list[_Open] = []
@@ -107,6 +122,7 @@ class RowMaker:
         self._step: _Step | None = None
         self._spent_ns: dict[str, int] = defaultdict(int)  # of the open step, by phase
         self._last_fetch = (0, 0)
+        self._unpacking: ArrivedBatch | None = None  # of the fetch that is open, or just over
         self._spans: list[RawSpan] = []  # since the last batch made inline
         self._inline: dict[int, tuple[RawSpan, ...]] = {}
 
@@ -123,6 +139,8 @@ class RowMaker:
     def _enter(self, name: str, now: int, cpu_ns: int | None) -> None:
         if cpu_ns is not None:
             self._cpu_ns = cpu_ns
+        if name == "fetch":
+            self._unpacking = None
         (self._stages if name in _STAGES else self._phases).append(_Open(name, now, self._cpu_ns))
 
     def _exit(self, name: str, now: int, cpu_ns: int) -> None:
@@ -171,7 +189,12 @@ class RowMaker:
         received = self.rows.received
         row = len(self.rows.steps)
         number = self.rows.first_batch + len(received)
-        received.append(Received(row, number, *self._last_fetch, trace, tokens, trained_tokens, samples))
+        counts = (tokens, trained_tokens, samples)
+        received.append(Received(row, number, *self._last_fetch, trace, *counts, self._unpacking))
+        self._unpacking = None
 
     def _taken(self, number: int) -> None:
         self._inline[number], self._spans = tuple(self._spans), []
+
+    def _unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        self._unpacking = ArrivedBatch(arrived_ns, unpacked_ns, waited)

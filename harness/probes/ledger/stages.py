@@ -61,6 +61,9 @@ class StageRecorder:
     def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
         raise AssertionError("a loader worker exchanges nothing")
 
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        raise AssertionError("a loader worker receives no batches")
+
     def take(self) -> BatchTrace:
         spans, self._spans = tuple(self._spans), []
         self._batches += 1

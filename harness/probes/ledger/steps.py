@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
-from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, RowMaker, Rows
+from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, UNPACKED, RowMaker, Rows
 from harness.probes.ledger.run_queue import RunQueue
 from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
@@ -120,6 +120,9 @@ class StepRecorder:
 
     def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
         self.exchanges.append((name, start_ns, end_ns))
+
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
 
     def take(self) -> BatchTrace:
         """The trace of a batch made inline. Its spans are those recorded since the last call; rows have them."""

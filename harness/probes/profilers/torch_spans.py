@@ -70,3 +70,6 @@ class TorchSpans:
 
     def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
         self._inner.exchanged(name, start_ns, end_ns)
+
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        self._inner.unpacked(arrived_ns, unpacked_ns, waited)

@@ -28,7 +28,7 @@ from harness.study.run_facts import RunFacts
 KINDS = [
     ("main", "fetch"), ("main", "forward"), ("main", "sync"), ("main", "log"), ("main", "tokenize"), ("main", "read"),
     ("loader-0", "tokenize"), ("loader-1", "pack"), ("loader-1", "transfer"), ("device", "forward"), ("device", "norm"),
-    ("launch", "forward"), ("sync", "loop.py:1: item"), ("sync", "loop.py:9: wait"),
+    ("launch", "forward"), ("sync", "loop.py:1: item"), ("sync", "loop.py:9: wait"), ("receive", "awaited"),
 ]  # fmt: skip
 TIME = st.integers(-10, 150)
 SPAN = st.tuples(st.sampled_from(KINDS), st.tuples(TIME, TIME).map(sorted), st.integers(-1, 12), st.integers(0, 1))

@@ -18,6 +18,7 @@ from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, TOKENIZED, WORK, write_tables
 from harness.probes.ledger import rows
+from harness.study.contract import RECEIVE
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.attach.running import PROGRAMS, SHAPES, Ran, losses, run_all
@@ -50,6 +51,7 @@ BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20), "plain --steps 60 --kill-a
 DEADLINES = ("deadline 0", "deadline 1")
 # Functions of the agent by module: each is made to fail in a run of its own.
 HOOKS = {
+    "arrivals": ("watch", "taken"),
     "boundaries": (
         "enter", "leave", "fetching", "received", "begin_step", "flush", "maker", "made_by", "watched", "evaluated",
         "leave_if_enough",
@@ -65,8 +67,9 @@ HOOKS = {
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
 }  # fmt: skip
 FAULTY, WITH_WORKER = "plain --steps 9", "plain --steps 9 --workers 1"
+NEED_A_WORKER = ("_from_worker", "write", "made_by", "_close", "watch", "taken")
 FAULTS = [
-    f"{module}.{name}!{WITH_WORKER if name in ('_from_worker', 'write', 'made_by', '_close') else FAULTY}"
+    f"{module}.{name}!{WITH_WORKER if name in NEED_A_WORKER else FAULTY}"
     for module, names in HOOKS.items()
     for name in names
 ]
@@ -110,6 +113,14 @@ def test_every_step_is_counted_and_no_loss_changes(
     for row in table:
         phases = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "other")
         assert sum(row[f"{phase}_ns"] for phase in phases) == row["wall_ns"]
+    spans = [
+        row for block in range(len(totals)) for row in pq.read_table(tmp_path / f"{block}/spans.parquet").to_pylist()
+    ]
+    fetched = [row["end_ns"] for row in spans if row["name"] == "fetch"]
+    received = [row for row in spans if row["role"] == RECEIVE]
+    # The wait in which an epoch ended brought no batch.
+    assert len(received) == (steps if "--workers" in program or program == "loaders worker-init" else 0)
+    assert all(row["start_ns"] <= row["end_ns"] <= max(fetched) for row in received)
     if program in CLOSED_BY:
         assert one.noted("closes")[-1] == CLOSED_BY[program]
     assert bool(one.noted("iterable")) == ("--iterable" in program)
@@ -238,7 +249,7 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
             found |= dict(zip(names, eval(ast.unparse(one.value)), strict=True))
         elif isinstance(one, ast.Assign) and isinstance(one.value, (ast.Constant, ast.UnaryOp)):
             found[ast.unparse(one.targets[0])] = ast.literal_eval(one.value)
-    shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED"}
+    shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED", "UNPACKED"}
     assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
     own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK, "ENDED": ENDED, "INTERRUPTED": INTERRUPTED}
     assert {name: found[name] for name in own} == own

@@ -38,6 +38,9 @@ class Truth:
     prefetch: int = 2
     handover: float = 0.9
     receive: float = 0.3
+    # Part of receive. Where set, all workers send through one pipe. What comes is unpacked in that order, also before
+    # its turn, and when is recorded; else a batch is received in its turn, and only the wait for it is recorded.
+    unpack: float | None = None
     after: float = 0.1
     wake: float = 0.1
     remainder: float = 0.1  # inline: what no stage covers
@@ -92,6 +95,8 @@ class _Rank:
         self.received = 0
         self.inbox = [simpy.Store(env) for _ in range(truth.workers)]
         self.delivered: dict[int, simpy.Event] = {}
+        self.pipe = simpy.Store(env)
+        self.unpacked: set[int] = set()
         self.queue = simpy.Store(env)
         self.lock = simpy.Resource(env)
         self.last_done: simpy.Event | None = None
@@ -134,8 +139,12 @@ class _Rank:
 
     def work(self, worker: int) -> Iterator[simpy.Event]:
         def hand_over(batch: int) -> Iterator[simpy.Event]:
-            yield self.env.timeout(self.t.handover)
-            self.delivered[batch].succeed()
+            if self.t.unpack is None:
+                yield self.env.timeout(self.t.handover)
+                self.delivered[batch].succeed()
+            else:
+                yield self.env.timeout(self.t.handover - self.t.receive)
+                yield self.pipe.put(batch)
 
         while True:
             batch = yield self.inbox[worker].get()
@@ -173,13 +182,26 @@ class _Rank:
         yield self.env.timeout(self.t.gap)
         began, batch = self.env.now, self.received
         if self.t.workers:
-            yield self.env.timeout(self.t.receive) & self.delivered[batch]
+            if self.t.unpack is None:
+                yield self.env.timeout(self.t.receive) & self.delivered[batch]
+            else:
+                yield from self.unpack_up_to(batch)
+                yield self.env.timeout(self.t.receive - self.t.unpack)
             self.ask(batch + self.t.workers * self.t.prefetch, self.t.wake)
         else:
             yield from self.build(batch, "main")
             yield self.env.timeout(self.t.remainder)
         self.spans.append(("main", "fetch", batch, began, self.env.now))
         self.received += 1
+
+    def unpack_up_to(self, batch: int) -> Iterator[simpy.Event]:
+        while batch not in self.unpacked:
+            name = "ready" if self.pipe.items else "awaited"
+            came = yield self.pipe.get()
+            arrived = self.env.now
+            yield self.env.timeout(self.t.unpack)
+            self.unpacked.add(came)
+            self.spans.append(("receive", name, came, arrived, self.env.now))
 
     def phase(self, name: str, kernel: str | None = None, sync: bool = False) -> Iterator[simpy.Event]:
         yield self.env.timeout(self.t.gap)
@@ -302,7 +324,8 @@ def _steps(rank: _Rank, stops: list[float]) -> pa.Table:
 
 
 def _spans(rank: _Rank, stops: list[float]) -> pa.Table:
-    kept = [span for span in rank.spans if not (span[0].startswith("loader") and span[2] >= rank.received)]
+    of_batches = ("loader", "receive")
+    kept = [span for span in rank.spans if not (span[0].startswith(of_batches) and span[2] >= rank.received)]
     roles, names, batches, began, ended = (list(column) for column in zip(*kept, strict=True))
     starts = _clock(stops, began)
     ends = np.maximum(starts, _clock(stops, ended, ends=True)).tolist()

@@ -41,7 +41,7 @@ def _count(result: Any, inputs: Any) -> Any:
     return result.view(Counted) if isinstance(result, np.ndarray) else result
 
 
-def elements(steps: int) -> int:
+def elements(steps: int, *, arrivals: bool) -> int:
     """How many elements the estimate goes through for a run of ``steps``, suspended after every repetition."""
     number = np.arange(steps)
     start = number * 20 * MS + number // REPETITION * 200 * MS
@@ -54,6 +54,9 @@ def elements(steps: int) -> int:
         wait_end=(start + 3 * MS).view(Counted),
         measured=(number % REPETITION != 0).view(Counted),
         pauses=[(end - int(199 * MS), end) for end in ends],
+        arrived=(start + 2 * MS if arrivals else np.full(steps, np.nan)).view(Counted),
+        unpacked=(start + 2.5 * MS if arrivals else np.full(steps, np.nan)).view(Counted),
+        awaited=(number % 2 == 0).view(Counted),
     )
     Counted.elements = 0
     costs, _ = handed_over(seen, workers=2, prefetch=2, tensors=3, declared_ns=0.0)
@@ -69,14 +72,17 @@ def one_pause_at_a_time(starts: Any, ends: Any, pauses: Sequence[tuple[int, int]
     return found
 
 
-def growth() -> float:
-    return elements(4400) / elements(2200)
+def growth(*, arrivals: bool) -> float:
+    return elements(4400, arrivals=arrivals) / elements(2200, arrivals=arrivals)
 
 
-def test_the_work_grows_with_the_steps_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert growth() < 2.1
+@pytest.mark.parametrize("arrivals", [False, True])
+def test_the_work_grows_with_the_steps_and_not_with_their_square(
+    monkeypatch: pytest.MonkeyPatch, arrivals: bool
+) -> None:
+    assert growth(arrivals=arrivals) < 2.1
     monkeypatch.setattr(handover, "crosses", one_pause_at_a_time)
-    assert growth() > 3  # the count would show it
+    assert growth(arrivals=arrivals) > 3  # the count would show it
 
 
 @pytest.mark.parametrize("pauses", [[], [(10, 20)], [(10, 20), (40, 50), (90, 95)]])

@@ -80,6 +80,17 @@ def changes(truth: Truth) -> dict[str, dict[str, object]]:
     return found
 
 
+@st.composite
+def with_arrivals(draw: st.DrawFn) -> Truth:
+    """Pipelines of workers whose recordings say when each batch arrived, and any cost of handing over and receiving."""
+    receive = draw(st.floats(0.0, 3.0))
+    sending, part = draw(st.floats(0.2, 3.0)), draw(st.floats(0.0, 1.0))
+    truth = draw(pipelines())
+    return truth.having(
+        workers=max(1, truth.workers), handover=receive + sending, receive=receive, unpack=part * receive
+    )
+
+
 @pytest.mark.slow
 @examples(40, derandomize=True)
 @given(truth=pipelines())
@@ -87,6 +98,16 @@ def test_the_unedited_replay_reproduces_the_oracle(truth: Truth) -> None:
     run = oracle.run(truth)
     assert abs(unedited_error(run)) < 0.001
     assert abs(predict([run], parse_edits([])).validation.resampled_median) < 0.02
+
+
+@pytest.mark.slow
+@examples(40, derandomize=True)
+@given(truth=with_arrivals(), gone=st.sampled_from(["tokenize", "read", "pack"]))
+def test_where_arrivals_are_recorded_no_cost_of_receiving_is_assumed(truth: Truth, gone: str) -> None:
+    run = oracle.run(truth)
+    assert abs(unedited_error(run)) < 0.002
+    predicted = predict([run], parse_edits([f"{gone}=0"])).step_ms.median
+    assert predicted == pytest.approx(oracle.step_ms(oracle.run(truth.having(**{gone: 0.0}))), rel=0.03)
 
 
 @pytest.mark.slow

@@ -50,6 +50,44 @@ def test_where_every_batch_is_waited_for_the_hand_over_tells_what_receiving_cost
     assert np.median(found.receive) / MS == pytest.approx(1.5)
 
 
+WAITING = Truth(tokenize=40.0, workers=1, spread=0.0, handover=2.6, receive=1.9, unpack=1.5)
+
+
+def test_where_arrivals_are_recorded_a_run_that_always_waits_shows_what_receiving_costs() -> None:
+    found = record(oracle.run(WAITING)).batches
+    for name, value in (("handover", 2.6), ("receive", 1.9), ("unpack", 1.5)):
+        assert getattr(found, name) / MS == pytest.approx(value, abs=0.001), name
+    assert not found.assumed
+
+
+def test_where_every_batch_lies_ready_the_hand_over_alone_is_assumed() -> None:
+    found = record(oracle.run(replace(WAITING, tokenize=1.0))).batches
+    assert [(cost.part, cost.ms) for cost in found.assumed] == [("hand-over", pytest.approx(1.9 / 0.75, abs=0.001))]
+    assert np.median(found.receive) / MS == pytest.approx(1.9, abs=0.001)
+    assert np.median(found.handover) / MS == pytest.approx(1.9 / 0.75, abs=0.001)
+
+
+def test_a_batch_that_was_unpacked_before_its_turn_still_costs_what_it_cost() -> None:
+    """Two workers, one of which is always late: the batches of the other are unpacked within the waits for it."""
+    truth = replace(WAITING, workers=2, pattern=(1.6, 0.4), steps=61)
+    run = oracle.run(truth)
+    found = record(run).batches
+    assert found.receive / MS == pytest.approx(1.9, abs=0.001)
+    fetches = run.spans.filter(pc.equal(run.spans.column("name"), "fetch"))
+    lasted = np.subtract(*(fetches.column(name).to_numpy() for name in ("end_ns", "start_ns"))) / MS
+    assert np.count_nonzero(np.abs(lasted - 0.4) < 0.01) > 20, "no batch came before its turn: this test tests nothing"
+    assert abs(unedited_error(run)) < 0.001
+    assert sum(critical_path_ms(record(run)).values()) == pytest.approx(oracle.step_ms(run), rel=0.002)
+
+
+def test_each_worker_of_a_ring_has_a_connection_of_its_own() -> None:
+    run = oracle.run(WAITING)
+    run.record.config["data"]["transport"] = "ring"
+    found = record(run).batches
+    assert not found.unpack.any()
+    assert np.median(found.receive) / MS == pytest.approx(1.9, abs=0.001)
+
+
 def test_inline_what_no_stage_covers_is_the_remainder() -> None:
     found = record(oracle.run(Truth(workers=0, remainder=0.3))).batches
     assert found.receive / MS == pytest.approx(0.3, abs=0.01)

@@ -10,7 +10,7 @@ from harness.analysis.replay import Replays
 from tests.examples import examples
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
-from tests.harness.analysis.replay.test_oracle import pipelines
+from tests.harness.analysis.replay.test_oracle import pipelines, with_arrivals
 
 ALL_STAGES = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
 
@@ -43,6 +43,18 @@ def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Tr
     assert fewer is not None
     was, now = (oracle.step_ms(oracle.run(each)) for each in (truth, fewer))
     assert one.saved_ms.median == pytest.approx(was - now, abs=0.03 * was), (one.kind, one.name)
+
+
+@pytest.mark.slow
+@examples(60, derandomize=True)
+@given(truth=with_arrivals(), spread=st.floats(0.1, 0.3), stage=st.sampled_from(list(ALL_STAGES)))
+def test_the_steps_that_were_recorded_are_those_that_get_shorter(truth: Truth, spread: float, stage: str) -> None:
+    """Documents vary, and forty steps have few. Once the steps were drawn anew: up to 3 % off where a wait ends."""
+    truth = truth.having(spread=spread, steps=40, repetitions=1, warmup=4)
+    run = oracle.run(truth)
+    found = {(one.kind, one.name): one for one in Replays([run]).removals()}
+    predicted = oracle.step_ms(run) / found["stage", stage].speedup.median
+    assert predicted == pytest.approx(oracle.step_ms(oracle.run(truth.having(**{stage: 0.0}))), rel=0.01)
 
 
 def test_savings_overlap_and_the_largest_comes_first() -> None:
