@@ -25,6 +25,7 @@ KIND_OF_ROLE = {"main": "phases", "device": "kernels", "launch": "launches", "sy
 OTHER = len(KINDS)  # of a span that analysis does not read
 KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
+UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
 
@@ -86,6 +87,11 @@ class RunSpans:
 
         kinds = (self.phases, self.stages, self.kernels, self.launches, self.blocking)
         return RunSpans(self.names, *(spans.between(since_ns, until_ns) for spans in kinds))
+
+    @property
+    def blocks_untimed(self) -> bool:
+        """Whether calls of the main thread wait for the device of which nobody knows for how long."""
+        return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
 
     def code(self, name: str) -> int:
         """The number that stands for ``name``; -1 where no span has it."""
