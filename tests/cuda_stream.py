@@ -6,6 +6,7 @@ The tables that come of it are a recording of a CUDA run, made up but in order, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Declared:
     ``last_us``: of a phase's last kernel, where that is another. ``early``: an event counts as reached when the work
     before it is done, even if that was before it was recorded. ``slow``: every so many batches one takes so many
     milliseconds longer. ``longer``: after so many batches each does. ``queue``: of so many kernels; while it is full a
-    launch waits, which nothing records.
+    launch waits, which nothing records. ``item``: after so many kernels of a phase the host reads a value of the
+    device, and waits for it: torch warns of such a call in the step that is audited, and nothing else records it.
     """
 
     kernels: dict[str, tuple[int, float, float]]
@@ -55,6 +57,7 @@ class Declared:
     slow: tuple[int, float] = (1, 0.0)
     longer: tuple[int, float] = (0, 0.0)
     queue: int | None = None
+    item: dict[str, int] = field(default_factory=dict)
 
 
 # 641 kernels of 7.8 us, launched every 25 us: 5 ms of work, 16 ms of launching, and 6 ms of data in a step of 22 ms.
@@ -79,6 +82,7 @@ class _Stream:
     free_ns: float = START_NS
     busy_ns: float = 0.0
     ends_ns: list[float] = field(default_factory=list)  # of the kernels before each one
+    audited: bool = False
 
     def monotonic_ns(self) -> int:
         return round(self.now_ns)
@@ -94,6 +98,10 @@ class _Stream:
                 self.now_ns = max(self.now_ns, self.ends_ns[-self.declared.queue :][0])
             self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
             self.busy_ns += device_us * US
+            if number == self.declared.item.get(name):
+                if self.audited:
+                    warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+                self.synchronize()
 
     def synchronize(self, *_: Any) -> None:
         self.now_ns = max(self.now_ns, self.free_ns)
@@ -102,7 +110,7 @@ class _Stream:
         return _Event(self)
 
     def set_sync_debug_mode(self, mode: str) -> None:
-        pass
+        self.audited = mode == "warn"
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Predicts what could be tried next: replays an arm under changes that a user can make, and says which are worth it.
 
-A change is worth trying where its whole interval lies above 1, its median clears the noise floor, and the replay
-reproduces what was measured. Of a setting with several values the smallest that is as good as the best counts.
+A change is worth trying where its whole interval lies above 1, its median clears the noise floor, the error of the
+replay and :data:`LEAST_GAIN`, and the replay reproduces what was measured. Of a setting with several values the
+smallest that is as good as the best counts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _REFUSED = {
     "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
 }
 NO_TOKENIZING = "tokenize=0"
+LEAST_GAIN = 0.01  # share of the speed: less is worth no change, and no replay tells it from none
 ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
 
 
@@ -66,12 +68,13 @@ def advise(
     except InputError as error:
         return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error))
     believed = plain.validation.within_tolerance and plain.interval_from == "blocks"
+    least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
     options = [
         Advice(
             one.change,
             one.speedup,
             one.cost,
-            worth=believed and _clears(one.speedup, noise_floor, one.serial) and not _restarted(one, hidden),
+            worth=believed and _clears(one.speedup, least, one.serial) and not _restarted(one, hidden),
             measured=speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None,
             serial=one.serial,
         )
@@ -194,12 +197,13 @@ def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
     return found
 
 
-def _clears(speedup: Estimate, noise_floor: float | None, serial: float | None) -> bool:
-    """``serial``: the speed-up where stages wait in turn for what serves one worker: nobody knows whether it does."""
-    floor = noise_floor or 0.0
-    if serial is not None and serial - 1 <= max(floor, TOLERANCE):
+def _clears(speedup: Estimate, least: float, serial: float | None) -> bool:
+    """Whether a speed-up is surely one, by more than ``least``. ``serial``: of stages that wait in turn for what serves
+    one worker: nobody knows whether it does.
+    """
+    if serial is not None and serial - 1 <= max(least, TOLERANCE):
         return False
-    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > floor
+    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
 
 
 def _restarted(one: _Option, hidden: Unseen | None) -> bool:

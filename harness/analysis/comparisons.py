@@ -15,8 +15,17 @@ from harness.analysis.bounds import AT_WORK, Bound
 from harness.analysis.ledger import Blocks, RunLedger, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
-from harness.analysis.speeds import MEASURES, Rate, rates_of, speed, steps_per_s, tokens_per_s
-from harness.analysis.statistics import Estimate, from_blocks, holding
+from harness.analysis.speeds import MEASURES, Rate, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
+from harness.analysis.statistics import (
+    DOUBT,
+    DOUBT_ALONE,
+    INDEPENDENT_TOGETHER,
+    Estimate,
+    Likeness,
+    from_blocks,
+    holding,
+    likeness,
+)
 from harness.analysis.unseen import MOST_WAITING, waiting_share
 from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
 
@@ -157,13 +166,16 @@ def compare(
     best = next(((name, rate, found) for name, rate, found in by_measure if found is not None), None)
     if best is None:
         return Missing("no throughput")
-    measure, rate, ratio = best
+    measure, rate, _ = best
+    alike = _alike(baseline, arms, controls)
+    ratio = speed(base, other, rate, alike=alike)
+    assert ratio is not None
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
     found = ideal_speed(baseline, base, controls)
     ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
-    floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate)
+    floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate, alike)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
         "ideal": found if isinstance(found, Absent) else None,
@@ -182,15 +194,15 @@ def compare(
         other_tokens=bool(ratios),
         explained=max(map(explained_by, ratios), default=0.0),
     )
-    together = speed(base, other, rate, confidence_of_each(comparisons))
+    together = speed(base, other, rate, confidence_of_each(comparisons), alike)
     waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
     no_core = any(share is not None and share > MOST_WAITING for share in waiting)
     judged = judge(together or ratio, noise_floor, losses, no_core=no_core)
     return Measured(
         measure=measure,
         ratio=ratio,
-        tokens_ratio=speed(base, other, tokens_per_s),
-        step_time=speed(base, other, steps_per_s),
+        tokens_ratio=speed(base, other, tokens_per_s, alike=alike),
+        step_time=speed(base, other, steps_per_s, alike=alike),
         isolated=None if isinstance(isolated, Absent) else isolated,
         ceiling=limit,
         from_waits=from_waits,
@@ -209,6 +221,15 @@ def compare(
         undecided=judged.undecided,
         losses=losses,
     )
+
+
+def _alike(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness:
+    """How alike neighbouring blocks are, by all arms against the baseline and all A/A controls against their arms."""
+    plain = [one for one in arms.values() if one and next(iter(one.values())).record.control is None]
+    pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
+    own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
+    found = [speed_logs(base, other, steps_per_s) or [] for base, other in (*pairs, *own)]
+    return likeness(found, INDEPENDENT_TOGETHER, DOUBT if own else DOUBT_ALONE)
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Absent:
@@ -291,14 +312,19 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 
 
 def _noise_floor(
-    baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
+    baseline: str,
+    candidate: str,
+    arms: Mapping[str, Blocks],
+    controls: Controls,
+    rate: Rate,
+    alike: Likeness | None = None,
 ) -> tuple[float | Absent, str | None]:
     """What no change looks like, and the arm that shows it: the baseline, else another arm on the same device."""
     why = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
     for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
-        ratio = speed(arms[arm], controls.get("a-a", arm), rate)
+        ratio = speed(arms[arm], controls.get("a-a", arm), rate, alike=alike)
         if ratio is not None and ratio.distance is not None:
             return ratio.distance, arm
         if ratio is not None:

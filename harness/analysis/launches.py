@@ -15,8 +15,17 @@ last launch: one with a long last kernel ends late although the device waited be
 with its last launch although the device hardly did. From when the device came to a bracket until its last launch it may
 have worked or waited (``open``). After that, everything was queued, and the device worked (``tail``).
 
-What depends on that is worked out under three readings (:data:`Reading`). The likely one gives the figure, and the
-interval holds the other two.
+A host that blocks within a phase, where nobody times it (``.item()`` in a model), ends it with its device as well, but
+because it waited for the device, and not the other way round:
+
+    host         |launch|launch|launch|== .item() ==|launch|
+    device              |==== k ====|==== k ====|==== k ====|k|
+
+torch tells of such calls in one audited step, without how long they blocked. So a phase that has one there is not
+called launch-bound in any step.
+
+What depends on all that is worked out under several readings (:data:`Reading`). The likely one gives the figure, and
+the interval holds the others.
 """
 
 from __future__ import annotations
@@ -36,12 +45,14 @@ from harness.study.run_data import RunData
 # (5 to 50 us), and device times are mapped to the host's clock within tens of microseconds.
 TAIL_NS = 100_000
 TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
+LEAST_QUEUED_NS = 1_000_000  # that a full queue lasts: CUDA's holds 1,024 launches, and a kernel takes a microsecond
 MOST_MOMENTS = 0.05  # of the device's time: launching beside pieces that is too short to matter for one of them
 # Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
 NEGLIGIBLE = 0.01
 # What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
-# worked. waiting: nothing at all. working: all the time.
-Reading = Literal["likely", "waiting", "working"]
+# worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it
+# launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
+Reading = Literal["likely", "waiting", "working", "blocking"]
 DEVICE_WORK = "device work"  # of a run, worked out once
 
 
@@ -56,6 +67,8 @@ class DeviceWork:
     launch_ends: Int
     launch_bound: NDArray[np.bool_]
     still_launching: NDArray[np.bool_]  # the host was, when the device came to it; so it was of what is launch-bound
+    may_block: NDArray[np.bool_]  # launching it blocks on the device, as its name did once, for how long nobody timed
+    ended: NDArray[np.bool_]  # the device ended it as the host ended launching it
 
     @property
     def known_from(self) -> Int:
@@ -71,6 +84,25 @@ class DeviceWork:
         if reading == "likely":
             return self.launch_bound
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
+
+    def blocked(self, reading: Reading) -> NDArray[np.bool_]:
+        """Whether the host did nothing but wait for the device while it launched the piece, by this reading."""
+        if reading == "likely":
+            return self.may_block & self.ended
+        return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
+
+    @property
+    def behind_full_queue(self) -> NDArray[np.bool_]:
+        """Whether the queue may have been full while the piece was launched: then launching it was waiting in part."""
+        lasting = self.launch_ends > self.launch_starts
+        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= LEAST_QUEUED_NS)
+        return found
+
+    def differs_ns(self, reading: Reading) -> int:
+        """How much of the time of device and host means something else than by the likely reading."""
+        other = self.blocked(reading) != self.blocked("likely")
+        device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
+        return int(device_ns + (self.launch_ends - self.launch_starts)[other].sum())
 
     @property
     def open(self) -> Stretches:
@@ -103,14 +135,17 @@ def device_work(spans: RunSpans, attached: bool = False) -> DeviceWork:
     least_ns = _least_ns(kernels.starts, kernels.ends, launches.ends)
     still_launching = launched_meanwhile(kernels.starts, kernels.ends, launches.ends, least_ns)
     ended = ended_with_launches(kernels.starts, kernels.ends, launches.ends, least_ns)
+    may_block = np.isin(launches.names, np.unique(launches.names[within])) & lasting & ~blocked
     return DeviceWork(
         names=kernels.names,
         starts=kernels.starts,
         ends=kernels.ends,
         launch_starts=launches.starts,
         launch_ends=launches.ends,
-        launch_bound=ended & ~blocked & ~within,
+        launch_bound=ended & ~blocked & ~may_block,
         still_launching=still_launching if attached else still_launching & ~blocked,
+        may_block=may_block,
+        ended=ended,
     )
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.bounds import Bound, BoundShares
-from harness.analysis.derived import waits_of, with_derived
-from harness.analysis.intervals import Stretches
+from harness.analysis.derived import stage_spans, waits_of, with_derived
+from harness.analysis.exposure import TRANSFER
+from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
@@ -77,6 +78,7 @@ class RunLedger:
     trained_tokens: float | None
     loss: float | None  # of its last measured steps; None where it is not finite, or was not measured
     other_cpu_cores: float | None  # cores that others took from this host, mean over the run
+    loader_share: float = 0.0  # of the time of loader workers within measured steps, that in which they built batches
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
 
@@ -116,15 +118,8 @@ class RunLedger:
             launch=(self.device_launch_bound_ms or 0.0) / wall,
             open=(self.device_open_ms or 0.0) / wall,
             room=room / wall,
-            loader=self._at_work,
+            loader=self.loader_share,
         )
-
-    @property
-    def _at_work(self) -> float:
-        """Share of the time of its loader workers in which they worked; 0 without workers."""
-        facts = self.record.facts
-        workers = lookup_number(self.record.config, "data.workers", facts.workers or 0)
-        return sum(self.work_ms.values()) / (workers * self.mean_step_ms) if workers else 0.0
 
     @property
     def bound(self) -> Bound | None:
@@ -219,6 +214,7 @@ def _measure(run: RunData) -> RunLedger | None:
         trained_tokens=_sum(trained),
         loss=float(losses[-LAST_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
         other_cpu_cores=_other_load(run.samples),
+        loader_share=_loader_share(run, steps, measured),
         diverged=diverged,
         losses=StepLosses(run),
     )
@@ -241,6 +237,24 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
     inside = Stretches(*(moments[measured] for moments in bounds(steps)))
     found = room_ns(inside, spans, waits, known_queue=bool(run.record.facts.emulated))
     return None if found is None else found / 1e6
+
+
+def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
+    """See ``RunLedger.loader_share``; 0 without workers or an asynchronous device, of whose bound it is a part.
+
+    Only what they did within measured steps: between two of them they may go on (while held-out data is evaluated), and
+    while a batch travels its worker may rest.
+    """
+    facts = run.record.facts
+    workers = lookup_number(run.record.config, "data.workers", facts.workers or 0)
+    if not workers or not facts.asynchronous or not run.has_spans:
+        return 0.0
+    stages = stage_spans(spans_of(run))
+    building = stages.stages != TRANSFER
+    inside = clip(
+        stages.starts[building], stages.ends[building], Stretches(*(moments[measured] for moments in bounds(steps)))
+    )
+    return float((inside.ends - inside.starts).sum() / (workers * column(steps, "wall_ns")[measured].sum()))
 
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:

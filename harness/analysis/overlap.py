@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.derived import stage_spans
 from harness.analysis.exposure import per_row
@@ -16,7 +17,7 @@ from harness.analysis.in_parts import in_parts
 from harness.analysis.intervals import Int, Stretches, clip, covered, difference, intersection, union
 from harness.analysis.launches import DeviceWork, device_work_of
 from harness.analysis.ledger import derived_steps, measure
-from harness.analysis.spans import FETCH, RunSpans, Spans, spans_of
+from harness.analysis.spans import FETCH, UNANNOUNCED, RunSpans, Spans, spans_of
 from harness.analysis.step_columns import bounds
 from harness.study.run_data import RunData
 
@@ -26,7 +27,7 @@ class SyncCall:
     """All calls from one place that kept the host waiting for the device (None: how long is not known)."""
 
     site: str
-    calls_per_step: float
+    calls_per_step: float  # of calls that nobody timed: in the one step in which torch told of them
     blocked_ms: float | None
     hid_ms: float  # host work between it and the next blocking call that ran while the device was busy for sure
     hid_behind: dict[str, float]  # the kernels it ran behind, ms
@@ -134,15 +135,17 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
             behind[name] = behind.get(name, 0) + time
     blocked, whole, busy, perhaps = total_times
     behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
-    shown |= counted
+    # A call that nobody timed is known from one step, be it a warm-up step: the others have it too.
+    untimed = np.array([spans.names[code].endswith(UNANNOUNCED) for code in calls.names], dtype=np.bool_)
+    shown |= counted | untimed
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
         site = spans.names[code]
         found.append(
             SyncCall(
                 site=site,
-                calls_per_step=int(counted[calls.names == code].sum()) / count,
-                blocked_ms=None if site.endswith("unannounced") else int(blocked[code]) / 1e6 / count,
+                calls_per_step=_per_step(calls.names == code, counted, untimed, count),
+                blocked_ms=None if site.endswith(UNANNOUNCED) else int(blocked[code]) / 1e6 / count,
                 hid_ms=int(busy[code]) / 1e6 / count,
                 hid_behind={
                     name: one / 1e6 / count for name, found_by in behind.items() if (one := int(found_by[code]))
@@ -151,6 +154,11 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
             )
         )
     return found
+
+
+def _per_step(own: NDArray[np.bool_], counted: NDArray[np.bool_], untimed: NDArray[np.bool_], steps: int) -> float:
+    """How many of the calls are ``own`` in a step: of ``counted`` ones the mean, of ``untimed`` ones those of one."""
+    return float((own & untimed).sum()) or int(counted[own].sum()) / steps
 
 
 def _near(spans: RunSpans, steps: Stretches) -> RunSpans:

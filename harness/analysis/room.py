@@ -24,7 +24,7 @@ from harness.analysis.bounds import NOTICEABLE
 from harness.analysis.device import behind
 from harness.analysis.exposure import BatchWaits
 from harness.analysis.intervals import Stretches, clip, union
-from harness.analysis.launches import per_step
+from harness.analysis.launches import LEAST_QUEUED_NS, per_step
 from harness.analysis.spans import RunSpans
 
 FELT = 0.1  # share of what is added to the fetches: a step that feels no more of it has room for it
@@ -32,7 +32,6 @@ MOST_STEPS = 1_000  # of the measured ones at each end of a run: what is gone th
 MOST_QUEUED = 5_000  # pieces that a device may still have to do when the first step begins
 LEAST_STEPS = 10  # fewer do not tell a queue that is full from one that fills
 MOST_IDLE_NS = 100_000  # of a step: a device with a full queue before it has no more between two pieces
-LEAST_QUEUED_NS = 1_000_000  # that a full queue lasts: CUDA's holds 1,024 launches, and a kernel takes a microsecond
 TRIES = 12  # lengths that are tried: the room is known to the 4,096th part of a step
 LITTLE = 0.005  # of a step: a host that is blocked for no more is not held by what was recorded
 FETCH, BLOCKED, LAUNCH = range(3)
@@ -42,11 +41,14 @@ Event = tuple[int, float, float]  # what; how long it blocked, or when all of it
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
     """The most, up to a whole step, by which fetching could last longer per step without lengthening the run by more
     than :data:`FELT` of that; None where no step fetched, or nothing is known of the device. NaN where a full queue of
-    launches may have held the host, which CUDA does within a launch and tells nobody: see :func:`_held`.
+    launches may have held the host, which CUDA does within a launch and tells nobody (see :func:`_held`), and where
+    calls block of which nobody knows for how long.
 
     It is spread evenly over the fetches. ``steps``: the measured ones, in order; of many the first and the last, and
     the room is that of the part that has less. ``known_queue``: where its queue held the host, the device said so.
     """
+    if spans.blocks_untimed:
+        return math.nan if len(steps.starts) and len(spans.kernels) else None
     parts = [Stretches(steps.starts[:MOST_STEPS], steps.ends[:MOST_STEPS])]
     if len(steps.starts) > MOST_STEPS:
         parts.append(Stretches(steps.starts[-MOST_STEPS:], steps.ends[-MOST_STEPS:]))

@@ -27,6 +27,7 @@ KIND_OF_ROLE = {
 OTHER = len(KINDS)  # of a span that analysis does not read
 KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
+UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
 
@@ -91,6 +92,11 @@ class RunSpans:
     @property
     def _kinds(self) -> tuple[Spans, ...]:
         return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings)
+
+    @property
+    def blocks_untimed(self) -> bool:
+        """Whether calls of the main thread wait for the device of which nobody knows for how long."""
+        return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
 
     def code(self, name: str) -> int:
         """The number that stands for ``name``; -1 where no span has it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
-from harness.analysis.statistics import CONFIDENCE, Estimate, paired_ratio
+from harness.analysis.statistics import CONFIDENCE, Estimate, Likeness, from_blocks, paired_logs
 
 # What a repetition did, and the time or steps it took for that.
 Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
@@ -36,13 +36,25 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 )
 
 
-def speed(baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE) -> Estimate | None:
+def speed(
+    baseline: Blocks,
+    candidate: Blocks,
+    rate: Rate,
+    confidence: float = CONFIDENCE,
+    alike: Likeness | None = None,
+) -> Estimate | None:
     """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
+    logs = speed_logs(baseline, candidate, rate)
+    return None if logs is None else from_blocks(logs, confidence, alike)
+
+
+def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] | None:
+    """The logarithm of that in each block that has both, in their order."""
     base, other = rates_of(baseline, rate), rates_of(candidate, rate)
     if base is None or other is None:
         return None
     by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
-    return paired_ratio(base, other, by_repetition, confidence)
+    return paired_logs(base, other, by_repetition)
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:

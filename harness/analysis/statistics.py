@@ -15,7 +15,8 @@ truth 75 % of the time at 3 blocks, where it cannot leave the range of the data:
   3 blocks lies beyond what resamples can resolve (1e-5), so the distances from the median are stretched by t/z instead.
 
 Blocks follow one another in time, and a machine that drifts makes neighbours alike: n of them then say less than n
-independent ones. So the interval is widened by what the order of the values says (:func:`widening`).
+independent ones. So the interval is widened by what the order of the values says (:func:`widening`). A few blocks
+hardly say it; the blocks of all arms of a study say more (:class:`Likeness`), and verdicts go by them.
 
 Rates and ratios are estimated on logarithms, so that a ratio and its inverse get inverse intervals; slopes and
 differences as they are. No scipy, no clock, one seed. How often the intervals hold what they should:
@@ -41,6 +42,11 @@ INDEPENDENT = 0.7  # probability, before any block is seen, that blocks do not d
 # Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
 # than three independent values: no interval would help.
 CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
+# The same of verdicts, for which all arms of a study speak together.
+INDEPENDENT_TOGETHER = 0.4
+# Blocks are held to be as alike as CORRELATIONS goes where they are more alike than ALIKE with this probability;
+# without an A/A control, whose blocks are alike as well and show what that makes of no change, with the smaller one.
+ALIKE, DOUBT, DOUBT_ALONE = 0.5, 0.3, 0.1
 _ROUNDING = 1e-12  # relative: values that differ by less are one value
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
@@ -81,13 +87,8 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
     return Estimate(likely.median, min(found), max(found), likely.n)
 
 
-def paired_ratio(
-    baseline: Values,
-    candidate: Values,
-    alternated: Mapping[int, bool] | None = None,
-    confidence: float = CONFIDENCE,
-) -> Estimate | None:
-    """The ratio candidate / baseline over the blocks that have both; None where there is no such block.
+def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
+    """The logarithm of candidate / baseline of each block that has both, in their order.
 
     Where ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
     """
@@ -100,24 +101,29 @@ def paired_ratio(
         first, second = _block_log(ours), _block_log(theirs)
         if first is not None and second is not None:
             logs.append(second - first)
-    return from_blocks(logs, confidence)
+    return logs
 
 
-def from_blocks(logs: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+def from_blocks(
+    logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
+) -> Estimate | None:
     """Median and interval of exp(value) over one log value per block, in order of the blocks."""
-    found = from_block_values(logs, confidence)
+    found = from_block_values(logs, confidence, alike)
     if found is None:
         return None
     low, high = (None if bound is None else math.exp(bound) for bound in (found.ci_low, found.ci_high))
     return Estimate(math.exp(found.median), low, high, found.n)
 
 
-def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+def from_block_values(
+    values: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
+) -> Estimate | None:
     """Median and interval over one value per block, as they are: for slopes and differences, which may be negative.
 
     ``values``: in order of the blocks, as neighbours that are alike widen the interval.
     ``confidence``: of the interval. Another one than the usual stretches the usual interval from its normal quantile to
     Student's of the level asked for: resamples cannot resolve tails much thinner than the usual.
+    ``alike``: what is known of blocks besides these; None: what these say by themselves.
     """
     if not values:
         return None
@@ -130,7 +136,8 @@ def from_block_values(values: Sequence[float], confidence: float = CONFIDENCE) -
     medians = _medians(ordered)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
-    stretch = widening(in_time) * student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
+    wider = widening(in_time) if alike is None else alike.widening(n)
+    stretch = wider * student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
     # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
     return Estimate(
         centre,
@@ -152,33 +159,70 @@ def from_amounts(values: Sequence[float]) -> Estimate | None:
     return Estimate(centre, min(centre, found.ci_low), max(centre, found.ci_high), found.n)
 
 
-def widening(in_time: NDArray[np.float64]) -> float:
-    """How many times as wide an interval of ``in_time`` must be as one of independent values; at least 1.
+@dataclass(frozen=True)
+class Likeness:
+    """How alike blocks that follow one another are: the probability of no correlation and of each of
+    :data:`CORRELATIONS`. ``doubt``: from which probability of more than :data:`ALIKE` on the most is taken for granted.
+    """
+
+    probabilities: tuple[float, ...]
+    doubt: float = 1.0
+
+    def widening(self, blocks: int) -> float:
+        """How many times as wide an interval of so many blocks must be as one of independent ones; at least 1.
+
+        The standard error is the root of the mean variance. Each correlation widens the variance by its own exact
+        factor, (1 + rho) / (1 - rho) for many blocks.
+        """
+        factors = _variance_factors(blocks)
+        alike = sum(one for rho, one in zip(_RHO, self.probabilities, strict=True) if rho >= ALIKE)
+        return math.sqrt(float(factors[-1] if alike > self.doubt else factors @ np.array(self.probabilities)))
+
+
+_RHO = (0.0, *CORRELATIONS)
+
+
+def likeness(series: Sequence[Sequence[float]], independent: float | None = None, doubt: float = 1.0) -> Likeness:
+    """What several ``series`` of blocks say together, each in order of the blocks.
 
     By the likelihood of a first-order autoregression, its mean and scale integrated out: that has the small-sample bias
     of the lag-1 correlation (-(1 + 4 rho) / n; Kendall 1954) built in. The prior shrinks: as few as 5 blocks hardly
     tell correlation from chance, so blocks are independent unless their order says otherwise (:data:`INDEPENDENT`).
-    Each correlation widens the variance by its own exact factor, (1 + rho) / (1 - rho) for many blocks, and the
-    standard error is the root of the posterior's mean variance.
     """
+    independent = INDEPENDENT if independent is None else independent
+    prior = np.array([independent, *[(1 - independent) / len(CORRELATIONS)] * len(CORRELATIONS)])
+    known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
+    total = np.sum(known, axis=0) if known else np.zeros(len(_RHO))
+    posterior = prior * np.exp(total - total.max())
+    return Likeness(tuple((posterior / posterior.sum()).tolist()), doubt)
+
+
+def widening(in_time: NDArray[np.float64]) -> float:
+    """How many times as wide an interval of ``in_time`` must be as one of independent values, by itself alone."""
     n = len(in_time)
+    return likeness([in_time.tolist()]).widening(n) if _log_likelihood(in_time) is not None else 1.0
+
+
+def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Of each correlation, given values in order of the blocks; None where they are too few, or all the same."""
+    n = len(in_time)
+    if n < MIN_BLOCKS:
+        return None
     off = in_time - in_time.mean()
     largest = np.abs(off).max(initial=0.0)
-    if n < MIN_BLOCKS or largest <= _ROUNDING * np.abs(in_time).max(initial=0.0):
-        return 1.0
+    if largest <= _ROUNDING * np.abs(in_time).max(initial=0.0):
+        return None
     off /= largest
-    rho = np.array([0.0, *CORRELATIONS])
+    rho = np.array(_RHO)
     # Precision of the sum, and generalised mean, of an autoregression (closed forms: its inverse is tridiagonal).
     weight = (n - (n - 2) * rho) / (1 + rho)
     mean = (off[0] + off[-1] + (1 - rho) * off[1:-1].sum()) / (1 + rho) / weight
     left = off[None, :] - mean[:, None]
     squares = left[:, 0] ** 2 + ((left[:, 1:] - rho[:, None] * left[:, :-1]) ** 2).sum(axis=1) / (1 - rho**2)
-    likelihood = -0.5 * (
+    found: NDArray[np.float64] = -0.5 * (
         (n - 1) * np.log1p(-(rho**2)) + np.log(weight) + (n - 1) * np.log(np.maximum(squares, _ROUNDING))
     )
-    prior = np.array([INDEPENDENT, *[(1 - INDEPENDENT) / len(CORRELATIONS)] * len(CORRELATIONS)])
-    posterior = prior * np.exp(likelihood - likelihood.max())
-    return math.sqrt(float(posterior @ _variance_factors(n) / posterior.sum()))
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -188,7 +232,7 @@ def _variance_factors(n: int) -> NDArray[np.float64]:
     Correlated values have a mean that varies more and, about that mean, scatter less.
     """
     lags = np.arange(1, n)
-    mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in (0.0, *CORRELATIONS)])
+    mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in _RHO])
     factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))
     return factors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.advice import MOST_HANDOVER
+from harness.analysis.advice import LEAST_GAIN, MOST_HANDOVER
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
@@ -15,6 +15,7 @@ from harness.report.tables import NOT_MEASURED, ratio_cell, safe, table
 from harness.report.words import interval, listing, percent, ratio
 
 MOST = 5  # on the first screen
+_WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
     "memory": "more batches in memory",
@@ -84,10 +85,7 @@ def _line(one: Advice, arm: str, names: ArmNames) -> str:
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     text = f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
     if one.serial is not None:
-        text += (
-            f"; only {ratio(one.serial)} where what the stages wait for (a disk, a network, a lock) serves one worker "
-            "at a time"
-        )
+        text += f"; only {ratio(one.serial)} where what the stages wait for ({_WAITED_FOR}) serves one worker at a time"
     return text
 
 
@@ -111,7 +109,7 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
     """Where the arm without any data work was measured, and no change of its data path can be worth so much."""
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
         return ""
-    if one.speedup.ci_low <= ideal.ci_high * (1 + (advice.noise_floor or 0.0)):
+    if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, LEAST_GAIN)):
         return ""
     measured = f"{ratio(ideal.median)} as fast ({interval(ideal)})"
     return f"; measured without any data work it is {measured}, so do not rely on it"
@@ -137,7 +135,8 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
         lines.append(f"{_named(refused, names)} cannot be replayed.")
     if rest:
         lines.append(
-            f"For {_named(rest, names)} replay finds nothing untried that clears its interval and the noise floor."
+            f"For {_named(rest, names)} replay finds nothing untried that clears its interval, its error, the noise "
+            f"floor and {percent(LEAST_GAIN)}."
         )
     return lines
 
@@ -165,8 +164,9 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     parts = ["## What was tried on paper", table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
-        "it*: the interval lies above 1, the median clears the noise floor, and the unedited replay is within "
-        f"{percent(TOLERANCE)}; of several numbers of workers the smallest that is as good as the best. "
+        "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
+        f"{percent(LEAST_GAIN)}, and that error is within {percent(TOLERANCE)}; of several numbers of workers the "
+        "smallest that is as good as the best. "
         + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
         + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())
@@ -189,7 +189,7 @@ def _cell(one: Advice, arm: str, names: ArmNames) -> str:
             return change_text(one, names)
 
 
-_OR = "*or*: where what the stages wait for (a disk, a network, a lock) serves one worker at a time. "
+_OR = f"*or*: where what the stages wait for ({_WAITED_FOR}) serves one worker at a time. "
 _KINDS: dict[str, AdviceCost] = {
     "workers": "processes",
     "prefetch": "memory",

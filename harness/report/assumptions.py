@@ -18,7 +18,10 @@ def _text(one: Assumption) -> str:
         case "loader alone":
             return "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
         case "receive not observed":
-            return f"no batch lay ready: receiving one is taken to cost {one.cost_ms:.1f} ms"
+            return (
+                f"no batch lay ready: receiving one is taken to cost {one.cost_ms:.1f} ms, and intervals hold that it "
+                "costs nothing"
+            )
         case "hand-over not observed":
             return f"no batch was waited for: its hand-over is taken to last {one.cost_ms:.1f} ms"
         case "device not recorded":

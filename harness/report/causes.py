@@ -64,8 +64,9 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
         "disk, a lock), the interval holds that one worker at a time is served."
         + (
-            " A real device's queue may be full (CUDA's takes about 1,000 launches): the host's wait for it counts as "
-            "launching here, and what a kernel's removal saves is then too small."
+            " A real device's queue may be full (CUDA's takes about 1,000 launches), and the host's wait for it counts "
+            "as launching here: where much was queued, the interval of a kernel holds all of its time, and that of a "
+            "phase that launches nothing saved."
             if any(one.kind == "kernel" for arm in arms for one in arm.explained.removals if not arm.speed.emulation)
             else ""
         )

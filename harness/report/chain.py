@@ -33,8 +33,8 @@ BOUNDS: dict[Bound, str] = {
 }
 NEVER_REST = "bound by data work (its loader workers are at work nearly all the time, and the step waits for them)"
 HELD = (
-    "device-bound (the device runs dry {idle} of the step; a full queue of launches may have held the host, so it is "
-    "not known how much longer fetching could last)"
+    "device-bound (the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, "
+    "may have held the host, so it is not known how much longer fetching could last)"
 )
 
 

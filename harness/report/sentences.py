@@ -17,6 +17,7 @@ from harness.report.words import capitalised, count, interval, listing, ms, numb
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
+AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 
 
@@ -258,10 +259,10 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """List pairs of witnesses that differ by more than their intervals and the noise floor allow."""
+    """List pairs of witnesses that differ by more than their intervals, the noise floor and :data:`AGREE` allow."""
     m, waits = c.measured, c.measured.baseline_waits
     found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
-    floor = 1 + (m.noise_floor or 0.0)
+    floor = 1 + max(m.noise_floor or 0.0, AGREE)
     if m.ceiling is None:
         return found
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
@@ -299,7 +300,7 @@ def _hides(waits: Waits) -> bool:
 
 
 def _prediction_against_measurement(c: Comparison) -> list[str]:
-    measured, replayed, floor = c.measured.ratio, c.explained.predicted, 1 + (c.measured.noise_floor or 0.0)
+    measured, replayed, floor = c.measured.ratio, c.explained.predicted, 1 + max(c.measured.noise_floor or 0.0, AGREE)
     predicted = predicted_ratio(c)
     if predicted is None or measured.ci_low is None or measured.ci_high is None:
         return []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.analysis.bounds import AT_WORK
 from harness.analysis.overlap import SyncCall
 from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, StudyReport
+from harness.analysis.spans import UNANNOUNCED
 from harness.report.chain import ChainLink, chain
 from harness.report.names import ArmNames
 from harness.report.sentences import either_way
@@ -145,9 +147,11 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
         open_ms = arm.totals.device_open_ms or 0.0
         if arm.totals.device_busy_ms is None and open_ms > OPEN * sum(arm.totals.phase_ms.values()):
             also = " also" if phases else ""
+            blocks = any(one.site.endswith(UNANNOUNCED) for one in arm.explained.syncs)
+            later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"
             lines.append(
                 f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{also} was at phases that the host was still "
-                "launching, and ended them later. It worked all that time, or waited for launches for some of it: its "
+                f"launching, and {later}. It worked all that time, or waited for launches for some of it: its "
                 f"events do not tell, the kernels of a profiled window do.{_either_way(arm.totals)}"
             )
     return lines
@@ -165,7 +169,9 @@ def _device_note() -> str:
         "work still queued when the host began to fetch. Fetching and launching may take up that much once; whether "
         "every step may take so much longer is what *bound* says: the largest "
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
-        "in phases that the device ends with their launches (launch), where that is more than 5 % of the step. "
+        "in phases that the device ends with their launches (launch), where that is more than 5 % of the step; and "
+        "data, whatever is largest, where that costs more than 5 % of the step and loader workers are at work for over "
+        f"{percent(AT_WORK)} of the time. "
         "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
         "was still launching them: it worked, or waited for launches. Otherwise device where "
         "fetching could last 5 % of the step longer at a cost of no more than a tenth of that, else balanced."
@@ -199,7 +205,8 @@ def _hid(call: SyncCall) -> str:
 SYNC_NOTE = (
     "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
     "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise. "
-    "Launching of launch-bound phases is in neither column: it is not known which of the two it was."
+    "Launching of launch-bound phases is in neither column: it is not known which of the two it was. An *unannounced* "
+    "call is one that nobody timed: torch told of it in one step, and it is taken to come in each."
 )
 
 

@@ -53,6 +53,11 @@ def autoregressive(generator: np.random.Generator, blocks: int, rho: float) -> V
     return values
 
 
+def alike(rho: float) -> Noise:
+    """Blocks that follow one another with lag-1 correlation ``rho``, each arm's by themselves."""
+    return lambda generator, blocks: SCATTER * autoregressive(generator, blocks, rho)
+
+
 def runs(name: str, logs: Values) -> dict[int, RunLedger]:
     """Finished runs of one arm whose steps take 10 ms times exp(log), one a block."""
     record = RunRecord(name, 0, "done")
@@ -77,23 +82,40 @@ class StudyRates:
 
 
 def study(
-    generator: np.random.Generator, comparisons: int, blocks: int, noise: Noise = normal, faster: float = 0.0
+    generator: np.random.Generator,
+    comparisons: int,
+    blocks: int,
+    noise: Noise = normal,
+    faster: float = 0.0,
+    declared: float | None = None,
 ) -> list[Measured]:
-    """The comparisons of one study with an A/A control: every candidate ``faster`` than the baseline by a fraction."""
+    """The comparisons of one study: every candidate ``faster`` than the baseline by a fraction. With an A/A control, or
+    with the noise floor that its scenario ``declared`` instead.
+    """
     arms: dict[str, Blocks] = {BASE: runs(BASE, noise(generator, blocks))}
     for number in range(comparisons):
         arms[f"c{number}"] = runs(f"c{number}", noise(generator, blocks) - np.log1p(faster))
-    controls = Controls({("a-a", BASE): runs("control", noise(generator, blocks))})
-    found = [compare(BASE, f"c{number}", arms, controls, comparisons=comparisons) for number in range(comparisons)]
+    controls = Controls({} if declared else {("a-a", BASE): runs("control", noise(generator, blocks))})
+    found = [
+        compare(BASE, f"c{number}", arms, controls, comparisons=comparisons, allowance=declared)
+        for number in range(comparisons)
+    ]
     return [one for one in found if isinstance(one, Measured)]
 
 
-def false_verdicts(studies: int, comparisons: int, blocks: int, noise: Noise = normal, seed: int = 0) -> StudyRates:
+def false_verdicts(
+    studies: int,
+    comparisons: int,
+    blocks: int,
+    noise: Noise = normal,
+    seed: int = 0,
+    declared: float | None = None,
+) -> StudyRates:
     """Of studies whose arms are all alike."""
     generator = np.random.default_rng([seed, comparisons, blocks])
     wrong = alone = 0
     for _ in range(studies):
-        found = study(generator, comparisons, blocks, noise)
+        found = study(generator, comparisons, blocks, noise, declared=declared)
         wrong += any(one.verdict in ("gain", "loss") for one in found)
         alone += any((one.ratio.ci_low or 0) > 1 or (one.ratio.ci_high or 2) < 1 for one in found)
     return StudyRates(studies, wrong / studies, alone / studies)

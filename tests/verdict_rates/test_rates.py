@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.verdict_rates.simulate import believing, checks, coverage, false_verdicts, lasting, power
+from tests.verdict_rates.simulate import alike, believing, checks, coverage, false_verdicts, lasting, power
 
 pytestmark = pytest.mark.slow  # simulations
 
@@ -17,6 +17,15 @@ def test_identical_arms_seldom_get_a_verdict_however_many_are_compared(compariso
 def test_seven_intervals_held_against_1_one_by_one_would_err_more_often() -> None:
     found = false_verdicts(40, 7, 8)
     assert found.wrong <= 0.05 < found.alone
+
+
+@pytest.mark.parametrize(
+    ("comparisons", "blocks", "declared"), [(7, 5, None), (7, 8, None), (1, 5, 1e-4), (1, 8, 1e-4)]
+)
+def test_identical_arms_whose_blocks_are_alike_seldom_get_one_either(
+    comparisons: int, blocks: int, declared: float | None
+) -> None:
+    assert false_verdicts(120 // comparisons, comparisons, blocks, alike(0.8), seed=4, declared=declared).wrong <= 0.06
 
 
 def test_what_is_there_is_found() -> None:

@@ -142,6 +142,8 @@ def _estimated(
     assumed = []
     if _unknown(receive):
         assumed.append(AssumedCost("receive", default_receive / 1e6))
+    elif receiving_ns is None and not unrecorded.any():  # none lay ready for sure: that this was receiving is a guess
+        assumed.append(AssumedCost("receive", float(np.nanmedian(receive)) / 1e6))
     if _unknown(handover):
         assumed.append(AssumedCost("hand-over", default_handover / 1e6))
     return {

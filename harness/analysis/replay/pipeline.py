@@ -234,7 +234,7 @@ def _program(
         else:
             factor = _device_factor(event, edits, scale) if event.kind == "launch" else 1.0
             operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1, event.name))
-            rows += [event.duration * factor, event.queueing * (0.0 if LAUNCHING in edits.without else 1.0)]
+            rows += [event.duration * factor, event.queueing * (0.0 if _launched_at_once(event, edits) else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
     durations = np.stack(rows) if rows else np.zeros((0, members))
@@ -266,6 +266,11 @@ def _goes(event: Event, edits: Edits) -> bool:
     if event.phase == "sync" and not edits.sync:
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
+
+
+def _launched_at_once(event: Event, edits: Edits) -> bool:
+    """Whether ``edits`` remove the host time in which the event's kernels are launched."""
+    return LAUNCHING in edits.without or ("phase", event.phase) in edits.without
 
 
 def _device_factor(event: Event, edits: Edits, scale: float) -> float:

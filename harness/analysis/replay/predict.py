@@ -10,12 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.launches import Reading
 from harness.analysis.replay.assumptions import Assumption, assumptions
 from harness.analysis.replay.consistent import consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
@@ -23,7 +21,7 @@ from harness.analysis.replay.critical_path import PathLink, PathTime, critical_p
 from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
 from harness.analysis.replay.pipeline import build, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation, widened
-from harness.analysis.replay.recording import Recording, record
+from harness.analysis.replay.recording import READINGS, Recording, record
 from harness.analysis.replay.removals import Removal, removals, widened_removals
 from harness.analysis.replay.simulate import Simulated, simulate
 from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
@@ -69,7 +67,7 @@ class Replays:
         # By each reading, the likely one first; a run to which one makes no difference by its likely one.
         self._by_reading = [
             [readings.get(name, readings["likely"]) for readings in by_run]
-            for name in get_args(Reading)
+            for name in READINGS
             if any(name in readings for readings in by_run)
         ]
 
@@ -96,7 +94,7 @@ class Replays:
     def predict(self, edits: Edits) -> Prediction:
         """The step time of the runs had they run under ``edits``; InputError for too many batches in flight.
 
-        Where it is not known when the device worked, the interval holds either reading.
+        Where it is not known when the device worked, or what receiving a batch takes, the interval holds every reading.
         """
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         return widened(likely, others)
@@ -163,15 +161,15 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
     return {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
 
 
-def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[Reading, _Run]:
-    """The run as it was, replayed once by each reading of what its device did: an arm is asked about for its
+def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
+    """The run as it was, replayed once by each reading of what is not known of it: an arm is asked about for its
     comparisons, for itself and for its advice.
     """
 
-    def replay() -> Mapping[Reading, _Run]:
+    def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
         error = _error_of(run, recording)
-        readings: dict[Reading, Recording] = {"likely": recording, **recording.other_readings}
+        readings = {"likely": recording, **recording.all_readings}
         return {name: _Run(one, offsets, error, *_as_it_was(one, offsets)) for name, one in readings.items()}
 
     return run.once(f"replayed {replicates} times", replay)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 EventKind = Literal["host", "fetch", "launch", "sync"]
+COPY = "read"  # the work of copying a step's values to the host
 OTHER = "other"  # host time outside of every phase
 # Device timestamps are mapped to the host's clock with an error; work that ended so little after a wait was waited for.
 _CLOCK_TOLERANCE_NS = 200_000
@@ -43,7 +45,7 @@ class Launch(NamedTuple):
     """Work queued by the host in [start_ns, end_ns], that kept the device busy for ``busy_ns`` until ``done_ns``.
 
     ``waited``: the device waited for its launches (``harness.analysis.launches``), and ``busy_ns`` is only what it
-    worked after the last of them.
+    worked after the last of them. ``blocked``: launching was nothing but waiting until the device had done it.
     """
 
     name: str
@@ -52,14 +54,19 @@ class Launch(NamedTuple):
     busy_ns: int
     done_ns: int
     waited: bool = False
+    blocked: bool = False
 
 
 class Sync(NamedTuple):
-    """The host was blocked; ``full``: only until there was room in the queue, which replay works out for itself."""
+    """The host was blocked; ``full``: only until there was room in the queue, which replay works out for itself.
+
+    ``late``: at most until the values of the step before had been copied (``compute.sync: late``).
+    """
 
     start_ns: int
     end_ns: int
     full: bool
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,11 @@ def _program(
             continue
         advance(row.start_ns)
         phase = open_phases[-1][0]
-        if isinstance(row, Launch):
+        if isinstance(row, Launch) and row.blocked:
+            moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns))
+            moments.append(_Moment("sync", "sync", phase, 0, max(0, row.end_ns - max(row.start_ns, row.done_ns))))
+            cursor = max(cursor, row.end_ns)
+        elif isinstance(row, Launch):
             blocked = sum(s.end_ns - s.start_ns for s in syncs if row.start_ns <= s.start_ns and s.end_ns <= row.end_ns)
             # What waited for launches ends no earlier than they do, with what the device did after the last one.
             until = row.done_ns if row.waited else row.end_ns
@@ -211,6 +222,9 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
     late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
     if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:
         waited_for -= 1  # the one before was done so little before the end that it was this one
+    if row.late:  # where it hardly blocked, what this step queued may be done as well
+        copies = (place for place in range(queued - 1, -1, -1) if launches[place].name == COPY)
+        waited_for = min(waited_for, next(islice(copies, 1, None), waited_for) + 1)
     done = launches[waited_for - 1].done_ns if waited_for else row.start_ns
     return _Moment("sync", "sync", phase, queued - waited_for, max(0, row.end_ns - max(row.start_ns, done)))
 

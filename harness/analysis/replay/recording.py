@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,12 @@ Array = NDArray[np.float64]
 RAN_ON_NS = 20_000_000
 # Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
 MOST_RECORDED = 5_000
+# A reading besides those of the device's work: a batch that lies ready costs the main thread nothing. Replay takes most
+# of a hand-over to be the main thread's (``handover``) where no batch ever lay ready, so that it is not seen.
+AT_ONCE = "received at once"
+READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE)
 SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
+STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
 
@@ -65,6 +70,7 @@ class Recording:
     # is next to nothing.
     other_classes: Mapping[Reading, tuple[StepClass, ...]]
     busy_not_known: tuple[str, ...]  # names of work of which it is not known how long the device works for it
+    behind_full_queue: frozenset[str]  # names of work that may have waited for a place in a queue that tells nobody
     device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
     emulated: bool
     queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
@@ -99,6 +105,15 @@ class Recording:
     def other_readings(self) -> Mapping[Reading, Recording]:
         """The recording by each reading of its device's work but the likely one, which is the recording itself."""
         return {name: replace(self, classes=one, other_classes={}) for name, one in self.other_classes.items()}
+
+    @cached_property
+    def all_readings(self) -> Mapping[str, Recording]:
+        """The same, and one by which batches are received at once where nobody saw what that takes, and it is much."""
+        assumed_ms = sum(cost.ms for cost in self.batches.assumed if cost.part == "receive")
+        if assumed_ms * self.batches_per_step <= NEGLIGIBLE * self.measured_ms:
+            return self.other_readings
+        at_once = replace(self.batches, receive=np.zeros(len(self.batches)))
+        return {**self.other_readings, AT_ONCE: replace(self, batches=at_once, other_classes={})}
 
     @property
     def tokens_per_batch(self) -> float | None:
@@ -215,6 +230,9 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         asynchronous=asynchronous,
         other_classes=others,
         busy_not_known=_busy_not_known(spans_of(run).names, work) if others else (),
+        behind_full_queue=_behind_full_queue(spans_of(run).names, work)
+        if _queue_depth(config) is None
+        else frozenset(),
         device_not_recorded=bool(facts.asynchronous) and not asynchronous,
         emulated=bool(facts.emulated),
         queue_depth=_queue_depth(config),
@@ -234,7 +252,7 @@ def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], DeviceWork, list
         replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces))
     )
     syncs = [
-        Sync(start, end, site.endswith(FULL_QUEUE))
+        Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE))
         for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
         if end > start  # of zero length: a call that is only known to block, not for how long
     ]
@@ -256,20 +274,30 @@ def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """The pieces of ``work`` by this reading, sorted by the start of their launches."""
-    from_ns = work.worked_from(reading)
-    columns = (work.launch_starts, work.launch_ends, work.ends - from_ns, work.ends, work.waited(reading))
-    rows = zip(work.names.tolist(), *(column.tolist() for column in columns), strict=True)
-    return sorted((Launch(names[code], *row) for code, *row in rows), key=lambda launch: launch.start_ns)
+    """The pieces of ``work`` by this reading, sorted by the start of their launches.
+
+    One whose launching blocked comes in two: what was done when the host went on, and the rest.
+    """
+    from_ns, blocked = work.worked_from(reading), work.blocked(reading)
+    done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
+    columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
+    rows = zip(work.names.tolist(), *(column.tolist() for column in columns), work.ends.tolist(), strict=True)
+    found = []
+    for code, *row, ended_ns in rows:
+        first = Launch(names[code], *row)
+        found.append(first)
+        if first.blocked:
+            at_ns = first.start_ns
+            found.append(Launch(first.name, at_ns, at_ns, ended_ns - first.done_ns, ended_ns))
+    return sorted(found, key=lambda launch: launch.start_ns)
 
 
 def _other_readings(work: DeviceWork, wall_ns: int) -> list[Reading]:
     """The readings of ``work`` that differ from the likely one by more than next to nothing of ``wall_ns``."""
-    likely, found = work.worked_from("likely"), list[Reading]()
-    for reading in ("waiting", "working"):
-        if np.abs(work.worked_from(reading) - likely).sum() > NEGLIGIBLE * wall_ns:
-            found.append(reading)
-    return found
+    others: tuple[Reading, ...] = ("waiting", "working", "blocking")
+    if not work.may_block.any():
+        others = others[:2]  # the third is the second
+    return [reading for reading in others if work.differs_ns(reading) > NEGLIGIBLE * wall_ns]
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
@@ -277,6 +305,12 @@ def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching)
     return tuple(names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM * pieces[code])
+
+
+def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
+    """Names of work that was launched onto a queue that may have been full, more often than once in a while."""
+    pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
+    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM * pieces).tolist())
 
 
 def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:

@@ -34,6 +34,7 @@ PartKind = Literal["stage", "phase", "kernel", "cause"]
 DATA, SYNC = "data", "sync"
 REPLICATES = 4  # of a run too long to be replayed whole: both sides of a saving begin at the same places of it
 WORTH = 1e-3  # share of a step: a phase that lasts less is not looked at
+LEAST_LEFT = 1e-3  # of a step is left, whatever is removed: a ratio needs something
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,13 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLIC
 
     A run of more measured steps than :data:`MOST_STEPS` is drawn from in ``replicates``, of which each is that long.
 
-    Where stages of several workers wait for something, the interval holds that it serves one of them at a time.
+    Where stages of several workers wait for something, the interval holds that it serves one of them at a time; where
+    the queue of a real device may have been full, that launching was waiting for a place in it.
     """
     saved_ms: dict[tuple[PartKind, str], list[float]] = {}
     logs: dict[tuple[PartKind, str], list[float]] = {}
-    serial_ms: dict[tuple[PartKind, str], list[float]] = {}
-    serial_logs: dict[tuple[PartKind, str], list[float]] = {}
+    other_ms: dict[tuple[PartKind, str], list[float]] = {}
+    other_logs: dict[tuple[PartKind, str], list[float]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
         long = np.count_nonzero(recording.measured) > MOST_STEPS
@@ -70,34 +72,46 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLIC
             if now > 0:
                 saved_ms.setdefault(part, []).append(was - now)
                 logs.setdefault(part, []).append(math.log(was / now))
-                slowest = _one_at_a_time_ms(recording, part, was, now)
-                serial_ms.setdefault(part, []).append(was - slowest)
-                serial_logs.setdefault(part, []).append(math.log(was / slowest))
+                otherwise = _otherwise_ms(recording, part, was, now)
+                other_ms.setdefault(part, []).append(was - otherwise)
+                other_logs.setdefault(part, []).append(math.log(was / otherwise))
     found = []
     for part, values in saved_ms.items():
         saving, speedup = from_block_values(values), from_blocks(logs[part])
-        serial, serial_speedup = from_block_values(serial_ms[part]), from_blocks(serial_logs[part])
+        other, other_speedup = from_block_values(other_ms[part]), from_blocks(other_logs[part])
         assert saving is not None
         assert speedup is not None
-        assert serial is not None
-        assert serial_speedup is not None
-        if serial != saving:
-            saving, speedup = holding(saving, [serial]), holding(speedup, [serial_speedup])
+        assert other is not None
+        assert other_speedup is not None
+        if other != saving:
+            saving, speedup = holding(saving, [other]), holding(speedup, [other_speedup])
         found.append(Removal(*part, saving, speedup))
     return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
 
 
-def _one_at_a_time_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
-    """How long a step lasts without ``part`` where what the stages of several workers wait for serves one at a time.
+def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
+    """How long a step lasts without ``part`` by what a recording does not tell: the other end of the interval.
 
-    Replay has workers wait side by side. Then a step lasts as long as the stages that are left wait; not longer than it
-    did, as their waits hold those for one another.
+    What the stages of several workers wait for may serve one at a time, where replay has them wait side by side: then a
+    step lasts as long as the stages that are left wait; not longer than it did, as their waits hold those for one
+    another. A full queue holds the host within a launch: then a step may be shorter by all that a kernel took, and by
+    nothing without a phase that only waited.
     """
     kind, name = part
-    if recording.workers < 2 or kind != "stage":
-        return now_ms
-    waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if stage != name)
-    return max(now_ms, min(waited_ms, was_ms))
+    if kind == "stage" and recording.workers > 1:
+        waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if stage != name)
+        return max(now_ms, min(waited_ms, was_ms))
+    if kind == "kernel" and recording.behind_full_queue:
+        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], LEAST_LEFT * was_ms))
+    if kind == "phase" and recording.behind_full_queue & _launched_in(recording, name):
+        return max(now_ms, was_ms)
+    return now_ms
+
+
+def _launched_in(recording: Recording, phase: str) -> set[str]:
+    """Names of the work that a phase of the host launches."""
+    events = (event for one in recording.classes for event in one.events)
+    return {event.name for event in events if event.kind == "launch" and event.phase == phase}
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
@@ -129,13 +143,13 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
         yield ("stage", stage), without_stages([stage])
     if stages:
         yield ("cause", DATA), without_stages(stages)
-    worth_ns = WORTH * float(recording.wall_ns[recording.measured].mean())
-    for phase in _lasting(recording, "host", worth_ns):
+    worth_ms = WORTH * recording.measured_ms
+    for phase in (name for name, spent in _lasting(recording, "host").items() if spent >= worth_ms):
         if phase != "sync" or not recording.asynchronous:
             yield ("phase", phase), Edits(without=frozenset({("phase", phase)}))
     if not recording.asynchronous:
         return
-    for kernel in _lasting(recording, "launch", worth_ns):
+    for kernel in (name for name, spent in _lasting(recording, "launch").items() if spent >= worth_ms):
         yield ("kernel", kernel), Edits(without=frozenset({("kernel", kernel)}))
     yield ("cause", LAUNCHING[1]), Edits(without=frozenset({LAUNCHING}))
     if any(event.kind == "sync" and event.phase == "sync" for one in recording.classes for event in one.events):
@@ -144,8 +158,8 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
         yield ("cause", QUEUE_LIMIT[1]), Edits(without=frozenset({QUEUE_LIMIT}))
 
 
-def _lasting(recording: Recording, kind: Literal["host", "launch"], worth_ns: float) -> list[str]:
-    """Names of host phases, or of kernels, that last at least so long in a mean measured step."""
+def _lasting(recording: Recording, kind: Literal["host", "launch"]) -> dict[str, float]:
+    """Names of host phases, or of kernels, and how long they last in a mean measured step, in milliseconds."""
     total: dict[str, float] = {}
     for one in recording.classes:
         counted = recording.measured[one.steps]
@@ -154,4 +168,4 @@ def _lasting(recording: Recording, kind: Literal["host", "launch"], worth_ns: fl
                 name = event.phase if kind == "host" else event.name
                 total[name] = total.get(name, 0.0) + float(event.duration[counted].sum())
     steps = int(np.count_nonzero(recording.measured))
-    return [name for name, spent in total.items() if spent / steps >= worth_ns]
+    return {name: spent / steps / 1e6 for name, spent in total.items()}

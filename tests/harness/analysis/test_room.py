@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -15,6 +16,8 @@ from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.room import FELT
 from tests.cuda_stream import Declared, record
 from tests.examples import examples
+from tests.harness.analysis.replay import oracle
+from tests.harness.analysis.replay.oracle import Truth
 
 # 2 ms of launching and 37 ms of work: the optimizer's is queued when the host begins to fetch.
 LONG = Declared(
@@ -83,6 +86,25 @@ def test_loader_workers_that_never_rest_are_what_limits_a_step_that_waits_for_th
     assert BoundShares(data=0.08, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "data"
     assert BoundShares(data=0.08, host=0.0, launch=0.87, room=0.0, loader=0.5).bound == "launch"
     assert BoundShares(data=0.02, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "launch"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "at_work"),
+    [
+        ({"prefetch": 1, "handover": 9.0, "tokenize": 18.0}, 0.67),  # its worker rests while a batch travels
+        ({"workers": 3, "tokenize": 140.0, "pass_every": 8, "pass_ms": 300.0}, 0.82),  # works on while others evaluate
+        ({"tokenize": 30.0}, 1.0),
+    ],
+    ids=["travels", "passes", "never rests"],
+)
+def test_workers_are_at_work_while_they_build_within_a_step(pipeline: dict[str, Any], at_work: float) -> None:
+    """92 % of the time, and 203 %, was said of the first two: "its loader workers are at work nearly all the time"."""
+    device = {"h2d": 0.2, "forward": 7.0, "backward": 12.0, "norm": 0.5, "optimizer": 2.0}
+    truth = Truth(device=device, jitter=0.0, spread=0.0, steps=48).having(**pipeline)
+    found = measure(oracle.run(truth))
+    assert found is not None
+    assert found.bound_shares is not None
+    assert found.bound_shares.loader == pytest.approx(at_work, abs=0.04)
 
 
 @example(data_ms=9.0, every=1, longer_ms=20.0, device=1.0, finite=False, copying_ms=6.0, host=3.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.statistics import Estimate, estimate, from_block_values, from_blocks, paired_ratio, student_t
+from harness.analysis.statistics import Estimate, estimate, from_block_values, from_blocks, paired_logs, student_t
 from tests.examples import examples
 
 POSITIVE = st.floats(1e-3, 1e6)
@@ -19,6 +19,14 @@ VALUES = st.dictionaries(
     min_size=1,
     max_size=8,
 )
+
+
+def paired_ratio(
+    baseline: dict[int, dict[int, tuple[float, float]]],
+    candidate: dict[int, dict[int, tuple[float, float]]],
+    alternated: dict[int, bool] | None = None,
+) -> Estimate | None:
+    return from_blocks(paired_logs(baseline, candidate, alternated))
 
 
 def simulate(generator, blocks, repetitions, block_noise, repetition_noise, log_ratio):

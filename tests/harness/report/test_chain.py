@@ -15,6 +15,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report.chain import chain
 from harness.report.sentences import disagreements, sentence
+from harness.report.why import _device_note
 from tests.harness import synthetic
 from tests.harness.synthetic import Arm
 
@@ -107,6 +108,17 @@ def a_dose(kind: str, low: float, high: float) -> Dose:
     slope = Estimate((low + high) / 2, low, high, 5)
     points = DosePoint(0, 1.0, 40.0, 1.0, None), DosePoint(4, 5.0, 44.0, 5.0, None)
     return Dose("text", "tokenize", kind, points=points, slope=slope)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("replayed", "said"), [(1.504, False), (1.53, True)])
+def test_witnesses_whose_intervals_are_next_to_nothing_may_differ_by_a_percent(
+    inline: Comparison, replayed: float, said: bool
+) -> None:
+    """Steps that repeat to the microsecond: "1.500x, less than the 1.504x …, so part of the wait is not caused"."""
+    ideal, other = (Estimate(one, one, one, 5) for one in (1.5, replayed))
+    measured = replace(inline.measured, ideal=ideal, from_waits=other, step_time=ideal, noise_floor=0.0)
+    found = disagreements(replace(inline, measured=measured, explained=replace(inline.explained, predicted=None)))
+    assert any("less than the" in one for one in found) == said
 
 
 def test_a_dose_that_contradicts_the_ledger_is_named(inline: Comparison) -> None:
@@ -224,6 +236,10 @@ def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound) -> None:
     assert ceiling(0.38).endswith("; ending data work alone would save 38 % of the step")
     assert ceiling(0.38, least=0.02).endswith("; ending data work alone would save 2.0 % to 38 % of the step")
     assert "alone would save" not in ceiling(0.04)
+
+
+def test_the_note_below_the_devices_ledger_names_the_rule_of_workers_that_never_rest() -> None:
+    assert "loader workers are at work for over 90 % of the time" in _device_note()
 
 
 def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:

@@ -73,6 +73,8 @@ class Truth:
     repetitions: int = 1
     lead: float = 30.0  # that the workers have before the loop begins
     seed: int = 0
+    pass_every: int = 0  # steps between two passes over held-out data, which are in no step; 0: none
+    pass_ms: float = 0.0
     locked: str = ""  # a stage that waits for something that serves one worker at a time, and computes nothing
 
     def having(self, **changes: Any) -> Truth:
@@ -246,6 +248,9 @@ class _Rank:
             self.steps.append((step, warmup, began, self.env.now))
             if self.t.asynchronous and stands_still:
                 yield from self.drain()
+            if self.t.pass_every and (step + 1) % self.t.pass_every == 0:
+                yield from self.drain()
+                yield self.env.timeout(self.t.pass_ms)
 
     def plan(self) -> list[bool]:
         """Of every step whether it is warmup: those at the start, and at the start of each repetition."""

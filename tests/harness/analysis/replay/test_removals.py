@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.replay import Replays
+from harness.analysis.replay import Replays, parse_edits
+from harness.report.assumptions import assumption_lines
 from tests.examples import examples
 from tests.harness.analysis.replay import oracle
 from tests.harness.analysis.replay.oracle import Truth
@@ -55,6 +56,22 @@ def test_the_steps_that_were_recorded_are_those_that_get_shorter(truth: Truth, s
     found = {(one.kind, one.name): one for one in Replays([run]).removals()}
     predicted = oracle.step_ms(run) / found["stage", stage].speedup.median
     assert predicted == pytest.approx(oracle.step_ms(oracle.run(truth.having(**{stage: 0.0}))), rel=0.01)
+
+
+def test_where_no_batch_lay_ready_a_saving_holds_that_receiving_one_costs_nothing() -> None:
+    """A batch travels for 9 ms, of which the main thread spends none: replay takes 6 ms of them to be its own."""
+    truth = Truth(workers=1, prefetch=1, handover=9.0, tokenize=18.0, jitter=0.0, spread=0.0, steps=24)
+    truth = truth.having(device={"h2d": 0.2, "forward": 7.0, "backward": 12.0, "norm": 0.5, "optimizer": 2.0})
+    was, now = (oracle.step_ms(oracle.run(one)) for one in (truth, truth.having(tokenize=0.0)))
+    replays = Replays([oracle.run(truth)])
+    (one,) = (part for part in replays.removals() if (part.kind, part.name) == ("stage", "tokenize"))
+    assert one.saved_ms.median < 0.5 * (was - now)
+    assert one.saved_ms.ci_high is not None
+    assert one.saved_ms.ci_high == pytest.approx(was - now, abs=0.1)
+    predicted = replays.predict(parse_edits(["tokenize=0"]))
+    assert predicted.step_ms.ci_low is not None
+    assert predicted.step_ms.ci_low == pytest.approx(now, rel=0.01)
+    assert any("receiving one is taken to cost" in line for line in assumption_lines(predicted.assumptions))
 
 
 def test_savings_overlap_and_the_largest_comes_first() -> None:
