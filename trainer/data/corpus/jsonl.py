@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.corpus import lines
-from trainer.data.corpus.base import Content
+from trainer.data.corpus.base import Content, first_line
 from trainer.errors import InputError, one_line
 
 _SHOWN_KEYS = 12
@@ -45,6 +45,23 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
             values = _values(name, block, row, column, content)
         yield values
         row += len(values)
+
+
+def table(name: str, block: bytes) -> Any:
+    """A block's objects as an Arrow table of all their keys. Raises InputError where Arrow cannot make one."""
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    rows = sum(1 for line in block.split(b"\n") if line.strip())
+    options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    try:
+        found = pj.read_json(pa.BufferReader(block), options)
+        found.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name}: its rows cannot be put into a table ({first_line(error)})") from error
+    if found.num_rows != rows:
+        raise InputError(f"{name}: its rows cannot be put into a table: {found.num_rows} of {rows} objects were read")
+    return found
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
