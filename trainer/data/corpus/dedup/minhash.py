@@ -9,6 +9,7 @@ takes a few hashes of a shingle instead of one for each permutation, and estimat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ PERMUTATIONS = 128
 FOUND = 0.99  # of the pairs right at the threshold must become candidates; of more similar ones more do
 MOST_PERMUTATIONS = 4096
 _ROUNDS = 8  # of 100 shingles, 800 places are drawn: few of 128 stay empty
+_PART = 1 << 20  # shingles of one document that are worked on at once
 _EMPTY = np.uint64(2**64 - 1)
 _LOW = np.uint64(2**32 - 1)
 
@@ -92,7 +94,15 @@ class MinHash:
         self._salts = mixed(mixed(numbers + mixed(np.array([seed], np.int64).view(np.uint64))))
 
     def signatures(self, sets: ShingleSets) -> Hashes:
-        """(documents, permutations). No set may be empty."""
+        """(documents, permutations). No set may be empty.
+
+        A large set is worked on in parts: the least of a set is the least of its parts' least.
+        """
+        if len(sets.lengths) == 1 and len(sets.hashes) > _PART:
+            return np.minimum.reduce([self._whole(ShingleSets(one, np.array([len(one)]))) for one in _parts(sets)])
+        return self._whole(sets)
+
+    def _whole(self, sets: ShingleSets) -> Hashes:
         documents, places = len(sets.lengths), self._banding.permutations
         found = np.full(documents * places, _EMPTY)
         table = found.reshape(documents, places)
@@ -134,5 +144,14 @@ def digests(sets: ShingleSets) -> NDArray[np.uint64]:
     """(documents, 2): 128 bits that are equal where the sets are. No set may be empty."""
     if not len(sets.lengths):
         return np.empty((0, 2), np.uint64)
-    sums = [np.add.reduceat(mixed(sets.hashes ^ salt), sets.starts) for salt in (np.uint64(STEP), ~np.uint64(STEP))]
+    salts = (np.uint64(STEP), ~np.uint64(STEP))
+    if len(sets.lengths) == 1:
+        sums = [np.sum([mixed(one ^ salt).sum() for one in _parts(sets)], keepdims=True) for salt in salts]
+    else:
+        sums = [np.add.reduceat(mixed(sets.hashes ^ salt), sets.starts) for salt in salts]
     return np.stack([mixed(one + sets.lengths.astype(np.uint64)) for one in sums], axis=1)
+
+
+def _parts(sets: ShingleSets) -> Iterator[Hashes]:
+    for start in range(0, len(sets.hashes), _PART):
+        yield sets.hashes[start : start + _PART]

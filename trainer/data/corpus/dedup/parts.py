@@ -12,7 +12,7 @@ import numpy as np
 from trainer.data.corpus.base import ROW_GROUP
 from trainer.data.corpus.dedup.components import Removals
 from trainer.data.corpus.dedup.pairs import similarities
-from trainer.data.corpus.dedup.sketches import DedupJob, Sets
+from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
 from trainer.errors import InputError
 from trainer.leftovers import remove
 
@@ -25,8 +25,18 @@ def part(job: DedupJob, folder: str, number: int) -> Path:
     return Path(job.out) / folder / f"part-{number:06}.parquet"
 
 
+def check_parts(job: DedupJob) -> None:
+    """InputError where a share's files are not here, although whoever wrote them saw the folder's name."""
+    for folder in (KEPT, REMOVED):
+        for number in range(job.count):
+            if not part(job, folder, number).is_file():
+                raise unseen(job)
+
+
 def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
     """Write a share's two files. ``tables``: its rows; ``gone``: its removals. The files appear when they are whole."""
+    if not Path(job.work).is_dir():
+        raise unseen(job)
     first, end = job.bounds(number)
     kept = np.ones(end - first, np.bool_)
     kept[gone.removed - first] = False
@@ -56,7 +66,6 @@ def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removal
 
 
 def _in_place(path: Path, write: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # a task may be tried twice, on two machines
     try:
         write(temporary)

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.data.corpus.base import Corpus
 from trainer.data.corpus.dedup import local
 from trainer.data.corpus.dedup.new_folder import check_new, new_folder
-from trainer.data.corpus.dedup.parts import COLUMNS, KEPT, REMOVED
+from trainer.data.corpus.dedup.parts import COLUMNS, KEPT, REMOVED, check_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Integers
 from trainer.data.corpus.dedup.whole_rows import schema_of
 from trainer.errors import InputError
@@ -95,6 +95,7 @@ def deduplicate(
                 from trainer.data.corpus.dedup import spark as engine
 
                 counts, _ = engine.run(job, spark.master, spark.timeout_s, stage)
+            check_parts(job)
         finally:
             remove(work)
         outcome = _outcome(job, counts, "local" if spark is None else "spark")

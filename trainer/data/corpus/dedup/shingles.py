@@ -170,14 +170,13 @@ class _WordHashes(dict[str, int]):
 
 
 def _character_pieces(text: str) -> Iterator[Hashes]:
-    begun = False
+    begun = apart = False  # whether there is text before, and white space since
     for piece in _pieces(text, whole=False):
         plain = " ".join(piece.lower().split())
-        if not plain:
-            continue
-        plain = f" {plain}" if begun and piece[0].isspace() else plain
-        begun = True
-        yield _points(plain)
+        if plain:
+            apart = apart or piece[0].isspace()
+            yield _points(f" {plain}" if begun and apart else plain)
+        begun, apart = begun or bool(plain), piece[-1].isspace() or (apart and not plain)
 
 
 def _points(text: str) -> Hashes:

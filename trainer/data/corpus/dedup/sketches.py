@@ -27,7 +27,7 @@ from trainer.leftovers import remove
 
 Integers = NDArray[np.int64]
 _SHARES = 64  # of a corpus, where they get no larger than the most and no smaller than a row group
-_MOST_DOCUMENTS = 50_000
+_MOST_DOCUMENTS = 10_000  # of a share: what an executor does before it ends a task
 _OPEN_SHARES = 256  # whose memory maps are held
 _HASH = np.dtype("<u8")
 
@@ -93,6 +93,11 @@ class Sketch:
         return np.arange(self.first, self.first + len(self.characters), dtype=np.int64)
 
 
+def unseen(job: DedupJob) -> InputError:
+    """What to raise where this machine does not see the folders of the job."""
+    return InputError(f"{job.work}: not seen by every machine of the cluster; give an --out that all of them see")
+
+
 def sketched(job: DedupJob, number: int, texts: Iterable[list[str]], workers: int = 1) -> Iterator[Sketch]:
     """Sketch the documents of a share, in order; its shingles are in place when the last one has been taken.
 
@@ -101,7 +106,7 @@ def sketched(job: DedupJob, number: int, texts: Iterable[list[str]], workers: in
     place = job.sets(number)
     first, end = job.bounds(number)
     if not Path(job.work).is_dir():
-        raise InputError(f"{job.work}: not seen by every machine of the cluster; give an --out on a shared one")
+        raise unseen(job)
     place.parent.mkdir(exist_ok=True)
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")  # a task may be tried twice, on two machines
     temporary.mkdir()

@@ -7,10 +7,12 @@ each stage is a table that executors write, and the driver counts rows by observ
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.data.corpus.dedup import spark_tasks as tasks
@@ -23,6 +25,7 @@ _DOCUMENTS = 20_000  # of a partition of each table of numbers
 _MOST_PARTITIONS = 4000
 _WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
 _LOOK_S = 2.0
+_LOCAL = "local"  # folder of Spark's own files, on this machine
 _EDGES = "left long, right long, jaccard double"
 Counts = dict[str, int]
 
@@ -43,6 +46,7 @@ def run(
 
     Raises InputError where Spark fails, or ends no task for ``timeout_s``.
     """
+    (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
     shown = 0
 
@@ -76,7 +80,14 @@ class DedupWork:
     @property
     def settings(self) -> Mapping[str, str]:
         """What Spark itself leaves behind is removed with the work folder."""
-        return {"spark.local.dir": f"{self.job.work}/local", "spark.sql.warehouse.dir": f"{self.job.work}/warehouse"}
+        local = f"{self.job.work}/{_LOCAL}"
+        if set(',"') & set(local):  # a list of folders to Spark, or the end of an option
+            return {}
+        return {
+            "spark.local.dir": local,
+            "spark.sql.warehouse.dir": f"{local}/warehouse",
+            "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={local}"',
+        }
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
         """Table by table."""
@@ -135,9 +146,9 @@ class _Tables:
         frame.write.mode("overwrite").parquet(path)
         jobs = len(context.statusTracker().getJobIdsForGroup(name))
         self._report(stage={"name": name, "jobs": jobs, "plan": plan})
-        return self._session.read.schema(schema).parquet(path), {
-            key: int(value) for key, value in observation.get.items()
-        }
+        found = {key: int(value) for key, value in observation.get.items()}
+        pattern = re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+        return self._session.read.schema(schema).parquet(pattern), found
 
     def _identical(self, sketches: Any) -> Any:
         """Each document whose shingles are those of an earlier one, with the first such."""
