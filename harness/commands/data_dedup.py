@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from trainer.data.corpus.dedup.sketches import DedupSettings
 
 _SIZES = {"word": 5, "char": 9}
+# What does not go with --make-labelled, which takes the seed.
+_OTHERS = (
+    "corpus", "column", "shingles", "shingle_size", "threshold", "permutations", "bands", "rows", "engine", "workers",
+    "master", "timeout", "labels", "json",
+)  # fmt: skip
 _STAGES = {
     "sketch": "sketching documents",
     "identical": "finding documents with the same shingles",
@@ -81,14 +87,15 @@ def _make(arguments: argparse.Namespace) -> int:
     from harness.launch.progress import announced
     from trainer.data.corpus.dedup.labelled import CORPUS_FILE, LABELS_FILE, write_labelled
 
-    for name in ("corpus", "labels"):
-        if getattr(arguments, name) is not None:
-            raise InputError(f"--{name}: does not go with --make-labelled, which makes one")
+    for name, value in vars(arguments).items():
+        if name in _OTHERS and value != arguments.parser.get_default(name):
+            raise InputError(f"--{name.replace('_', '-')}: does not go with --make-labelled")
     with announced(f"making {arguments.make_labelled:,} labelled documents"):
         write_labelled(Path(arguments.out), arguments.make_labelled, arguments.seed)
     folder = Path(arguments.out)
     say(f"written to {folder}: {CORPUS_FILE}, {LABELS_FILE}")
-    say(f"next: harness data dedup --corpus {folder / CORPUS_FILE} --labels {folder / LABELS_FILE} --out DIR")
+    corpus, labels = shlex.quote(str(folder / CORPUS_FILE)), shlex.quote(str(folder / LABELS_FILE))
+    say(f"next: harness data dedup --corpus {corpus} --labels {labels} --out DIR")
     return 0
 
 

@@ -79,7 +79,8 @@ def page(found: DedupPage, picture: str | None = None) -> str:
 def _sentence(found: DedupPage) -> str:
     result = found.result
     if not result.removed:
-        return f"No near-duplicates were found in {result.documents:,} documents; all are kept."
+        what = "1 document; it is" if result.documents == 1 else f"{result.documents:,} documents; all are"
+        return f"No near-duplicates were found in {what} kept."
     share = percent(result.removed / result.documents)
     return (
         f"{result.removed:,} of {result.documents:,} documents ({share}) are removed as near-duplicates, in "
@@ -97,7 +98,7 @@ def _looked_for(settings: DedupSettings) -> str:
         f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold:g} on. Candidates share "
         f"one of {count(banding.bands, 'band')} of {count(banding.rows, 'row')} ({banding.permutations} permutations, "
         f"seed {settings.seed}): the S-curve 1 - (1 - s^{banding.rows})^{banding.bands}, which rises around "
-        f"{banding.steepest:.2f}. So a pair right at the threshold is missed with a probability of "
+        f"{banding.steepest:.2f}. So a pair right at the threshold is no candidate with a probability of "
         f"{_probability(1 - banding.probability(settings.threshold))}."
     )
 
@@ -121,7 +122,7 @@ def _facts(result: DedupResult) -> list[tuple[str, str]]:
     return [
         ("engine", result.engine),
         ("documents", f"{result.documents:,}"),
-        ("without shingles (empty; they are kept)", f"{result.without_shingles:,}"),
+        ("without shingles (empty or blank; they are kept)", f"{result.without_shingles:,}"),
         ("with the same shingles as an earlier one", f"{result.identical:,}"),
         ("candidate pairs of the others", f"{result.candidates:,}"),
         ("of these similar enough", f"{result.verified:,}"),
@@ -135,8 +136,8 @@ def _facts(result: DedupResult) -> list[tuple[str, str]]:
 def _rules(found: DedupPage) -> str:
     rules = [
         f"Groups are what hangs together by similar pairs; {KEPT_RULE}. A removed document may so be less similar to "
-        "the kept one than the threshold: `removed/` lists both rows and their exact similarity (of 64-bit hashes of "
-        "shingles), and the most similar document that it hangs by."
+        "the kept one than the threshold: `removed/` lists both rows (from 0, in the corpus' order) and their exact "
+        "similarity (of 64-bit hashes of shingles), and the most similar document that it hangs by."
     ]
     if found.result.crowded:
         rules.append(

@@ -69,7 +69,7 @@ def test_nothing_like_another_keeps_all(tmp_path: Path) -> None:
     done = harness(
         "data", "dedup", "--corpus", str(parquet(tmp_path, ["one document alone"])), "--out", str(tmp_path / "out")
     )
-    assert "No near-duplicates were found in 1 documents; all are kept." in done.stdout
+    assert "No near-duplicates were found in 1 document; it is kept." in done.stdout
     assert pq.read_table(tmp_path / "out" / "kept").num_rows == 1
     assert pq.read_table(tmp_path / "out" / "removed").num_rows == 0
 
@@ -95,7 +95,8 @@ CASES = {
     ("--workers", "0"): "--workers 0: allowed: 1 to 256",
     ("--seed", str(2**63)): f"--seed {2**63}: allowed: whole numbers of 64 bits",
     ("--make-labelled", "1", "--out", "new"): "--make-labelled 1: allowed: 2 to 100,000,000 documents",
-    ("--make-labelled", "5"): "--corpus: does not go with --make-labelled, which makes one",
+    ("--make-labelled", "5"): "--corpus: does not go with --make-labelled",
+    ("--make-labelled", "5", "--out", "new", "--threshold", "0.7"): "--threshold: does not go with --make-labelled",
 }
 
 

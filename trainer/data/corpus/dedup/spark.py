@@ -101,8 +101,8 @@ class _Tables:
         cores = max(1, session.sparkContext.defaultParallelism)
         self._partitions = max(cores, min(job.corpus.documents // _DOCUMENTS, _MOST_PARTITIONS))
         session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
-        # Parquet is read from its middle; every task reads other corpora from the beginning: a run of shares for each.
-        whole = (job.corpus.format, job.corpus.content) == ("parquet", "text")
+        # Local Parquet is read from its middle, any other corpus from its beginning: a task has a run of shares of it.
+        whole = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
         self._run_length = 1 if whole else max(1, -(-job.count // (cores * _WAVES)))
 
     def make(self) -> Counts:
