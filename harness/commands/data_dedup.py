@@ -19,7 +19,7 @@ from trainer.files import write_bytes, write_text
 if TYPE_CHECKING:
     from harness.report.dedup import DedupPage
     from trainer.data.corpus import Corpus
-    from trainer.data.corpus.dedup.run import Outcome, SparkOptions
+    from trainer.data.corpus.dedup.run import DedupOutcome, SparkOptions
     from trainer.data.corpus.dedup.sketches import DedupSettings
 
 _SIZES = {"word": 5, "char": 9}
@@ -154,7 +154,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
     labels = None if arguments.labels is None else read_labels(Path(arguments.labels), corpus)
     pages: list[DedupPage] = []
 
-    def finish(folder: Path, outcome: Outcome) -> None:
+    def finish(folder: Path, outcome: DedupOutcome) -> None:
         quality = None if labels is None else quality_of(labels, outcome.removed, outcome.kept)
         found = report.DedupPage(settings, outcome.result, quality)
         pages.append(found)

@@ -64,7 +64,7 @@ def page(found: DedupPage, picture: str | None = None) -> str:
         f"# Near-duplicates in {code(result.corpus)}",
         _sentence(found),
         "## What was looked for",
-        _looked_for(settings),
+        _criteria(settings),
         table(["similarity", "becomes a candidate"], [_point(settings, one) for one in similarities(settings)]),
         f"![The S-curve]({picture})" if picture is not None else "",
         "## What was found",
@@ -89,7 +89,7 @@ def _sentence(found: DedupPage) -> str:
     )
 
 
-def _looked_for(settings: DedupSettings) -> str:
+def _criteria(settings: DedupSettings) -> str:
     shingling, banding = settings.shingling, settings.banding
     unit = _UNITS[shingling.kind]
     shingle = f"each {unit}" if shingling.size == 1 else f"each run of {shingling.size} {unit}s"

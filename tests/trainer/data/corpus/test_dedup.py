@@ -23,7 +23,7 @@ from trainer.data.corpus.dedup.components import components, removals
 from trainer.data.corpus.dedup.labelled import DUPLICATES, labelled, write_labelled
 from trainer.data.corpus.dedup.minhash import Banding, MinHash, banding_for, digests, given_banding
 from trainer.data.corpus.dedup.quality import quality_of, read_labels
-from trainer.data.corpus.dedup.run import Outcome, deduplicate
+from trainer.data.corpus.dedup.run import DedupOutcome, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingler, ShingleSets, Shingling
 from trainer.data.corpus.dedup.sketches import DedupSettings
 from trainer.errors import InputError
@@ -222,7 +222,7 @@ def corpus_of(path: Path, **settings: object) -> Corpus:
     return prepare_corpus(CorpusConfig.model_validate({"path": str(path), **settings}))
 
 
-def run(corpus: Corpus, out: Path, settings: DedupSettings = SETTINGS, workers: int = 1) -> Outcome:
+def run(corpus: Corpus, out: Path, settings: DedupSettings = SETTINGS, workers: int = 1) -> DedupOutcome:
     return deduplicate(corpus, settings, out, workers=workers)
 
 

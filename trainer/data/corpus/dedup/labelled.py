@@ -103,7 +103,7 @@ def labelled(count: int, seed: int) -> Iterator[Labelled]:
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
     rows = np.empty(count, np.int64)  # of the documents of the plan
     rows[order] = np.arange(count)
-    maker = _Maker(seed)
+    maker = _LabelledMaker(seed)
     for row, place in enumerate(order.tolist()):
         text, kind, similarity = maker.document(plan[place])
         yield Labelled(row, text, kind, int(rows[plan[place].origin]), similarity)
@@ -125,7 +125,7 @@ def _plan(count: int, seed: int) -> list[Planned]:
     return plan[:count]
 
 
-class _Maker:
+class _LabelledMaker:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._shingler = Shingler(SHINGLING)

@@ -16,7 +16,7 @@ from trainer.data.corpus.dedup.components import Removals, removals
 from trainer.data.corpus.dedup.parts import write_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
 from trainer.data.corpus.dedup.spills import PARTS, Spill
-from trainer.data.corpus.dedup.whole_rows import Rows
+from trainer.data.corpus.dedup.whole_rows import RowStream
 from trainer.data.corpus.reading import iter_texts
 
 _KEYS = np.dtype([("key", "<u8"), ("row", "<i8")])
@@ -137,7 +137,7 @@ def _verified(job: DedupJob, found: Spill, sets: Sets) -> tuple[int, Edges]:
 
 
 def _write(job: DedupJob, gone: Removals, sets: Sets) -> None:
-    rows = Rows(job.corpus, job.schema)
+    rows = RowStream(job.corpus, job.schema)
     for number in range(job.count):
         first, end = job.bounds(number)
         write_parts(job, number, rows.take(first, end - first), gone.between(first, end), sets)

@@ -50,7 +50,7 @@ class DedupResult:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DedupOutcome:
     """The result, the numbers of the removed documents and of those that are kept of their groups, in order."""
 
     result: DedupResult
@@ -65,10 +65,10 @@ def deduplicate(
     *,
     workers: int | None = None,
     spark: SparkOptions | None = None,
-    finish: Callable[[Path, Outcome], None] = lambda _folder, _outcome: None,
+    finish: Callable[[Path, DedupOutcome], None] = lambda _folder, _outcome: None,
     stage: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
-) -> Outcome:
+) -> DedupOutcome:
     """Write ``out``: ``kept/``, ``removed/`` and what ``finish`` adds to the folder before it gets its name.
 
     Until then it lies beside ``out`` under a temporary name, with what is only needed meanwhile (8 bytes of each
@@ -103,7 +103,7 @@ def deduplicate(
     return outcome
 
 
-def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> Outcome:
+def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> DedupOutcome:
     removed, kept = removals_in(Path(job.out))
     result = DedupResult(
         corpus=job.corpus.name,
@@ -119,7 +119,7 @@ def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> Outcome:
         groups=len(np.unique(kept)),
         rounds=counts.get("rounds"),
     )
-    return Outcome(result, removed, kept)
+    return DedupOutcome(result, removed, kept)
 
 
 def removals_in(folder: Path) -> tuple[Integers, Integers]:

@@ -92,10 +92,10 @@ class DedupWork:
     def run(self, session: Any, report: Callable[..., None]) -> None:
         """Table by table."""
         with _signs_of_life(session, report):
-            report(counts=_Tables(session, self.job, report).make())
+            report(counts=_SparkTables(session, self.job, report).make())
 
 
-class _Tables:
+class _SparkTables:
     def __init__(self, session: Any, job: DedupJob, report: Callable[..., None]) -> None:
         self._session, self._job, self._report = session, job, report
         cores = max(1, session.sparkContext.defaultParallelism)

@@ -12,7 +12,7 @@ from trainer.data.corpus.dedup import pairs
 from trainer.data.corpus.dedup.components import Removals
 from trainer.data.corpus.dedup.parts import write_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
-from trainer.data.corpus.dedup.whole_rows import Rows
+from trainer.data.corpus.dedup.whole_rows import RowStream
 from trainer.data.shares import documents
 
 Task = Callable[[Iterator[Any]], Iterator[Any]]
@@ -79,7 +79,7 @@ def write(job: DedupJob) -> Task:
     """Of removals that come sorted, with a row of -1 for each share: the numbers of the shares that are written."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        rows, sets = Rows(job.corpus, job.schema), Sets(job)
+        rows, sets = RowStream(job.corpus, job.schema), Sets(job)
         for number, gone in _shares(batches):
             first, end = job.bounds(number)
             write_parts(job, number, rows.take(first, end - first), gone, sets)

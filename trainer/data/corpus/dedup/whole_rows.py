@@ -77,7 +77,7 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
                 return
 
 
-class Rows:
+class RowStream:
     """Gives the rows of share after share; of consecutive shares, a file is read once."""
 
     def __init__(self, corpus: Corpus, schema: Any) -> None:
