@@ -1,4 +1,4 @@
-"""RowStream of numbers that are written as they come, divided over files, and read back file by file: memory is bounded."""
+"""Rows of numbers that are written as they come, divided over files, and read back file by file: memory is bounded."""
 
 from __future__ import annotations
 
