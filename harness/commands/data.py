@@ -39,6 +39,7 @@ ACTIONS = {
     "stats": Action(
         "harness.commands.data_stats:stats", "what a corpus is made of: lengths, padding, packing, duplicates"
     ),
+    "dedup": Action("harness.commands.data_dedup:dedup", "remove near-duplicates from a corpus, here or on Spark"),
     "verify": Action("harness.commands.data_verify:verify", "prove that all data paths yield the same batches"),
 }
 

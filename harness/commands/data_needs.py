@@ -29,18 +29,23 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 def add_corpus(parser: argparse.ArgumentParser) -> None:
     """--corpus, --column, --tokenizer and its engine."""
-    parser.add_argument(
-        "--corpus",
-        metavar="PATH",
-        help="instead of a scenario: python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
-    )
-    parser.add_argument("--column", default="text", metavar="NAME", help="of the corpus (default: %(default)s)")
+    add_documents(parser, "instead of a scenario: ")
     add_tokenizer(parser)
     parser.add_argument(
         "--tokenizer-engine", metavar="NAME",
         help="tokenizers, sentencepiece, tiktoken, gigatoken, fastokens or auto; used once it has proved that its ids "
         "are the same (default: the tokenizer's own)",
     )  # fmt: skip
+
+
+def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """--corpus and --column."""
+    parser.add_argument(
+        "--corpus",
+        metavar="PATH",
+        help=f"{when}python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
+    )
+    parser.add_argument("--column", default="text", metavar="NAME", help="of the corpus (default: %(default)s)")
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
@@ -71,14 +76,19 @@ def of_corpus(arguments: argparse.Namespace) -> DataConfig:
     """The configuration of --corpus and --tokenizer."""
     from trainer.config import DataConfig
 
-    where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
     content: dict[str, object] = {
-        "corpus": {**where, "column": arguments.column},
+        "corpus": corpus_setting(arguments),
         "tokenizer": {**tokenizer_setting(arguments.tokenizer), "engine": arguments.tokenizer_engine},
     }
     if getattr(arguments, "sequence_length", None) is not None:
         content["sequence_length"] = arguments.sequence_length
     return validated(DataConfig, content, "data")
+
+
+def corpus_setting(arguments: argparse.Namespace) -> dict[str, object]:
+    """``data.corpus`` for what --corpus and --column name."""
+    where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
+    return {**where, "column": arguments.column}
 
 
 def tokenizer_setting(name: str) -> dict[str, object]:

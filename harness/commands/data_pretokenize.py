@@ -79,7 +79,7 @@ def _check_engine(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not None:
             raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
     if arguments.engine == "spark":
-        from trainer.data.spark_driver import check_installed
+        from trainer.data.spark_process import check_installed
 
         if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
             raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")

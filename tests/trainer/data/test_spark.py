@@ -24,7 +24,8 @@ from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.pretokenize import Format, Pretokenized, pretokenize
 from trainer.data.shares import documents, read_share, write_share
 from trainer.data.spark import SparkTokens
-from trainer.data.spark_driver import SparkDriver, check_installed, is_local, reason_of, task
+from trainer.data.spark_driver import SparkDriver, task
+from trainer.data.spark_process import check_installed, is_local, reason_of
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 
@@ -272,7 +273,7 @@ def test_a_java_machine_that_dies_or_hangs_is_one_line_and_gone(
     assert "\n" not in str(error.value)
     error.match(f"^{line}$")
     driver.close()
-    assert not _group(driver._process.pid)
+    assert not _group(driver.process._process.pid)
 
 
 def _group(leader: int) -> list[int]:

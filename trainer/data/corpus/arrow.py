@@ -21,15 +21,19 @@ def schema(name: str) -> Any:
 
 def read(name: str, column: str) -> Iterator[Any]:
     """Yield the column's values as Arrow arrays, one for each record batch of the file."""
+    for batch in batches(name):
+        yield batch.column(batch.schema.get_field_index(column))
+
+
+def batches(name: str) -> Iterator[Any]:
+    """Yield the file's record batches."""
     with _opened(name) as reader:
-        at = reader.schema.get_field_index(column)
         count = getattr(reader, "num_record_batches", None)  # of a file; a stream is read to its end
         if count is None:
-            for batch in reader:
-                yield batch.column(at)
+            yield from reader
         else:
             for number in range(count):
-                yield reader.get_batch(number).column(at)
+                yield reader.get_batch(number)
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.corpus import lines
-from trainer.data.corpus.base import Content
+from trainer.data.corpus.base import Content, first_line
 from trainer.errors import InputError, one_line
 
 _SHOWN_KEYS = 12
+_BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
@@ -45,6 +46,42 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
             values = _values(name, block, row, column, content)
         yield values
         row += len(values)
+
+
+def table(name: str, block: bytes) -> Any:
+    """A block's objects as an Arrow table of all their keys. Raises InputError where Arrow cannot make one.
+
+    A string stays one, also where it reads like a date.
+    """
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    block = block.removeprefix(_BOM)
+    rows = sum(1 for line in block.split(b"\n") if line.strip())
+    options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    try:
+        found = pj.read_json(pa.BufferReader(block), options)
+        strings = pa.schema([field.with_type(_without_dates(field.type)) for field in found.schema])
+        if strings != found.schema:
+            found = pj.read_json(pa.BufferReader(block), options, pj.ParseOptions(explicit_schema=strings))
+        found.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name}: its rows cannot be put into a table ({first_line(error)})") from error
+    if found.num_rows != rows:
+        raise InputError(f"{name}: its rows cannot be put into a table: {found.num_rows} of {rows} objects were read")
+    return found
+
+
+def _without_dates(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_dates(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _without_dates(field.type)) for field in kind])
+    return kind
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
@@ -93,7 +130,7 @@ def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, dict[st
         if not line.strip():
             continue
         try:
-            found = json.loads(line.removeprefix(b"\xef\xbb\xbf") if row == 0 else line)
+            found = json.loads(line.removeprefix(_BOM) if row == 0 else line)
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
             hint = "; a .json file must have an object a line, too" if row == 0 else ""

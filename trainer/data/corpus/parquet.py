@@ -68,6 +68,25 @@ def read(name: str, column: str) -> Iterator[Any]:
         raise damaged(name, error) from error
 
 
+def tables(name: str, skip: int) -> Iterator[Any]:
+    """Yield the file's rows, all columns of them, without the first ``skip``, whose row groups are not read."""
+    import pyarrow as pa
+
+    file = open_parquet(name)
+    try:
+        rows = _rows(file.metadata)
+        for number in range(file.num_row_groups):
+            if skip >= file.metadata.row_group(number).num_rows:
+                skip -= file.metadata.row_group(number).num_rows
+                continue
+            for batch in file.iter_batches(rows, [number], use_threads=False):
+                if skip < len(batch):
+                    yield pa.Table.from_batches([batch.slice(skip)])
+                skip = max(skip - len(batch), 0)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise damaged(name, error) from error
+
+
 def damaged(name: str, error: BaseException) -> InputError:
     return InputError(f"{name}: damaged parquet file ({first_line(error)})")
 

@@ -1,0 +1,198 @@
+"""harness data dedup: removes near-duplicates from a corpus, on this machine or on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.arguments import PATHS_NOTE
+from harness.commands.data_needs import add_documents, corpus_setting, validated
+from harness.commands.output import say
+from trainer.errors import InputError
+from trainer.files import write_bytes, write_text
+
+if TYPE_CHECKING:
+    from harness.report.dedup import DedupPage
+    from trainer.data.corpus import Corpus
+    from trainer.data.corpus.dedup.run import DedupOutcome, SparkOptions
+    from trainer.data.corpus.dedup.sketches import DedupSettings
+
+_SIZES = {"word": 5, "char": 9}
+# What does not go with --make-labelled, which takes the seed.
+_OTHERS = (
+    "corpus", "column", "shingles", "shingle_size", "threshold", "permutations", "bands", "rows", "engine", "workers",
+    "master", "timeout", "labels", "json",
+)  # fmt: skip
+_STAGES = {
+    "sketch": "sketching documents",
+    "identical": "finding documents with the same shingles",
+    "pairs": "pairing documents that share a band",
+    "verify": "verifying pairs",
+    "decide": "deciding what is kept",
+    "write": "writing what is kept and removed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which corpus, what a near-duplicate is, and what finds them."""
+    parser.epilog = PATHS_NOTE
+    add_documents(parser)
+    parser.add_argument("--out", metavar="DIR", help="a new folder: kept/, removed/, dedup.md, dedup.json, s-curve.png")
+    parser.add_argument(
+        "--shingles", choices=tuple(_SIZES), default="word", help="runs of words or characters (default: %(default)s)"
+    )
+    parser.add_argument("--shingle-size", type=int, metavar="N", help="of a run (default: 5 words, 9 characters)")
+    parser.add_argument(
+        "--threshold", type=float, default=0.8, metavar="S",
+        help="Jaccard similarity of shingles from which on documents are near-duplicates (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--permutations", type=int, metavar="N", help="of which bands and rows are made (default: 128)")
+    parser.add_argument("--bands", type=int, metavar="N", help="with --rows, instead of those that fit the threshold")
+    parser.add_argument("--rows", type=int, metavar="N", help="of each band")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the hashes, or of --make-labelled")
+    parser.add_argument("--engine", choices=("local", "spark"), default="local", help="(default: %(default)s)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one a core)")
+    parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*], all cores of this machine)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a task (default: 600)"
+    )
+    parser.add_argument("--labels", metavar="FILE", help="of a labelled corpus: report precision and recall")
+    parser.add_argument(
+        "--make-labelled", type=int, metavar="N", help="only make a labelled corpus of N documents in --out"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, one line")
+
+
+def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Remove near-duplicates, or make a labelled corpus."""
+    if arguments.out is None:
+        raise InputError("data dedup: where to? give --out DIR")
+    if not -(2**63) <= arguments.seed < 2**63:
+        raise InputError(f"--seed {arguments.seed}: allowed: whole numbers of 64 bits")
+    if arguments.make_labelled is not None:
+        return _make(arguments)
+    if arguments.corpus is None:
+        raise InputError("data dedup: which data? give --corpus, or --make-labelled N")
+    settings = _settings(arguments)
+    spark = _spark(arguments)
+    return _dedup(arguments, settings, spark)
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    from harness.launch.progress import announced
+    from trainer.data.corpus.dedup.labelled import CORPUS_FILE, LABELS_FILE, write_labelled
+
+    for name, value in vars(arguments).items():
+        if name in _OTHERS and value != arguments.parser.get_default(name):
+            raise InputError(f"--{name.replace('_', '-')}: does not go with --make-labelled")
+    with announced(f"making {arguments.make_labelled:,} labelled documents"):
+        write_labelled(Path(arguments.out), arguments.make_labelled, arguments.seed)
+    folder = Path(arguments.out)
+    say(f"written to {folder}: {CORPUS_FILE}, {LABELS_FILE}")
+    corpus, labels = shlex.quote(str(folder / CORPUS_FILE)), shlex.quote(str(folder / LABELS_FILE))
+    say(f"next: harness data dedup --corpus {corpus} --labels {labels} --out DIR")
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> DedupSettings:
+    """What is asked for. Raises InputError where it cannot be."""
+    from trainer.data.corpus.dedup.minhash import PERMUTATIONS, banding_for, check_threshold, given_banding
+    from trainer.data.corpus.dedup.shingles import Shingling
+    from trainer.data.corpus.dedup.sketches import DedupSettings
+
+    size = _SIZES[arguments.shingles] if arguments.shingle_size is None else arguments.shingle_size
+    shingling = Shingling(arguments.shingles, size)
+    check_threshold(arguments.threshold)
+    if (arguments.bands is None) != (arguments.rows is None):
+        raise InputError("--bands and --rows: give both, or --permutations")
+    if arguments.bands is None:
+        permutations = PERMUTATIONS if arguments.permutations is None else arguments.permutations
+        banding = banding_for(arguments.threshold, permutations)
+    elif arguments.permutations is not None:
+        raise InputError("--permutations: does not go with --bands and --rows, of which there are bands x rows")
+    else:
+        banding = given_banding(arguments.bands, arguments.rows)
+    return DedupSettings(shingling, arguments.threshold, banding, arguments.seed)
+
+
+def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
+    """Spark's options, checked before any work; None for the local engine."""
+    from trainer.data.corpus.dedup.run import SparkOptions
+
+    for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
+    if arguments.workers is not None and not 1 <= arguments.workers <= 256:
+        raise InputError(f"--workers {arguments.workers}: allowed: 1 to 256")
+    if arguments.engine == "local":
+        return None
+    from trainer.data.spark import DEFAULT_MASTER, DEFAULT_TIMEOUT_S
+    from trainer.data.spark_process import check_installed
+
+    if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
+        raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
+    check_installed()
+    return SparkOptions(arguments.master or DEFAULT_MASTER, arguments.timeout or DEFAULT_TIMEOUT_S)
+
+
+def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkOptions | None) -> int:
+    from harness.report import dedup as report
+    from trainer.config import CorpusConfig
+    from trainer.data.corpus import prepare_corpus
+    from trainer.data.corpus.dedup.new_folder import check_new
+    from trainer.data.corpus.dedup.quality import quality_of, read_labels
+    from trainer.data.corpus.dedup.run import deduplicate
+
+    out = Path(arguments.out)
+    check_new(out)
+    corpus = prepare_corpus(validated(CorpusConfig, corpus_setting(arguments), "data.corpus"))
+    labels = None if arguments.labels is None else read_labels(Path(arguments.labels), corpus)
+    pages: list[DedupPage] = []
+
+    def finish(folder: Path, outcome: DedupOutcome) -> None:
+        quality = None if labels is None else quality_of(labels, outcome.removed, outcome.kept)
+        found = report.DedupPage(settings, outcome.result, quality)
+        pages.append(found)
+        write_bytes(folder / report.PICTURE, report.picture(settings).png)
+        write_text(folder / "dedup.json", json.dumps(report.as_json(found)) + "\n")
+        write_text(folder / "dedup.md", report.page(found, report.PICTURE))
+
+    with _shown(corpus) as (stage, progress):
+        deduplicate(
+            corpus, settings, out, workers=arguments.workers, spark=spark, finish=finish, stage=stage, progress=progress
+        )
+    if arguments.json:
+        print(json.dumps(report.as_json(pages[0])))
+    else:
+        say(report.page(pages[0]))
+        say(f"written to {out}: kept/, removed/, dedup.md, dedup.json, {report.PICTURE}")
+    return 0
+
+
+@contextmanager
+def _shown(corpus: Corpus) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    """What takes the name of a stage and what takes how many documents are sketched: shown now and then in a log."""
+    from harness.launch.progress import SignsOfLife
+
+    what = f"removing near-duplicates from {corpus.name}: {corpus.documents:,} documents"
+    doing, done = "starting", 0
+
+    def line() -> str:
+        return f"{what}; {doing}" + (f", {done:,} done" if done else "")
+
+    def stage(name: str) -> None:
+        nonlocal doing, done
+        doing, done = _STAGES.get(name, "joining groups"), 0
+
+    def progress(documents: int) -> None:
+        nonlocal done
+        done = documents
+
+    with SignsOfLife(line) as signs:
+        signs.show(what)
+        yield stage, progress

@@ -1,0 +1,242 @@
+"""Makes a corpus of which it is known what is a near-duplicate of what: by a seed, the same bytes at any time.
+
+Its documents are sentences of made-up words, of which common ones are common. Near-duplicates are made of an original:
+exact copies, other line ends and capitals, edited words, truncations, and the text within a page's header and footer.
+Others only look like it: texts that share half of their words with another one, and texts within the same header and
+footer. Every one is measured: what is labelled a near-duplicate has a Jaccard similarity to its original of at least
+0.8, and what is not, of at most 0.75, in shingles of five words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.corpus.base import ROW_GROUP
+from trainer.data.corpus.dedup.new_folder import check_new, new_folder
+from trainer.data.corpus.dedup.pairs import jaccard
+from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling, mixed
+from trainer.errors import InputError
+
+SHINGLING = Shingling("word", 5)
+LEAST_SIMILAR = 0.8  # of a labelled near-duplicate to its original
+MOST_SIMILAR = 0.75  # of what is not labelled one
+DUPLICATES = ("copy", "reformatted", "edit", "truncation", "boilerplate")
+DISTINCT = ("original", "single", "related", "page")
+MOST_DOCUMENTS = 100_000_000
+CORPUS_FILE, LABELS_FILE = "corpus.parquet", "labels.parquet"
+_VOCABULARY = 30_000
+_FEWEST, _MOST = 60, 400  # words of an original
+_MOST_COPIES = 4  # of an original
+_SITES = 40  # different headers and footers
+_FIRST = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "ch", "st", "tr")
+_SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A document before it is written: its kind, and the number of its original, which tells its text."""
+
+    kind: str
+    origin: int
+    variant: int
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A document with its label. ``origin``: the row of its original; ``similarity``: their Jaccard similarity."""
+
+    row: int
+    text: str
+    kind: str
+    origin: int
+    similarity: float
+
+
+class _Draws:
+    """Random numbers of one document: the same ones whatever was drawn for another."""
+
+    def __init__(self, seed: int, *place: int) -> None:
+        state = seed
+        for one in place:
+            state = _scrambled(state * 31 + one)
+        self._state = state % 2**64
+
+    def many(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Numbers from 0 to below 1."""
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(self._state)
+        self._state = (self._state + count * STEP) % 2**64
+        return (mixed(steps) >> np.uint64(11)) * 2.0**-53
+
+    def one(self) -> float:
+        self._state = (self._state + STEP) % 2**64
+        return float((_scrambled(self._state) >> 11) * 2.0**-53)
+
+    def below(self, limit: int) -> int:
+        return int(self.one() * limit)
+
+
+def _scrambled(value: int) -> int:
+    """``mixed`` of one number, in Python's own integers."""
+    value %= 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
+
+
+def check_count(count: int) -> None:
+    """InputError for a number of documents that cannot be made."""
+    if not 2 <= count <= MOST_DOCUMENTS:
+        raise InputError(f"--make-labelled {count}: allowed: 2 to {MOST_DOCUMENTS:,} documents")
+
+
+def labelled(count: int, seed: int) -> Iterator[Labelled]:
+    """The documents in the order of their rows."""
+    plan = _plan(count, seed)
+    order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
+    rows = np.empty(count, np.int64)  # of the documents of the plan
+    rows[order] = np.arange(count)
+    maker = _LabelledMaker(seed)
+    for row, place in enumerate(order.tolist()):
+        text, kind, similarity = maker.document(plan[place])
+        yield Labelled(row, text, kind, int(rows[plan[place].origin]), similarity)
+
+
+def _plan(count: int, seed: int) -> list[Planned]:
+    """What each document is, originals before what is made of them."""
+    plan: list[Planned] = []
+    while len(plan) < count:
+        origin = len(plan)
+        draws = _Draws(seed, 1, origin)
+        if draws.one() < 0.6:
+            plan.append(Planned("page" if draws.one() < 0.2 else "single", origin, 0))
+            continue
+        plan.append(Planned("original", origin, 0))
+        for variant in range(1, 2 + draws.below(_MOST_COPIES)):
+            kind = "related" if draws.one() < 0.15 else DUPLICATES[draws.below(len(DUPLICATES))]
+            plan.append(Planned(kind, origin, variant))
+    return plan[:count]
+
+
+class _LabelledMaker:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._shingler = Shingler(SHINGLING)
+
+    def document(self, planned: Planned) -> tuple[str, str, float]:
+        """Its text, its kind and its similarity to the original."""
+        original = self._original(planned.origin)
+        draws = _Draws(self._seed, 2, planned.origin, planned.variant)
+        if planned.kind in ("original", "single"):
+            return " ".join(original), planned.kind, 1.0
+        if planned.kind == "page":
+            return self._within_page(original, draws, len(original) // 2), planned.kind, 1.0
+        if planned.kind == "copy":
+            return " ".join(original), planned.kind, 1.0
+        if planned.kind == "reformatted":
+            text = "\n".join(" ".join(original[at : at + 9]) for at in range(0, len(original), 9))
+            return text.upper() if draws.one() < 0.3 else f"  {text}\n", planned.kind, 1.0
+        if planned.kind == "related":
+            return self._measured(planned, original, [0.6, 0.4, 0.2, 0.0], draws)
+        wanted = LEAST_SIMILAR + (1 - LEAST_SIMILAR) * draws.one()
+        strengths = [1 - wanted, (1 - wanted) / 2, (1 - wanted) / 4, 0.01, 0.0]
+        return self._measured(planned, original, strengths, draws)
+
+    def _measured(
+        self, planned: Planned, original: list[str], strengths: list[float], draws: _Draws
+    ) -> tuple[str, str, float]:
+        """The first that is as similar as its kind has to be."""
+        for strength in strengths:
+            text = self._changed(planned.kind, original, strength, draws)
+            sets = self._shingler.sets([" ".join(original), text])
+            one, other = np.split(sets.hashes, [sets.lengths[0]])
+            similarity = jaccard(one, other)
+            if similarity <= MOST_SIMILAR if planned.kind == "related" else similarity >= LEAST_SIMILAR:
+                return text, planned.kind, similarity
+        return " ".join(original), "copy", 1.0
+
+    def _changed(self, kind: str, original: list[str], strength: float, draws: _Draws) -> str:
+        if kind == "related":  # its beginning, then a text of its own
+            other = self._text(draws, len(original))
+            return " ".join(original[: int(len(original) * strength)] + other[int(len(original) * strength) :])
+        if kind == "truncation":
+            return " ".join(original[: max(1, int(len(original) * (1 - strength)))])
+        if kind == "boilerplate":
+            return self._within_page(original, draws, max(2, int(len(original) * strength)))
+        changed = list(original)  # an edit changes up to five shingles of each document
+        for _ in range(max(1, int(strength / (2 - strength) * len(original) / 5))):
+            place, how = draws.below(len(changed)), draws.below(3)
+            if how == 0:
+                changed[place] = _word(draws.below(_VOCABULARY))
+            elif how == 1:
+                changed.insert(place, _word(draws.below(_VOCABULARY)))
+            else:
+                del changed[place]
+        return " ".join(changed)
+
+    def _within_page(self, text: list[str], draws: _Draws, size: int) -> str:
+        frame = self._text(_Draws(self._seed, 3, draws.below(_SITES)), 2 * _MOST)
+        return "\n".join([" ".join(frame[: size // 2]), " ".join(text), " ".join(frame[-(size - size // 2) :])])
+
+    def _original(self, number: int) -> list[str]:
+        draws = _Draws(self._seed, 4, number)
+        return self._text(draws, _FEWEST + draws.below(_MOST - _FEWEST))
+
+    def _text(self, draws: _Draws, count: int) -> list[str]:
+        """Words in sentences; the rank of a word is the third power of a uniform number."""
+        drawn = draws.many(count)
+        found = list(map(_word, (drawn * drawn * drawn * _VOCABULARY).astype(np.int64).tolist()))
+        for place in range(9, count, 14):
+            found[place] += "."
+        return found
+
+
+@lru_cache(maxsize=_VOCABULARY)
+def _word(rank: int) -> str:
+    text, left = "", _scrambled(rank + 1)
+    for _ in range(2 + rank % 3):
+        left, place = divmod(left, len(_SYLLABLES))
+        text += _SYLLABLES[place]
+    return text
+
+
+def write_labelled(out: Path, count: int, seed: int) -> None:
+    """Make the folder ``out`` with :data:`CORPUS_FILE` and :data:`LABELS_FILE`, which names the corpus by its digest.
+
+    It appears when it is whole. Raises InputError where something lies there.
+    """
+    check_new(out)
+    check_count(count)
+    with new_folder(out.absolute()) as folder:
+        _write_files(folder, count, seed)
+
+
+def _write_files(folder: Path, count: int, seed: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("id", pa.string()), ("text", pa.string()), ("length", pa.int64())])
+    types = (pa.int64(), pa.string(), pa.int64(), pa.float64())
+    names = ("row", "kind", "origin_row", "jaccard")
+    digest = {"corpus_sha256": "", "seed": str(seed)}
+    labels: list[Any] = []
+    with pq.ParquetWriter(folder / CORPUS_FILE, schema, compression="snappy") as writer:
+        documents = labelled(count, seed)
+        while held := list(islice(documents, ROW_GROUP)):
+            texts = [one.text for one in held]
+            ids = [f"document-{one.row:09}" for one in held]
+            writer.write_table(pa.table([ids, texts, list(map(len, texts))], schema=schema), ROW_GROUP)
+            columns = zip(*((one.row, one.kind, one.origin, one.similarity) for one in held), strict=True)
+            arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
+            labels.append(pa.record_batch(arrays, list(names)))
+    with (folder / CORPUS_FILE).open("rb") as file:
+        digest["corpus_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    table = pa.Table.from_batches(labels).replace_schema_metadata(digest)
+    pq.write_table(table, folder / LABELS_FILE, compression="snappy")

@@ -1,0 +1,44 @@
+"""A folder that appears under its name when it is whole: until then it lies beside it under a temporary one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.errors import InputError, cannot_write
+from trainer.leftovers import remove, remove_leftovers, temporary_path
+
+_REMEDY = "--out DIR chooses another folder"
+
+
+def check_new(out: Path) -> None:
+    """InputError where something lies at ``out``; an empty folder may."""
+    if out.is_dir() and not out.is_symlink() and not os.listdir(out):  # noqa: PTH208
+        return
+    if out.exists() or out.is_symlink():
+        raise InputError(f"--out {out}: is there already; give a folder that is not, or an empty one")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Give a folder to write into, which gets the name ``out`` where the block ends without an error.
+
+    What killed processes left beside it is removed first.
+    """
+    if out.parent.is_dir():
+        remove_leftovers(out.parent)
+    folder = temporary_path(out)
+    try:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise cannot_write(out, error, _REMEDY) from error
+        yield folder
+        try:
+            folder.rename(out)
+        except OSError as error:
+            raise cannot_write(out, error, _REMEDY) from error
+    finally:
+        remove(folder)

@@ -1,0 +1,74 @@
+"""Writes what is kept and what is removed of each share: a Parquet file of whole rows, and one of removals."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.corpus.base import ROW_GROUP
+from trainer.data.corpus.dedup.components import Removals
+from trainer.data.corpus.dedup.pairs import similarities
+from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
+from trainer.errors import InputError
+from trainer.leftovers import remove
+
+KEPT, REMOVED = "kept", "removed"  # folders of the result
+COLUMNS = ("removed_row", "kept_row", "jaccard", "neighbour_row", "neighbour_jaccard")
+
+
+def part(job: DedupJob, folder: str, number: int) -> Path:
+    """The file of a share."""
+    return Path(job.out) / folder / f"part-{number:06}.parquet"
+
+
+def check_parts(job: DedupJob) -> None:
+    """InputError where a share's files are not here, although whoever wrote them saw the folder's name."""
+    for folder in (KEPT, REMOVED):
+        for number in range(job.count):
+            if not part(job, folder, number).is_file():
+                raise unseen(job)
+
+
+def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
+    """Write a share's two files. ``tables``: its rows; ``gone``: its removals. The files appear when they are whole."""
+    if not Path(job.work).is_dir():
+        raise unseen(job)
+    first, end = job.bounds(number)
+    kept = np.ones(end - first, np.bool_)
+    kept[gone.removed - first] = False
+
+    def rows(file: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        row = 0
+        with pq.ParquetWriter(file, job.schema, compression="snappy") as writer:
+            for table in tables:
+                writer.write_table(table.filter(pa.array(kept[row : row + table.num_rows])), row_group_size=ROW_GROUP)
+                row += table.num_rows
+        if row != end - first:
+            raise InputError(f"{job.corpus.name}: was changed after it was counted; run it again")
+
+    def removals(file: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        exact = similarities(sets, gone.removed, gone.kept)
+        columns = (gone.removed, gone.kept, exact, gone.neighbours, gone.similarities)
+        pq.write_table(pa.table(dict(zip(COLUMNS, columns, strict=True))), file, compression="snappy")
+
+    _in_place(part(job, KEPT, number), rows)
+    _in_place(part(job, REMOVED, number), removals)
+
+
+def _in_place(path: Path, write: Callable[[Path], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # a task may be tried twice, on two machines
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        remove(temporary)

@@ -1,0 +1,113 @@
+"""Precision and recall of what was removed, against the labels of a corpus that ``labelled`` made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data import cache
+from trainer.data.corpus.base import Corpus
+from trainer.data.corpus.dedup.labelled import DUPLICATES
+from trainer.data.corpus.dedup.sketches import Integers
+from trainer.errors import InputError
+
+_COLUMNS = ["row", "kind", "origin_row", "jaccard"]
+
+
+@dataclass(frozen=True)
+class KindCount:
+    """Documents of a kind: how many there are, and how many were found in one group with their original."""
+
+    kind: str
+    documents: int
+    grouped: int
+    least_similarity: float
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Of documents: a labelled near-duplicate is found where it is in one group with its original.
+
+    A removal is right where the document that is kept instead has the same original. ``precision`` and ``recall`` of
+    pairs count all pairs of documents with one label against all pairs within one group.
+    """
+
+    labelled: int
+    found: int
+    removed: int
+    right: int
+    pair_precision: float | None
+    pair_recall: float | None
+    kinds: tuple[KindCount, ...]
+
+    @property
+    def recall(self) -> float | None:
+        return self.found / self.labelled if self.labelled else None
+
+    @property
+    def precision(self) -> float | None:
+        return self.right / self.removed if self.removed else None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Of each row: its kind, the row of its original and their similarity."""
+
+    kinds: np.ndarray[tuple[int], np.dtype[np.str_]]
+    origins: Integers
+    similarities: np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def read_labels(path: Path, corpus: Corpus) -> Labels:
+    """The labels in a file. Raises InputError where they are none, or those of another corpus."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"--labels {path}: cannot be read as Parquet") from error
+    digest = (table.schema.metadata or {}).get(b"corpus_sha256", b"").decode(errors="replace")
+    if not set(_COLUMNS) <= set(table.schema.names) or not digest:
+        raise InputError(f"--labels {path}: no labels; allowed: the file that --make-labelled writes beside a corpus")
+    if len(corpus.files) != 1 or "://" in corpus.files[0] or cache.file_digest(Path(corpus.files[0])) != digest:
+        raise InputError(f"--labels {path}: of another corpus than {corpus.name}, or that was changed since")
+    return Labels(
+        np.array(table.column("kind").to_pylist()),
+        table.column("origin_row").to_numpy(),
+        table.column("jaccard").to_numpy(),
+    )
+
+
+def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
+    """Compare what was removed, and what was kept instead, with the labels."""
+    count = len(labels.origins)
+    group = np.arange(count)
+    group[removed] = kept
+    duplicate = np.isin(labels.kinds, DUPLICATES)
+    true = np.where(duplicate, labels.origins, np.arange(count))
+    together = group == group[labels.origins]
+    kinds = []
+    for kind in sorted(set(labels.kinds.tolist())):
+        of = labels.kinds == kind
+        grouped = int((together & of & (labels.origins != np.arange(count))).sum())
+        kinds.append(KindCount(kind, int(of.sum()), grouped, float(labels.similarities[of].min())))
+    both = _pairs(true * count + group)
+    found, wanted = _pairs(group), _pairs(true)
+    return Quality(
+        labelled=int(duplicate.sum()),
+        found=int((duplicate & together).sum()),
+        removed=len(removed),
+        right=int((true[removed] == true[kept]).sum()),
+        pair_precision=both / found if found else None,
+        pair_recall=both / wanted if wanted else None,
+        kinds=tuple(kinds),
+    )
+
+
+def _pairs(values: Integers) -> int:
+    """How many pairs of equal values there are."""
+    _, sizes = np.unique(values, return_counts=True)
+    return int((sizes * (sizes - 1) // 2).sum())

@@ -1,0 +1,138 @@
+"""Removes near-duplicates from a corpus, by either engine, into a new folder that appears when it is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from trainer.data.corpus.base import Corpus
+from trainer.data.corpus.dedup import local
+from trainer.data.corpus.dedup.new_folder import check_new, new_folder
+from trainer.data.corpus.dedup.parts import COLUMNS, KEPT, REMOVED, check_parts
+from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Integers
+from trainer.data.corpus.dedup.whole_rows import schema_of
+from trainer.errors import InputError
+from trainer.leftovers import remove
+
+Engine = Literal["local", "spark"]
+_WORK = ".work"
+
+
+@dataclass(frozen=True)
+class SparkOptions:
+    """Where Spark runs, and how long it may take to start or to end a task."""
+
+    master: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class DedupResult:
+    """What was found. Documents are counted, but for ``candidates`` and ``verified``: pairs."""
+
+    corpus: str
+    fingerprint: str
+    engine: Engine
+    documents: int
+    without_shingles: int  # empty ones: they are kept
+    identical: int  # whose shingles are those of an earlier document
+    candidates: int  # pairs that share a band, of documents with different shingles
+    verified: int  # of these, that are at least as similar as the threshold
+    crowded: int  # documents in a bucket so large that they were not compared with all before them
+    removed: int
+    groups: int  # of near-duplicates, of each of which one is kept
+    rounds: int | None  # of Spark, to join groups
+
+
+@dataclass(frozen=True)
+class DedupOutcome:
+    """The result, the numbers of the removed documents and of those that are kept of their groups, in order."""
+
+    result: DedupResult
+    removed: Integers
+    kept: Integers
+
+
+def deduplicate(
+    corpus: Corpus,
+    settings: DedupSettings,
+    out: Path,
+    *,
+    workers: int | None = None,
+    spark: SparkOptions | None = None,
+    finish: Callable[[Path, DedupOutcome], None] = lambda _folder, _outcome: None,
+    stage: Callable[[str], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> DedupOutcome:
+    """Write ``out``: ``kept/``, ``removed/`` and what ``finish`` adds to the folder before it gets its name.
+
+    Until then it lies beside ``out`` under a temporary name, with what is only needed meanwhile (8 bytes of each
+    shingle): a killed process leaves nothing else, and the next one removes it. ``spark`` chooses that engine.
+    ``workers``: threads of the local one (default: as many as this process may use cores).
+    """
+    if corpus.content != "text":
+        raise InputError(
+            f"data dedup: column {corpus.column!r} of {corpus.name} holds {corpus.content}; allowed: strings"
+        )
+    out = out.absolute()
+    check_new(out)
+    schema = schema_of(corpus)
+    with new_folder(out) as folder:
+        work = folder / _WORK
+        try:
+            for made in (work, folder / KEPT, folder / REMOVED):
+                made.mkdir()
+            job = DedupJob.of(corpus, settings, schema, work, folder)
+            if spark is None:
+                count = workers or len(os.sched_getaffinity(0))
+                counts = local.run(job, count, stage, progress)
+            else:
+                from trainer.data.corpus.dedup import spark as engine
+
+                counts, _ = engine.run(job, spark.master, spark.timeout_s, stage)
+            check_parts(job)
+        finally:
+            remove(work)
+        outcome = _outcome(job, counts, "local" if spark is None else "spark")
+        finish(folder, outcome)
+    return outcome
+
+
+def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> DedupOutcome:
+    removed, kept = removals_in(Path(job.out))
+    result = DedupResult(
+        corpus=job.corpus.name,
+        fingerprint=job.corpus.fingerprint,
+        engine=engine,
+        documents=job.corpus.documents,
+        without_shingles=counts["without_shingles"],
+        identical=counts["identical"],
+        candidates=counts["candidates"],
+        verified=counts["verified"],
+        crowded=counts["crowded"],
+        removed=len(removed),
+        groups=len(np.unique(kept)),
+        rounds=counts.get("rounds"),
+    )
+    return DedupOutcome(result, removed, kept)
+
+
+def removals_in(folder: Path) -> tuple[Integers, Integers]:
+    """(removed, kept) as ``removed/`` of a result lists them. Raises InputError where it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    removed, kept = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for path in sorted((folder / REMOVED).glob("part-*.parquet")):
+        try:
+            table = pq.read_table(path, columns=list(COLUMNS[:2]))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path}: cannot be read as a list of removed documents") from error
+        removed.append(table.column(0).to_numpy())
+        kept.append(table.column(1).to_numpy())
+    return np.concatenate(removed), np.concatenate(kept)

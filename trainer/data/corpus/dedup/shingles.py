@@ -1,0 +1,208 @@
+"""Turns documents into sets of shingles, each a 64-bit hash: runs of words or of characters (Broder 1997).
+
+Case and the kind and amount of white space make no difference. A document shorter than a shingle is one shingle as a
+whole; one without a character that is no white space has none. Two different shingles have the same hash with a
+probability of 2**-64: of a document of a million shingles, that concerns one comparison in ten million.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import InputError
+
+Hashes = NDArray[np.uint64]
+Kind = Literal["word", "char"]
+LARGEST_SIZE = 64  # words or characters: a longer shingle hardly ever survives an edit
+_PIECE = 1 << 20  # characters of a document that are worked on at once
+_WHOLE = 1 << 16  # characters within which a piece of characters ends at white space
+_MOST_HELD = 1 << 20  # words whose hash is remembered (about 150 MB)
+_MERGED = 1 << 22  # shingles of a long document before they are merged
+_SPACE = re.compile(r"\s")
+STEP = 0x9E3779B97F4A7C15  # the golden ratio, as SplitMix64 steps by
+
+
+@dataclass(frozen=True)
+class Shingling:
+    """What a shingle is: ``size`` consecutive words or characters. Raises InputError for a size that cannot be."""
+
+    kind: Kind = "word"
+    size: int = 5
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(f"--shingles {self.kind}: allowed: {', '.join(get_args(Kind))}")
+        if not 1 <= self.size <= LARGEST_SIZE:
+            raise InputError(f"--shingle-size {self.size}: allowed: 1 to {LARGEST_SIZE}")
+
+
+def mixed(values: Hashes) -> Hashes:
+    """A new array in which every bit depends on all bits of the value (the finalizer of SplitMix64, a bijection)."""
+    found = values ^ (values >> np.uint64(30))
+    found *= np.uint64(0xBF58476D1CE4E5B9)
+    found ^= found >> np.uint64(27)
+    found *= np.uint64(0x94D049BB133111EB)
+    found ^= found >> np.uint64(31)
+    return found
+
+
+@dataclass(frozen=True)
+class ShingleSets:
+    """Sets of shingles end to end. Each is sorted, and has each of its shingles once. ``lengths``: (documents,)."""
+
+    hashes: Hashes
+    lengths: NDArray[np.int64]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
+        return found
+
+    def filled(self) -> ShingleSets:
+        """Those that are not empty."""
+        return ShingleSets(self.hashes, self.lengths[self.lengths > 0])
+
+
+class Shingler:
+    """Makes sets of shingles. It remembers the hashes of words, and may be called by several threads."""
+
+    def __init__(self, shingling: Shingling) -> None:
+        self._shingling = shingling
+        self._known = _WordHashes()
+
+    def sets(self, texts: Sequence[str]) -> ShingleSets:
+        """The sets of documents; a long one is worked on in pieces, the others together."""
+        if len(self._known) > _MOST_HELD:
+            self._known.clear()
+        parts: list[ShingleSets] = []
+        start = 0
+        for place, text in enumerate(texts):
+            if len(text) > _PIECE:
+                parts += [self._short(texts[start:place]), self._long(text)]
+                start = place + 1
+        parts.append(self._short(texts[start:]))
+        if len(parts) == 1:
+            return parts[0]
+        return ShingleSets(
+            np.concatenate([one.hashes for one in parts]), np.concatenate([one.lengths for one in parts])
+        )
+
+    def _short(self, texts: Sequence[str]) -> ShingleSets:
+        size = self._shingling.size
+        units, lengths = self._units(texts)
+        counts = np.where(lengths < size, np.minimum(lengths, 1), lengths - size + 1)
+        ends = np.cumsum(lengths)
+        hashes = np.empty(int(counts.sum()), np.uint64)
+        whole = lengths < size
+        if len(units) >= size:
+            within = np.arange(size, len(units) + 1) <= np.repeat(ends, lengths)[: len(units) - size + 1]
+            hashes[np.repeat(~whole, counts)] = _combined(units, size)[within]
+        if short := np.flatnonzero(whole & (lengths > 0)).tolist():
+            shorter = [_combined(units[ends[one] - lengths[one] : ends[one]], int(lengths[one])) for one in short]
+            hashes[np.repeat(whole, counts)] = np.concatenate(shorter)
+        first = np.ones(len(hashes), np.bool_)
+        starts = np.cumsum(counts) - counts
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            hashes[start : start + count].sort()
+        np.not_equal(hashes[1:], hashes[:-1], out=first[1:])
+        first[starts[counts > 0]] = True
+        if first.all():
+            return ShingleSets(hashes, counts)
+        before = np.concatenate([[0], np.cumsum(first)])
+        return ShingleSets(hashes[first], before[starts + counts] - before[starts])
+
+    def _units(self, texts: Sequence[str]) -> tuple[Hashes, NDArray[np.int64]]:
+        """The words' hashes, or the characters, of all documents end to end, and how many each has."""
+        split = [text.lower().split() for text in texts]
+        if self._shingling.kind == "word":
+            lengths = np.fromiter(map(len, split), np.int64, len(split))
+            units = np.fromiter(map(self._known.__getitem__, chain.from_iterable(split)), np.uint64, int(lengths.sum()))
+            return units, lengths
+        plain = [" ".join(one) for one in split]
+        return _points("".join(plain)), np.fromiter(map(len, plain), np.int64, len(plain))
+
+    def _long(self, text: str) -> ShingleSets:
+        size = self._shingling.size
+        units = self._word_pieces(text) if self._shingling.kind == "word" else _character_pieces(text)
+        parts: list[Hashes] = []
+        carried = np.empty(0, np.uint64)
+        held, limit = 0, _MERGED
+        for found in units:
+            run = np.concatenate([carried, found])
+            if len(run) >= size:
+                parts.append(np.unique(_combined(run, size)))
+                held += len(parts[-1])
+                carried = run[len(run) - size + 1 :]
+            else:
+                carried = run
+            if held > limit:
+                parts = [np.unique(np.concatenate(parts))]
+                held = len(parts[0])
+                limit = max(_MERGED, 2 * held)
+        if not parts and len(carried):  # shorter than a shingle
+            parts.append(_combined(carried, len(carried)))
+        whole = np.unique(np.concatenate(parts)) if parts else carried
+        return ShingleSets(whole, np.array([len(whole)]))
+
+    def _word_pieces(self, text: str) -> Iterator[Hashes]:
+        for piece in _pieces(text, whole=True):
+            found = piece.lower().split()
+            yield np.fromiter(map(self._known.__getitem__, found), np.uint64, len(found))
+
+
+class _WordHashes(dict[str, int]):
+    """The first 64 bits of each word's BLAKE2b."""
+
+    def __missing__(self, word: str) -> int:
+        content = word.encode("utf-8", "surrogatepass")
+        found = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        if len(word) < 100:
+            self[word] = found
+        return found
+
+
+def _character_pieces(text: str) -> Iterator[Hashes]:
+    begun = apart = False  # whether there is text before, and white space since
+    for piece in _pieces(text, whole=False):
+        plain = " ".join(piece.lower().split())
+        if plain:
+            apart = apart or piece[0].isspace()
+            yield _points(f" {plain}" if begun and apart else plain)
+        begun, apart = begun or bool(plain), piece[-1].isspace() or (apart and not plain)
+
+
+def _points(text: str) -> Hashes:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+
+
+def _pieces(text: str, whole: bool) -> Iterator[str]:
+    """The text in parts that end before white space; ``whole`` never cuts a word, else a very long one is cut."""
+    start = 0
+    while len(text) - start > _PIECE:
+        end = start + _PIECE
+        found = _SPACE.search(text, end) if whole else _SPACE.search(text, end, min(end + _WHOLE, len(text)))
+        if found is not None:
+            end = found.start()
+        elif whole:
+            break
+        yield text[start:end]
+        start = end
+    yield text[start:] if start else text
+
+
+def _combined(units: Hashes, size: int) -> Hashes:
+    """A hash of each run of ``size`` units, in their order."""
+    count = len(units) - size + 1
+    found = np.full(count, size * STEP % 2**64, np.uint64)
+    for place in range(size):
+        found += units[place : place + count]
+        found = mixed(found)
+    return found

@@ -1,0 +1,275 @@
+"""Finds near-duplicates on Spark: a cluster's executors, or threads of this machine; the same code does both.
+
+What passes through Spark are numbers: rows, hashes of bands, pairs and similarities. Texts and shingles are read and
+written by executors, in the corpus' files and in folders that all machines see. Nothing of it comes to the driver:
+each stage is a table that executors write, and the driver counts rows by observing them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.data.corpus.dedup import spark_tasks as tasks
+from trainer.data.corpus.dedup.sketches import DedupJob
+from trainer.data.spark_process import SparkProcess
+from trainer.errors import InputError
+
+MOST_ROUNDS = 60  # of joining groups: log2 of the longest chain would do, twice
+_DOCUMENTS = 20_000  # of a partition of each table of numbers
+_MOST_PARTITIONS = 4000
+_WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
+_LOOK_S = 2.0
+_LOCAL = "local"  # folder of Spark's own files, on this machine
+_EDGES = "left long, right long, jaccard double"
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class SparkStage:
+    """What Spark did for a table: how many jobs, by which physical plan."""
+
+    name: str
+    jobs: int
+    plan: str
+
+
+def run(
+    job: DedupJob, master: str, timeout_s: float, stage: Callable[[str], None]
+) -> tuple[Counts, tuple[SparkStage, ...]]:
+    """Write all parts of the result; what was counted, and the stages. ``stage`` is called as each begins.
+
+    Raises InputError where Spark fails, or ends no task for ``timeout_s``.
+    """
+    (Path(job.work) / _LOCAL).mkdir()
+    process = SparkProcess(DedupWork(job), master, timeout_s)
+    shown = 0
+
+    def progress() -> int:
+        nonlocal shown
+        for event in process.events[shown:]:
+            if isinstance(name := event.get("begins"), str):
+                stage(name)
+        shown = len(process.events)
+        return shown
+
+    def done() -> bool:
+        return (bool(process.events) and "counts" in process.events[-1]) or any("done" in one for one in process.events)
+
+    try:
+        process.wait_until(done, progress, "ended no task")
+        counts = next(one["counts"] for one in process.events if "counts" in one)
+        stages = tuple(SparkStage(**one["stage"]) for one in process.events if "stage" in one)
+    finally:
+        process.close()
+    return counts, stages
+
+
+@dataclass(frozen=True)
+class DedupWork:
+    """All of it, as a driver does it."""
+
+    job: DedupJob
+    name: str = "harness data dedup"
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What Spark itself leaves behind is removed with the work folder."""
+        local = f"{self.job.work}/{_LOCAL}"
+        if set(',"') & set(local):  # a list of folders to Spark, or the end of an option
+            return {}
+        return {
+            "spark.local.dir": local,
+            "spark.sql.warehouse.dir": f"{local}/warehouse",
+            "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={local}"',
+        }
+
+    def run(self, session: Any, report: Callable[..., None]) -> None:
+        """Table by table."""
+        with _signs_of_life(session, report):
+            report(counts=_SparkTables(session, self.job, report).make())
+
+
+class _SparkTables:
+    def __init__(self, session: Any, job: DedupJob, report: Callable[..., None]) -> None:
+        self._session, self._job, self._report = session, job, report
+        cores = max(1, session.sparkContext.defaultParallelism)
+        self._partitions = max(cores, min(job.corpus.documents // _DOCUMENTS, _MOST_PARTITIONS))
+        session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
+        # Local Parquet is read from its middle, any other corpus from its beginning: a task has a run of shares of it.
+        whole = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
+        self._run_length = 1 if whole else max(1, -(-job.count // (cores * _WAVES)))
+
+    def make(self) -> Counts:
+        """Write the result; what was counted."""
+        from pyspark.sql import functions as f
+
+        job = self._job
+        numbers = self._session.range(0, job.count, 1, -(-job.count // self._run_length))
+        filled = {"documents": f.count(f.lit(1))}
+        sketches, found = self._written(
+            "sketch", numbers.mapInArrow(tasks.sketch(job), tasks.SKETCH), tasks.SKETCH, filled
+        )
+        identical, same = self._written("identical", self._identical(sketches), _EDGES, filled)
+        counted = {"pairs": f.count_if(f.col("right") >= 0), "crowded": f.count_if(f.col("right") < 0)}
+        candidates, near = self._written("pairs", self._pairs(sketches, identical), "left long, right long", counted)
+        verified, similar = self._written("verify", self._verified(candidates), _EDGES, filled)
+        edges = identical.unionByName(verified)
+        stars, rounds = self._components(edges)
+        removed, _ = self._written("decide", self._removed(stars, edges, sketches), tasks.REMOVED, filled)
+        self._written("write", self._parts(removed), "number long", filled)
+        return {
+            "without_shingles": job.corpus.documents - found["documents"],
+            "identical": same["documents"],
+            "candidates": near["pairs"],
+            "verified": similar["documents"],
+            "crowded": near["crowded"],
+            "rounds": rounds,
+        }
+
+    def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
+        """The table as executors have written it, and what was observed of its rows meanwhile."""
+        from pyspark.sql import Observation
+
+        context = self._session.sparkContext
+        context.setJobGroup(name, f"harness data dedup: {name}")
+        self._report(begins=name)
+        path = f"file://{self._job.work}/tables/{name}"
+        observation = Observation(name)
+        frame = frame.observe(observation, *(value.alias(key) for key, value in observed.items()))
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        frame.write.mode("overwrite").parquet(path)
+        jobs = len(context.statusTracker().getJobIdsForGroup(name))
+        self._report(stage={"name": name, "jobs": jobs, "plan": plan})
+        found = {key: int(value) for key, value in observation.get.items()}
+        pattern = re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+        return self._session.read.schema(schema).parquet(pattern), found
+
+    def _identical(self, sketches: Any) -> Any:
+        """Each document whose shingles are those of an earlier one, with the first such."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        first = f.min("row").over(Window.partitionBy("high", "low"))
+        found = sketches.select("row", first.alias("first")).where("row > first")
+        return found.select(f.col("first").alias("left"), f.col("row").alias("right"), f.lit(1.0).alias("jaccard"))
+
+    def _pairs(self, sketches: Any, identical: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        firsts = sketches.join(identical.select(f.col("right").alias("row")), "row", "left_anti")
+        keys = firsts.select("row", f.explode("keys").alias("key"))
+        buckets = keys.repartition(self._partitions, "key").sortWithinPartitions("key", "row").select("key", "row")
+        return buckets.mapInArrow(tasks.bucket_pairs(), "left long, right long").distinct()
+
+    def _verified(self, candidates: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        near = f.floor(f.col("left") / 1000)  # pairs whose shingles lie close together
+        pairs = candidates.where("right >= 0").repartition(self._partitions, near).sortWithinPartitions("left", "right")
+        return pairs.mapInArrow(tasks.verify(self._job), _EDGES)
+
+    def _components(self, edges: Any) -> tuple[Any, int]:
+        """(document, the first of its group) for all others of each group, and the rounds that it took.
+
+        Large-star and small-star in turns (Kiveris et al. 2014, "Connected Components in MapReduce and Beyond").
+        """
+        from pyspark.sql import functions as f
+
+        observed = {"count": f.count(f.lit(1)), "all": f.coalesce(f.bit_xor(f.xxhash64("high", "low")), f.lit(0))}
+        first = edges.select(f.col("right").alias("high"), f.col("left").alias("low")).distinct()
+        stars, before = self._written("round-0", first, "high long, low long", observed)
+        for number in range(1, MOST_ROUNDS + 1):
+            stars, now = self._written(f"round-{number}", _joined(stars), "high long, low long", observed)
+            if now == before:
+                return stars, number
+            before = now
+        raise InputError(f"groups of documents are not found within {MOST_ROUNDS} rounds")
+
+    def _removed(self, stars: Any, edges: Any, sketches: Any) -> Any:
+        """By the rule of ``components.KEPT_RULE``."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        group = f.col("low").alias("group")
+        members = stars.select(f.col("high").alias("row"), group).union(stars.select(f.col("low").alias("row"), group))
+        sized = members.distinct().join(sketches.select("row", "characters"), "row")
+        best = f.max(f.struct("characters", (-f.col("row")).alias("first"))).over(Window.partitionBy("group"))
+        gone = sized.select("row", (-best["first"]).alias("kept")).where("row != kept")
+        ends = edges.select(f.col("left").alias("row"), f.col("right").alias("other"), "jaccard").union(
+            edges.select(f.col("right").alias("row"), f.col("left").alias("other"), "jaccard")
+        )
+        nearest = f.max(f.struct("jaccard", (-f.col("other")).alias("first"))).alias("nearest")
+        joined = gone.join(ends.groupBy("row").agg(nearest), "row")
+        number = f.floor(f.col("row") / self._job.documents).cast("long").alias("number")
+        neighbour = (-f.col("nearest.first")).alias("neighbour")
+        return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
+
+    def _parts(self, removed: Any) -> Any:
+        """One row for each share as well, so that one of which nothing is removed is written, too."""
+        from pyspark.sql import functions as f
+
+        nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]
+        marks = self._session.range(self._job.count).select(
+            f.col("id").alias("number"), *nothing, f.lit(0.0).alias("jaccard")
+        )
+        run = f.floor(f.col("number") / self._run_length)
+        count = max(1, min(self._job.count, self._partitions))
+        rows = removed.union(marks).repartition(count, run).sortWithinPartitions("number", "row")
+        return rows.mapInArrow(tasks.write(self._job), "number long")
+
+
+def _joined(stars: Any) -> Any:
+    """One round: every neighbour above a document is joined to the least one, then every one below it."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    ends = stars.select(f.col("high").alias("one"), f.col("low").alias("other")).union(
+        stars.select(f.col("low").alias("one"), f.col("high").alias("other"))
+    )
+    least = f.least(f.min("other").over(Window.partitionBy("one")), f.col("one"))
+    large = ends.select("one", "other", least.alias("least")).where("other > one")
+    large = large.select(f.col("other").alias("high"), f.col("least").alias("low")).distinct()
+    least = f.min("low").over(Window.partitionBy("high"))
+    small = large.select("high", "low", least.alias("least"))
+    both = f.explode(f.array(f.struct(f.col("high").alias("end")), f.struct(f.col("low").alias("end"))))
+    return (
+        small.select(both.alias("one"), f.col("least").alias("low"))
+        .select(f.col("one.end").alias("high"), "low")
+        .where("high != low")
+        .distinct()
+    )
+
+
+class _signs_of_life:  # noqa: N801  # a context
+    """Reports how many tasks have ended, whenever some have: so that a long stage is not taken for a dead one."""
+
+    def __init__(self, session: Any, report: Callable[..., None]) -> None:
+        self._tracker, self._report = session.sparkContext.statusTracker(), report
+        self._ended = threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        before: list[tuple[int, int]] = []
+        while not self._ended.wait(_LOOK_S):
+            with suppress(Exception):  # Spark is ending
+                now = list(self._tasks())
+                if now != before:
+                    before = now
+                    self._report(tasks=now)
+
+    def _tasks(self) -> Iterator[tuple[int, int]]:
+        for stage in self._tracker.getActiveStageIds():
+            info = self._tracker.getStageInfo(stage)
+            if info is not None:
+                yield int(stage), int(info.numCompletedTasks)

@@ -1,0 +1,122 @@
+"""What Spark's executors do with Arrow batches: sketch, pair, verify and write, by the code of the local engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from trainer.data.corpus.dedup import pairs
+from trainer.data.corpus.dedup.components import Removals
+from trainer.data.corpus.dedup.parts import write_parts
+from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
+from trainer.data.corpus.dedup.whole_rows import RowStream
+from trainer.data.shares import documents
+
+Task = Callable[[Iterator[Any]], Iterator[Any]]
+SKETCH = "row long, characters long, high long, low long, keys array<long>"
+REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
+
+
+def sketch(job: DedupJob) -> Task:
+    """Of batches of shares' numbers: a row for each document that has shingles; the shingles go to the work folder."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for numbers in _runs(batch.column(0).to_pylist()):
+                first, end = job.bounds(numbers[0])[0], job.bounds(numbers[-1])[1]
+                texts = TextStream(documents(job.corpus, first, end - first))
+                for number in numbers:
+                    low, high = job.bounds(number)
+                    for found in sketched(job, number, texts.take(high - low)):
+                        bands = found.keys.shape[1]
+                        offsets = np.arange(0, found.keys.size + 1, bands, dtype=np.int32)
+                        keys = pa.ListArray.from_arrays(offsets, pa.array(found.keys.view(np.int64).ravel()))
+                        digests = found.digests.view(np.int64)
+                        columns = [found.filled, found.characters[found.filled - found.first], *digests.T]
+                        arrays = [*(pa.array(np.ascontiguousarray(one)) for one in columns), keys]
+                        yield pa.RecordBatch.from_arrays(arrays, ["row", "characters", "high", "low", "keys"])
+
+    return run
+
+
+def _runs(numbers: list[int]) -> Iterator[list[int]]:
+    """Consecutive numbers together."""
+    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
+        yield [number for _, number in run]
+
+
+def bucket_pairs() -> Task:
+    """Of (key, row) that come sorted: (left, right)."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        columns = ((_integers(one.column(0)).view(np.uint64), _integers(one.column(1))) for one in batches)
+        for left, right in pairs.bucket_pairs(columns):
+            yield _batch({"left": left, "right": right})
+
+    return run
+
+
+def verify(job: DedupJob) -> Task:
+    """Of (left, right): those that are similar enough, with their similarity."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        sets = Sets(job)
+        for batch in batches:
+            left, right = _integers(batch.column(0)), _integers(batch.column(1))
+            found = pairs.similarities(sets, left, right, job.settings.threshold)
+            enough = found >= job.settings.threshold
+            yield _batch({"left": left[enough], "right": right[enough], "jaccard": found[enough]})
+
+    return run
+
+
+def write(job: DedupJob) -> Task:
+    """Of removals that come sorted, with a row of -1 for each share: the numbers of the shares that are written."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        rows, sets = RowStream(job.corpus, job.schema), Sets(job)
+        for number, gone in _shares(batches):
+            first, end = job.bounds(number)
+            write_parts(job, number, rows.take(first, end - first), gone, sets)
+            yield _batch({"number": np.array([number], np.int64)})
+
+    return run
+
+
+def _shares(batches: Iterator[Any]) -> Iterator[tuple[int, Removals]]:
+    held: list[Any] = []
+    for batch in batches:
+        numbers = _integers(batch.column(0))
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        for piece in np.split(np.arange(len(numbers)), cuts):
+            if not len(piece):
+                continue
+            part = batch.slice(int(piece[0]), len(piece))
+            if held and held[-1].column(0)[0] != part.column(0)[0]:
+                yield _share(held)
+                held = []
+            held.append(part)
+    if held:
+        yield _share(held)
+
+
+def _share(held: list[Any]) -> tuple[int, Removals]:
+    columns = [np.concatenate([one.column(place).to_numpy() for one in held]) for place in range(5)]
+    removed, kept, neighbours, values = (one[columns[1] >= 0] for one in columns[1:])
+    return int(columns[0][0]), Removals(removed, kept, neighbours, values)
+
+
+def _integers(column: Any) -> Integers:
+    found: Integers = np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
+    return found
+
+
+def _batch(columns: dict[str, Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array(one) for one in columns.values()], list(columns))

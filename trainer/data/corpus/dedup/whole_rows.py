@@ -1,0 +1,133 @@
+"""Reads whole rows of a corpus, all columns of them, a bounded number at a time, under one schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.data.corpus import arrow, jsonl, lines, parquet, text
+from trainer.data.corpus.base import ROW_GROUP, Corpus, bounded, first_line
+from trainer.errors import InputError
+
+
+def schema_of(corpus: Corpus) -> Any:
+    """The Arrow schema of all files' rows; a column that a file lacks is null there. Raises InputError for a conflict.
+
+    Of JSON Lines all rows are read for it.
+    """
+    import pyarrow as pa
+
+    found = None
+    for name in corpus.files:
+        for schema in _schemas(corpus, name):
+            try:
+                found = schema if found is None else pa.unify_schemas([found, schema], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise InputError(
+                    f"{name}: its columns are not those of the rows before ({first_line(error)}); rows of one type can "
+                    "be written"
+                ) from error
+    assert found is not None, "a corpus has files"
+    if len(set(found.names)) < len(found.names):
+        raise InputError(f"{corpus.name}: several columns of one name ({', '.join(found.names)}); names must differ")
+    return pa.schema([field.with_type(_stored(field.type)) for field in found])
+
+
+def _stored(kind: Any) -> Any:
+    """The type in which a column is written: views, which not every reader of Parquet knows, as plain strings."""
+    import pyarrow as pa
+
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _schemas(corpus: Corpus, name: str) -> Iterator[Any]:
+    import pyarrow as pa
+
+    if corpus.format == "text":
+        yield pa.schema([(corpus.column, pa.string())])
+    elif corpus.format == "jsonl":
+        for block in lines.blocks(name):
+            yield jsonl.table(name, block).schema
+    else:
+        yield (parquet if corpus.format == "parquet" else arrow).schema(name).remove_metadata()
+
+
+def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
+    """Yield ``count`` rows from document ``first`` on as Arrow tables. Parquet's row groups before it are not read."""
+    skip, left = first, count
+    for name in corpus.files:
+        found: Iterator[Any]
+        if corpus.format == "parquet":
+            total = parquet.open_parquet(name).metadata.num_rows
+            if skip >= total:
+                skip -= total
+                continue
+            found, skip = parquet.tables(name, skip), 0
+        else:
+            found = _tables(corpus, name)
+        for table in found:
+            taken = table.slice(skip, left)
+            skip = max(skip - table.num_rows, 0)
+            left -= taken.num_rows
+            if taken.num_rows:
+                yield _under(schema, taken, name)
+            if not left:
+                return
+
+
+class RowStream:
+    """Gives the rows of share after share; of consecutive shares, a file is read once."""
+
+    def __init__(self, corpus: Corpus, schema: Any) -> None:
+        self._corpus, self._schema = corpus, schema
+        self._at = -1  # the document that comes next
+        self._tables: Iterator[Any] = iter(())
+        self._rest: Any = None
+
+    def take(self, first: int, count: int) -> Iterator[Any]:
+        """Yield ``count`` rows from document ``first`` on as tables; fewer where there are no more."""
+        if first != self._at:
+            self._rest = None
+            self._tables = rows_from(self._corpus, self._schema, first, self._corpus.documents - first)
+        self._at = first + count
+        while count:
+            table = self._rest if self._rest is not None else next(self._tables, None)
+            if table is None:
+                return
+            taken = table.slice(0, count)
+            self._rest = table.slice(taken.num_rows) if taken.num_rows < table.num_rows else None
+            count -= taken.num_rows
+            yield taken
+
+
+def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
+    import pyarrow as pa
+
+    if corpus.format == "text":
+        for values in text.read(name, corpus.split):
+            for piece in bounded(values, ROW_GROUP):
+                yield pa.table({corpus.column: piece})
+    elif corpus.format == "jsonl":
+        for block in lines.blocks(name):
+            yield jsonl.table(name, block)
+    else:
+        for batch in arrow.batches(name):
+            yield pa.Table.from_batches([batch])
+
+
+def _under(schema: Any, table: Any, name: str) -> Any:
+    """The table with the schema's columns, in its order and types."""
+    import pyarrow as pa
+
+    try:
+        columns = [
+            table.column(field.name).cast(field.type)
+            if field.name in table.schema.names
+            else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ]
+        return pa.table(columns, schema=schema)
+    except (pa.ArrowException, KeyError) as error:
+        raise InputError(f"{name}: its rows have changed since its columns were read ({first_line(error)})") from error
