@@ -73,9 +73,13 @@ def read_log(path: Path) -> LlmcLog:
             others += 1
     if not (training or validation or hellaswag):
         raise InputError(f"{path}: no step in it; a main.log of llm.c has lines such as 's:0 trl:10.9 lr:0.0001'")
-    tables = (tuple(rows[step] for step in sorted(rows)) for rows in (validation, hellaswag))
-    steps = tuple(training[step] for step in sorted(training))
-    return LlmcLog(steps, *tables, other_lines=others, cut=cut)
+    return LlmcLog(
+        tuple(training[step] for step in sorted(training)),
+        tuple(validation[step] for step in sorted(validation)),
+        tuple(hellaswag[step] for step in sorted(hellaswag)),
+        others,
+        cut,
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]] | None]:
