@@ -69,6 +69,9 @@ COMMANDS = {
     "doctor": Command(
         "harness.commands.doctor:doctor", "check whether this machine is fit for studies, with a fix for each problem"
     ),
+    "generate": Command("harness.commands.generate:generate", "generate text with a model that was trained"),
+    "export": Command("harness.commands.export:export", "write a trained model as the file of another trainer"),
+    "import": Command("harness.commands.import_:read", "take over another trainer's model or log"),
     "completion": Command("harness.commands.completion:completion", "print what completes these words in a shell"),
     "data": Command("harness.commands.data:data", "write tokens in any format, and verify that all data paths agree"),
 }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FREE = {
     "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
     "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "data.transport", "launch.timeout_s",
+    "resume.llmc",
 }  # fmt: skip
 
 # Keys that came after checkpoints were made, and whose default is what every training did before.

@@ -43,6 +43,7 @@ __all__ = [
     "ModelConfig",
     "Objective",
     "OptimizerConfig",
+    "ResumeConfig",
     "SlurmConfig",
     "TokenizerConfig",
     "Torchrun",
@@ -129,6 +130,20 @@ class CheckpointConfig(Config):
         return 10.0 if self.every_minutes is None else self.every_minutes
 
 
+class ResumeConfig(Config):
+    """Where a training goes on that another trainer began: as if it had run so far, but for the optimizer's moments.
+
+    `harness train` alone goes on so. Steps, the learning-rate schedule and the tokens are counted on from step, and the
+    documents of the steps before it are passed over.
+    """
+
+    llmc: str
+    """A model file of llm.c (model_00002365.bin). It holds weights alone, so the optimizer's moments begin at zero. The
+    section model must describe the same GPT-2."""
+    step: int = Field(ge=0, le=1_000_000_000)
+    """Optimizer steps that the weights have behind them: the number of the first one here. llm.c names its files so."""
+
+
 # Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
 BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
@@ -143,6 +158,8 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig | None = None
     """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
     evaluation: EvaluationConfig | None = None
+    resume: ResumeConfig | None = None
+    """Begin at a step of another trainer's training, from its weights; None: at step 0, from the model's own."""
     steps: int = Field(40, ge=1, le=10_000_000)
     """Measured steps."""
     warmup_steps: int = Field(5, ge=0, le=1_000_000)
@@ -204,6 +221,23 @@ class TrainerConfig(Config):
             )
         if self.model.factory is not None and self.model.attention != "auto":
             raise ValueError("model.attention: a model.factory chooses its attention itself; allowed: auto")
+        return self
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step that is trained here."""
+        return 0 if self.resume is None else self.resume.step
+
+    @model_validator(mode="after")
+    def _weights_of_one_place(self) -> TrainerConfig:
+        if self.resume is None:
+            return self
+        for key in ("pretrained", "factory"):
+            if (name := getattr(self.model, key)) is not None:
+                raise ValueError(
+                    f"resume.llmc: {self.resume.llmc} gives the weights, and model.{key}: {name} gives others; "
+                    "allowed: a model.preset or model.config of the same GPT-2"
+                )
         return self
 
     @model_validator(mode="after")

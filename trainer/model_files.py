@@ -108,7 +108,7 @@ class ModelFiles:
 def model_files(config: ModelConfig) -> ModelFiles | None:
     """Read what ``config`` names; None for a preset or a factory. Raises InputError where it cannot be used."""
     if config.pretrained is not None:
-        return _pretrained(config.pretrained)
+        return pretrained_files(config.pretrained)
     if config.config is None:
         return None
     if isinstance(config.config, Mapping):
@@ -123,8 +123,9 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
     return ModelFiles("model.config", name, content, folder, ())
 
 
-def _pretrained(name: str) -> ModelFiles:
-    key, folder = "model.pretrained", expanded(name)
+def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
+    """A folder with weights, which the user named as ``key``. Raises InputError where it cannot be used."""
+    folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
     content = _read(key, name, folder / CONFIG)

@@ -17,11 +17,15 @@ def schedule_steps(config: TrainerConfig) -> int:
 
 
 def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
-    """The factor on the learning rate by the number of the step, from 0, for ``torch.optim.lr_scheduler.LambdaLR``."""
-    optimizer, total = config.optimizer, schedule_steps(config)
-    warmup = optimizer.lr_warmup_steps
+    """The factor on the learning rate by how many steps were trained here, for ``torch.optim.lr_scheduler.LambdaLR``.
 
-    def factor(step: int) -> float:
+    The number of the step is that, after those of the training that this one goes on with (``resume``).
+    """
+    optimizer, total = config.optimizer, schedule_steps(config)
+    warmup, first_step = optimizer.lr_warmup_steps, config.first_step
+
+    def factor(trained: int) -> float:
+        step = first_step + trained
         if step + 1 <= warmup:
             return (step + 1) / warmup
         if optimizer.schedule == "constant":

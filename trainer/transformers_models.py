@@ -152,7 +152,7 @@ def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
         "kv_heads": _whole(getattr(settings, "num_key_value_heads", None)) or heads,
         "ffn_width": _whole(getattr(settings, "intermediate_size", None)) or 4 * width,
         "head_width": _whole(getattr(settings, "head_dim", None)) or width // heads,
-        "positions": _positions(settings),
+        "positions": positions_of(settings),
         "parameters": sum(one.numel() for one in parameters),
         "lookups": lookups,
     }
@@ -165,7 +165,8 @@ def _is_mixed(settings: Any) -> bool:
     return any(one > 1 for one in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))
 
 
-def _positions(settings: Any) -> int:
+def positions_of(settings: Any) -> int:
+    """The longest sequence that a model with these settings takes; where they set no limit, a number beyond any."""
     found = _whole(getattr(settings, "max_position_embeddings", None)) or _UNLIMITED
     return found - (settings.pad_token_id or 0) - 1 if settings.model_type in _PAST_PADDING else found
 

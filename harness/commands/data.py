@@ -3,30 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, NamedTuple
 
-
-class Action(NamedTuple):
-    """Where an action lives, and what it is for.
-
-    ``place`` is ``module:function``, as of a command: the function takes the parsed arguments and the whole command
-    line, and returns the exit code; the module also has ``add_arguments(parser)``.
-    """
-
-    place: str
-    help: str
-
-    def module(self) -> Any:
-        """The action's module, imported now."""
-        return import_module(self.place.partition(":")[0])
-
-    def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
-        """What runs the action."""
-        function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
-        return function
-
+from harness.commands.actions import Action, add_actions
 
 ACTIONS = {
     "pretokenize": Action(
@@ -46,10 +24,7 @@ ACTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions. Each takes its arguments from its module when it is chosen."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, action in ACTIONS.items():
-        settings: Any = {"command": action}  # of the entrance's parser, which knows when to import it
-        actions.add_parser(name, help=action.help, **settings)
+    add_actions(parser, ACTIONS)
 
 
 def data(arguments: argparse.Namespace, command: list[str]) -> int:

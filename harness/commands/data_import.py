@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.commands.data_export import FORMATS
-from harness.commands.data_needs import add_tokenizer, tokenizer_setting, validated
+from harness.commands.data_needs import add_tokenizer, given_tokenizer
 from harness.commands.output import say
 from trainer.errors import InputError
 
@@ -21,16 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the corpus, and say what could not be recovered."""
-    from trainer.config import TokenizerConfig
-    from trainer.data.corpus import Corpus
     from trainer.data.formats.export import Vocabulary, import_tokens
-    from trainer.data.tokenizers import prepare_tokenizer
 
-    setting = tokenizer_setting(arguments.tokenizer) if arguments.tokenizer is not None else None
-    if setting is None or "train" in setting:
+    if (tokenizer := given_tokenizer(arguments.tokenizer)) is None:
         raise InputError("data import: --tokenizer names the one that made the files; none can be trained on token ids")
-    config = validated(TokenizerConfig, setting, "--tokenizer")
-    tokenizer = prepare_tokenizer(config, Corpus("", (), "", 0, 0, ""))
     out = Path(arguments.out)
     if out.exists():
         raise InputError(f"--out {out}: there is something already; choose a new file")

@@ -99,6 +99,18 @@ def tokenizer_setting(name: str) -> dict[str, object]:
     return {"sentencepiece" if name.endswith(".model") else "pretrained": name}
 
 
+def given_tokenizer(name: str | None) -> TokenizerInfo | None:
+    """The tokenizer that --tokenizer names, without a corpus; None where it names none, or one to be trained."""
+    setting = tokenizer_setting(name) if name is not None else None
+    if setting is None or "train" in setting:
+        return None
+    from trainer.config import TokenizerConfig
+    from trainer.data.corpus import Corpus
+    from trainer.data.tokenizers import prepare_tokenizer
+
+    return prepare_tokenizer(validated(TokenizerConfig, setting, "--tokenizer"), Corpus("", (), "", 0, 0, ""))
+
+
 def validated(model: type[Content], content: object, place: str) -> Content:
     """A configuration of what the command line says. Raises InputError with the first key that is wrong."""
     from pydantic import TypeAdapter, ValidationError

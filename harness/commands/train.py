@@ -46,6 +46,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     scenario = load_scenario(arguments.scenario, arguments.set)
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
     from harness.launch.training import train_arm
+    from harness.report.curve import draw_losses
 
     names = [arm.name for arm in plan.arms if arm.control is None]
     out = Path(arguments.out) if arguments.out else Path(OUT) / scenario.name / names[0]
@@ -59,7 +60,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         print("interrupted; go on with the same command and --resume", file=sys.stderr)
     elif trained.error is not None:
         print(f"harness: {trained.error}; go on from the last checkpoint with --resume", file=sys.stderr)
-    _draw(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
+    draw_losses(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
     if scenario.track and trained.part is not None:
         from harness.launch.tracking.tracked_study import track_part
         from harness.launch.training import EVALUATIONS, LOSSES
@@ -80,17 +81,3 @@ def goal_of(arguments: argparse.Namespace) -> Goal | None:
     if arguments.steps is arguments.epochs is arguments.tokens is None:
         return None
     return Goal(arguments.steps, arguments.epochs, arguments.tokens)
-
-
-def _draw(folder: Path, name: str) -> None:
-    """loss.png of what losses.csv holds, where it holds anything."""
-    from harness.launch.training import LOSSES
-    from harness.launch.training_files import read_losses
-
-    rows = read_losses(folder / LOSSES) if (folder / LOSSES).exists() else []
-    if rows:
-        from harness.report.curve import loss_curve
-        from trainer.files import write_bytes
-
-        picture = loss_curve([row.step for row in rows], [row.tokens for row in rows], [row.loss for row in rows], name)
-        write_bytes(folder / "loss.png", picture.png)

@@ -113,6 +113,7 @@ def begin_study(
     if sequential is not None or elsewhere is not None:
         which = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
         refuse_auto([arm.config for arm in plan.arms], which)
+    refuse_resume({arm.name: arm.config for arm in plan.arms})
     if elsewhere is None:
         check_devices({arm.name: arm.config for arm in plan.arms})
         check_nodes(arm.config for arm in plan.arms)
@@ -157,6 +158,16 @@ def begin_study(
     for name, modules in plan.left_out.items():
         print(f"{name} is left out: it needs {', '.join(modules)}, not installed here", file=sys.stderr)
     return create_folder(out, plan.scenario.name), record, data
+
+
+def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
+    """Raise InputError where an arm begins at a later step: each run of a study begins anew."""
+    for name, config in configs.items():
+        if config.resume is not None:
+            raise InputError(
+                f"arm {name}: resume: of a training (harness train SCENARIO --arm {name}); the runs of a study begin "
+                "at step 0: give --set resume=null"
+            )
 
 
 def config_slurm(config: TrainerConfig) -> SlurmConfig | None:

@@ -1,6 +1,7 @@
 """Trains one arm to its end in this process, under the ledger: no study around it, no repetitions, no controls.
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
+    DIR/tokenizer/      of the model, for harness generate and others that read its checkpoints
     DIR/losses.csv      a row for each step
     DIR/evaluations.csv a row for each pass over held-out data
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
@@ -18,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,8 +49,11 @@ from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecor
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.modes import compilations
-from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.config import CheckpointConfig, ResumeConfig, TrainerConfig
+from trainer.data.cache import file_fingerprint
+from trainer.data.kept_tokenizer import keep
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words, one_line
+from trainer.files import expanded
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
@@ -123,6 +127,7 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
             "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
             "script of your own, and give --set launch.slurm=null"
         )
+    _check_begin(config, goal)
     refuse_auto([config], "a training that may be resumed needs the same in all its parts")
     if config.ranks > 1 and arm.config.checkpoint is None:
         raise InputError(
@@ -145,6 +150,10 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
+    if config.resume is not None and not (begun and resume):
+        from trainer.llmc_model import read_header
+
+        read_header(expanded(config.resume.llmc))  # before the data of the steps before it is made
     with only_one(folder):
         return Training(arm, config, goal, folder, command, source).run(resume, plan.scenario.name)
 
@@ -155,6 +164,15 @@ def _only_arm(plan: Plan) -> Arm:
         names = ", ".join(arm.name for arm in arms)
         raise InputError(f"train: one arm is trained, not {len(arms)}: give --arm; arms: {names}")
     return arms[0]
+
+
+def _check_begin(config: TrainerConfig, goal: Goal) -> None:
+    """Raise InputError where nothing is left to train after the step that it begins with."""
+    if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
+        raise InputError(
+            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
+            "steps in all (--steps), those before it included"
+        )
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
@@ -191,7 +209,7 @@ class Training:
         self._checkpoints = folder.path / CHECKPOINTS
         self._begun_utc = now()
         self._stopping = Stopping()
-        self._steps = self._tokens = 0
+        self._steps, self._tokens = config.first_step, 0
         self._loss: float | None = None
         self._validation: float | None = None
         self._compute: Compute | None = None
@@ -214,9 +232,12 @@ class Training:
         if resume and found is None and self.folder.study_json.exists():
             print(f"{self.folder.path}: it ended before its first checkpoint, so it begins again", file=sys.stderr)
         study = self._study(scenario, resume)
-        first = 0 if found is None else found.steps
+        begun_at = self.config.first_step
+        first = begun_at if found is None else found.steps
         block = len(study.order) - 1
-        recorded = self._recorded_steps(block)
+        recorded = max(self._recorded_steps(block), begun_at)
+        if found is None and self.config.resume is not None:
+            study = self._begun_elsewhere(study, self.config.resume)
         lost = f"the part that trained steps {recorded} to {first - 1} was killed: they are in no ledger"
         if recorded < first:
             study = replace(study, notes=[*study.notes, f"{lost} and in no figure"])
@@ -238,6 +259,7 @@ class Training:
                 record = replace(record, facts=facts_of_run(self.config, compute, prepared, model))
                 if recorded < first:
                     print(f"{self.folder.path}: {lost}; losses.csv has their losses", file=sys.stderr)
+                keep(prepared.tokenizer, self.folder.path)
                 pid, tid = os.getpid(), threading.get_native_id()
                 tables = RunTables(recorder, run, pid, tid, self.rank.number, self.rank.of)
                 if not self.folder.study_json.exists():  # else as the part before left it, until this one ends
@@ -301,6 +323,7 @@ class Training:
 
         data = self.config.data
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
+        begins_elsewhere = found is None and self.config.resume is not None
         position = DataPosition(max(1, data.workers), keeps_state=True)
         states = None
         if found is not None:
@@ -317,7 +340,11 @@ class Training:
         try:
             if self._others is not None:
                 self._others.watch(_end_at_once)  # threads, so only now that the workers are forked
-            compute = self._compute = build_compute(self.config, prepared.vocab_size, self.rank)
+            compute = self._compute = build_compute(
+                self.config, prepared.vocab_size, self.rank, takes_weights=begins_elsewhere
+            )
+            if begins_elsewhere:  # last: a seed that does not fit is known by now
+                self._pass_over(batches)
             parts = parts_of(compute.parts(), batches.position)
             if found is not None and states is not None:
                 load(parts, states, found)
@@ -325,9 +352,10 @@ class Training:
             evaluated = self.config.evaluation is not None
             first = self.rank.is_first
             evaluator = make_evaluator(self.config, prepared, compute, prints=first) if evaluated else None
-            table = LossTable(self.folder.path / LOSSES, self._steps) if first else None
+            table = LossTable(self.folder.path / LOSSES, self._steps, self.config.first_step) if first else None
             queue = RunQueue(compute_threads=compute.device == "cpu")
-            rows = EvaluationTable(self.folder.path / EVALUATIONS, self._steps) if evaluated and first else None
+            trained = self._steps if found is not None else 0
+            rows = EvaluationTable(self.folder.path / EVALUATIONS, trained) if evaluated and first else None
             recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens, rows, self.rank.of)
 
             def about() -> JsonObject:
@@ -349,6 +377,34 @@ class Training:
                 raise ended from error
             raise
         return batches, compute, saver, evaluator, recorder, table
+
+    def _begun_elsewhere(self, study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
+        """Say what the training goes on from, and what of it nobody has."""
+        note = (
+            f"begun at step {resume.step:,} with the weights of {resume.llmc} (fingerprint "
+            f"{file_fingerprint(expanded(resume.llmc))}); the optimizer's moments begin at zero, as llm.c's model file "
+            "has none"
+        )
+        print(note, file=sys.stderr)
+        return replace(study, notes=[*study.notes, note])
+
+    def _pass_over(self, batches: Batches) -> None:
+        """Receive and drop the batches of the steps before the first one, so that the data goes on where it would be.
+
+        They are made as they would be for training: any data path comes to the same place so.
+        """
+        steps = self.config.first_step
+        shows = steps and self.rank.is_first
+        with announced(f"passing over the data of steps 0 to {steps - 1:,}") if shows else nullcontext():
+            for _ in range(steps * self.config.optimizer.accumulation):
+                self._tokens += next(batches).tokens * self.config.ranks
+                if self._stopping.asked:
+                    raise KeyboardInterrupt
+        if self.goal.share(steps, self._tokens, batches.position.epochs) >= 1:
+            raise InputError(
+                f"resume.step: {steps:,} steps are {self._tokens:,} tokens, and the training ends after {self.goal}, "
+                "which they hold; allowed: a later end"
+            )
 
     def _train(
         self,

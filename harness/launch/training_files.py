@@ -32,12 +32,16 @@ class LossRow(NamedTuple):
 class LossTable:
     """losses.csv: a row for each step, without gap or repeat, however often the training was resumed."""
 
-    def __init__(self, path: Path, steps: int) -> None:
-        """Go on after ``steps`` steps: rows beyond are of steps that are done again."""
+    def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
+        """Go on after ``steps`` steps: rows beyond are of steps that are done again.
+
+        ``first_step``: of the training.
+        """
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
-        if [row.step for row in kept] != list(range(steps)):
-            print(f"warning: {path}: of the first {steps} steps it has {len(kept)} losses", file=sys.stderr)
+        if [row.step for row in kept] != list(range(first_step, steps)):
+            which = f"the first {steps} steps" if not first_step else f"steps {first_step} to {steps - 1}"
+            print(f"warning: {path}: of {which} it has {len(kept)} losses", file=sys.stderr)
         lines = [",".join(COLUMNS), *(f"{row.step},{row.tokens},{row.loss!r}" for row in kept)]
         write_text(path, "\n".join(lines) + "\n")
         self._file: TextIO = open(path, "a")  # noqa: SIM115  # open as long as the training
@@ -63,8 +67,8 @@ class EvaluationRow(NamedTuple):
     step: int
     loss: float
     accuracy: float | None
-    tokens: int
-    """Labels that the loss is the mean over."""
+    tokens: int | None
+    """Labels that the loss is the mean over; None where another trainer's log does not say."""
 
 
 class EvaluationTable:
@@ -90,14 +94,16 @@ class EvaluationTable:
 
 
 def _evaluation_line(row: EvaluationRow) -> str:
-    return f"{row.step},{row.loss!r},{'' if row.accuracy is None else repr(row.accuracy)},{row.tokens}"
+    return ",".join("" if value is None else repr(value) for value in row)
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
     """The rows of a table of passes; see :func:`read_losses` for what is left out and what is refused."""
 
     def made(step: str, loss: str, accuracy: str, tokens: str) -> EvaluationRow:
-        return EvaluationRow(int(step), float(loss), float(accuracy) if accuracy else None, int(tokens))
+        return EvaluationRow(
+            int(step), float(loss), float(accuracy) if accuracy else None, int(tokens) if tokens else None
+        )
 
     return _rows(path, EvaluationRow._fields, made)
 

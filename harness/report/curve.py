@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.launch.training import LOSSES
+from harness.launch.training_files import read_losses
 from harness.report.drawing import Picture, drawn, title
 from harness.report.plots import thinned
+from trainer.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +24,14 @@ _EACH, _MEAN = "#9FB7D9", "#1F4E8C"
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
     """The loss of every step, and its mean over the last steps; an axis of steps below, of tokens above."""
     return drawn(_figure(np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name))
+
+
+def draw_losses(folder: Path, name: str) -> None:
+    """Write loss.png of what losses.csv in ``folder`` holds, where it holds anything."""
+    rows = read_losses(folder / LOSSES) if (folder / LOSSES).exists() else []
+    if rows:
+        picture = loss_curve([row.step for row in rows], [row.tokens for row in rows], [row.loss for row in rows], name)
+        write_bytes(folder / "loss.png", picture.png)
 
 
 def _figure(steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str) -> Figure:

@@ -69,3 +69,11 @@ def test_a_warmup_longer_than_the_schedule_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"lr_warmup_steps: 5 of a cosine schedule of 4 steps; allowed: fewer"):
         ours(schedule="cosine", schedule_steps=4)
     assert ours(schedule_steps=4)[-1] == 1.0  # a constant rate has no end
+
+
+def test_a_training_that_goes_on_from_a_seed_has_the_rates_of_its_steps() -> None:
+    """LambdaLR counts the steps that are trained here; the schedule those of the whole training."""
+    whole = {"optimizer": {"lr_warmup_steps": WARMUP, "schedule": "cosine"}, "steps": TOTAL}
+    config = TrainerConfig.model_validate({**whole, "resume": {"llmc": "model_00000023.bin", "step": 23}})
+    rates = [rate_factor(TrainerConfig.model_validate(whole))(step) for step in range(TOTAL + 9)]
+    assert [rate_factor(config)(step) for step in range(TOTAL + 9 - 23)] == rates[23:]

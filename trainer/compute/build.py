@@ -16,6 +16,7 @@ from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
+from trainer.files import expanded
 from trainer.model import build_model, resolve_shape, shape_of
 from trainer.model_files import model_files, objective_of
 from trainer.ranks import ALONE, Rank, device_of
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from trainer.model import Shape
 
 
-def build_compute(config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank = ALONE) -> Compute:
+def build_compute(
+    config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank = ALONE, *, takes_weights: bool = False
+) -> Compute:
     """Build and seed the compute that ``config`` declares. Raises InputError where this machine cannot give it.
 
-    Of several ranks each waits here for the last one.
+    Of several ranks each waits here for the last one. ``takes_weights``: those that ``resume`` names, which only the
+    first part of a training begins with.
     """
     compute: Compute
     if config.compute.work == "none":
@@ -39,7 +43,9 @@ def build_compute(config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank =
         if config.compute.emulated is not None:
             compute = build_emulated(config, emulated_shape(config, tokenizer_vocab_size))
         else:
-            compute = _torch_compute(config, lambda device: _model(config, tokenizer_vocab_size, device), rank)
+            compute = _torch_compute(
+                config, lambda device: _model(config, tokenizer_vocab_size, device, takes_weights), rank
+            )
         if isinstance(compute, TorchCompute) and compute.asynchronous:
             compute = CudaTimeline(compute, pinned=config.data.pin_memory)
     if config.compute.inject is not None:
@@ -59,8 +65,20 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
     return shape
 
 
-def _model(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device) -> torch.nn.Module:
-    """What ``model`` says, with the attention that it asks for."""
+def _model(
+    config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
+) -> torch.nn.Module:
+    """What ``model`` says, with the attention that it asks for, and the weights that ``resume`` names."""
+    model = _described(config, tokenizer_vocab_size, device)
+    if takes_weights and config.resume is not None:
+        from trainer.llmc_model import load_seed
+
+        if left_out := load_seed(model, expanded(config.resume.llmc)):
+            print(left_out, flush=True)
+    return model
+
+
+def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device) -> torch.nn.Module:
     if config.model.factory is not None:
         return _own_model(config, tokenizer_vocab_size)
     objective_of(config.model)  # one that the model cannot have
@@ -95,7 +113,7 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
     import torch
 
     assert isinstance(config.compute.device, str)
-    device = device_of(rank, _device(config.compute.device))
+    device = device_of(rank, torch_device(config.compute.device))
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
     elif rank.of > 1 and device.type == "cpu":  # else each rank would have a thread on every core
@@ -112,11 +130,12 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
     return TorchCompute(config, model, device, Parallel(config.launch, rank, device, config.optimizer.accumulation))
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str, key: str = "compute.device") -> torch.device:
+    """The device that auto, cpu or cuda means here. Raises InputError, which names ``key``, where there is none."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("compute.device: cuda, but this torch sees no CUDA device; allowed here: auto, cpu")
+        raise InputError(f"{key}: cuda, but this torch sees no CUDA device; allowed here: auto, cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

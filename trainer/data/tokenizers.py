@@ -20,7 +20,7 @@ from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, choose
 from trainer.data.engines.others import OTHERS
-from trainer.data.engines.own import Fast, SentencePiece, Slow
+from trainer.data.engines.own import Fast, SentencePiece, Slow, TextCodec
 from trainer.errors import InputError
 from trainer.files import expanded
 
@@ -64,7 +64,7 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     if config.train is not None and config.train.kind == "sentencepiece":
-        return _sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
+        return sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
     if config.train is not None:
         kind, vocab_size = config.train.kind, config.train.vocab_size
         key = [train_tokenizer.RECIPE, corpus.fingerprint, kind, vocab_size]
@@ -72,11 +72,11 @@ def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
         def build(to: Path) -> None:
             train_tokenizer.train(kind, vocab_size, corpus, to)
 
-        return _info(kind, cache.folder("tokenizer", key, build, train_tokenizer.read_facts))
+        return info_of(kind, cache.folder("tokenizer", key, build, train_tokenizer.read_facts))
     if config.pretrained is not None:
-        return _info("pretrained", pretrained.import_tokenizer(config.pretrained))
+        return info_of("pretrained", pretrained.import_tokenizer(config.pretrained))
     assert config.sentencepiece is not None
-    return _sentencepiece_info(config.sentencepiece)
+    return sentencepiece_info(config.sentencepiece)
 
 
 def load_tokenizer(info: TokenizerInfo) -> Engine:
@@ -88,6 +88,14 @@ def load_tokenizer(info: TokenizerInfo) -> Engine:
     if location.is_file() and cache.file_fingerprint(location) != info.fingerprint:
         raise InputError(f"{info.location}: the tokenizer was changed after it was prepared")
     found: Engine = _engine(info, info.library, special_as_text=info.engine.endswith(AS_TEXT))
+    return found
+
+
+def load_codec(info: TokenizerInfo) -> TextCodec:
+    """Load the library that the tokenizer was made for, which also turns ids into text."""
+    keep_single_threaded()
+    library = engine(info.kind, info.location).partition(" ")[0]
+    found: TextCodec = _engine(info, library, special_as_text=False)
     return found
 
 
@@ -136,7 +144,8 @@ def engine(kind: str, location: str) -> str:
     return f"{library} {version(library)}"
 
 
-def _info(kind: str, folder: Path) -> TokenizerInfo:
+def info_of(kind: str, folder: Path) -> TokenizerInfo:
+    """What facts.json says of the tokenizer in ``folder``. Raises InputError where it is damaged."""
     facts = train_tokenizer.read_facts(folder)
     location = str(folder / "tokenizer.json") if facts.location is None else facts.location
     return TokenizerInfo(
@@ -159,7 +168,8 @@ def sentencepiece_file(location: str) -> Path:
     return path
 
 
-def _sentencepiece_info(location: str) -> TokenizerInfo:
+def sentencepiece_info(location: str) -> TokenizerInfo:
+    """What a SentencePiece model says of itself. Raises InputError where it is none."""
     path = sentencepiece_file(location)
 
     def facts() -> list[int]:

@@ -15,7 +15,6 @@ import pytest
 
 from harness import __version__
 from harness.cli import COMMANDS
-from harness.commands.data import ACTIONS
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
@@ -71,14 +70,18 @@ def test_help_waits_for_no_command() -> None:
         assert not any(name.startswith("harness.commands") for name in modules)
 
 
+def module_of(command: str) -> str:
+    return COMMANDS[command].place.partition(":")[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     modules = modules_after([name, "--help"])
-    assert f"harness.commands.{name}" in modules
+    assert module_of(name) in modules
     assert not tops(modules) & NOT_FOR_HELP
     shared = {"baseline": {"compare"}, "run": {"report"}}  # what prints alike
-    others = {other for other in COMMANDS if other != name and f"harness.commands.{other}" in modules}
+    others = {other for other in COMMANDS if other != name and module_of(other) in modules}
     assert others == shared.get(name, set())
 
 
@@ -87,10 +90,15 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
         assert callable(command.function())
         assert callable(command.module().add_arguments)
     folder = ROOT / "harness" / "commands"
-    shared = {"__init__", "api", "arguments", "exit_codes", "output", "data_needs"}
+    shared = {"__init__", "actions", "api", "arguments", "exit_codes", "output", "data_needs"}
     files = {path.stem for path in folder.glob("*.py")} - shared
-    assert files == set(COMMANDS) | {f"data_{name}" for name in ACTIONS}
-    for action in ACTIONS.values():
+    actions = {
+        f"{name}_{action.replace('-', '_')}": found
+        for name in ("data", "export", "import")
+        for action, found in COMMANDS[name].module().ACTIONS.items()
+    }
+    assert files == {module_of(name).rpartition(".")[2] for name in COMMANDS} | set(actions)
+    for action in actions.values():
         assert callable(action.function())
         assert callable(action.module().add_arguments)
 

@@ -25,6 +25,16 @@ class Reference(Engine, Protocol):
         """About which character token ``position`` of ``text`` begins at."""
 
 
+class TextCodec(Protocol):
+    """Turns text into ids and ids into text."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one document, without special tokens."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens as they are written (a sentencepiece model leaves its control tokens out)."""
+
+
 class Fast:
     """Encodes with the `tokenizers` library itself, without the transformers layer above it."""
 
@@ -61,6 +71,9 @@ class Fast:
         ids = sorted(set(self._tokenizer.get_vocab().values()))
         return list(self._tokenizer.decode_batch([[one] for one in ids], skip_special_tokens=False))
 
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
     def place(self, text: str, position: int) -> int:
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return int(offsets[position][0]) if position < len(offsets) else len(text)
@@ -94,6 +107,9 @@ class SentencePiece:
     def token_texts(self) -> list[str]:
         return [str(self._model.decode([one])) for one in range(self._model.get_piece_size())]
 
+    def decode(self, ids: list[int]) -> str:
+        return str(self._model.decode(ids))
+
     def place(self, text: str, position: int) -> int:
         return min(len(str(self._model.decode(self.encode(text)[:position]))), len(text))
 
@@ -115,3 +131,6 @@ class Slow:
 
     def special_tokens(self) -> list[str]:
         return list(self._tokenizer.all_special_tokens)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))

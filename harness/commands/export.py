@@ -1,0 +1,22 @@
+"""harness export: hands what was trained here to another trainer, one format an action."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.commands.actions import Action, add_actions
+
+ACTIONS = {
+    "llmc-model": Action("harness.commands.export_llmc_model:export", "write a GPT-2 as a model file of llm.c"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions."""
+    parser.epilog = "Tokens: harness data export."
+    add_actions(parser, ACTIONS)
+
+
+def export(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run the action."""
+    return ACTIONS[arguments.action].function()(arguments, command)

@@ -1,0 +1,140 @@
+"""harness generate: continues a text with a model that was trained, token by token."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from harness.commands.output import say
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.data.tokenizers import TokenizerInfo
+    from trainer.generate import TokenChoice
+    from trainer.trained_model import TrainedModel
+
+MOST_TOKENS = 1_000_000
+_DRAWN = "--temperature, --top-k or --top-p"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the text, and how tokens are chosen."""
+    parser.epilog = f"The most likely token is taken where none of {_DRAWN} is given; else tokens are drawn by --seed."
+    parser.add_argument(
+        "--model", metavar="CHECKPOINT", required=True,
+        help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
+        "llm.c",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompt", metavar="TEXT", required=True, help="the text to continue; '' begins a new document"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="NAME",
+        help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",
+    )  # fmt: skip
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="logits are divided by it; 0: the most likely")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="draw among the fewest tokens of probability P together"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn (default: 0)")
+    parser.add_argument("--no-cache", action="store_true", help="compute all positions again for each token")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print text, ids and speed as JSON")
+
+
+def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print the prompt and what follows it; then, on standard error, the speed and why it ended."""
+    choice = _choice(arguments)
+    from harness.commands.data_needs import given_tokenizer
+    from trainer.compute.build import torch_device
+    from trainer.data.tokenizers import load_codec
+    from trainer.generate import generate as continue_text
+    from trainer.trained_model import load_trained
+
+    device = torch_device(arguments.device, "--device")
+    given = given_tokenizer(arguments.tokenizer)
+    if given is None and arguments.tokenizer is not None:
+        raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
+    trained = load_trained(arguments.model, "--model")
+    tokenizer = _tokenizer(trained, given)
+    codec = load_codec(tokenizer)
+    if any("\ud800" <= letter <= "\udfff" for letter in arguments.prompt):
+        raise InputError("--prompt: holds bytes that are no text (UTF-8)")
+    prompt = codec.encode(arguments.prompt) or _document_begin(tokenizer, arguments.prompt)
+    trained.model.to(device)
+    found = continue_text(
+        trained, prompt, choice, arguments.max_tokens, tokenizer.vocab_size, tokenizer.eos_id,
+        cache=not arguments.no_cache,
+    )  # fmt: skip
+    text = codec.decode([*(prompt if arguments.prompt else ()), *found.ids])
+    if arguments.json:
+        content = {
+            "schema": 1, "text": text, "prompt_ids": prompt, "ids": list(found.ids), "ending": found.ending,
+            "seconds": found.seconds, "tokens_per_s": found.tokens_per_s,
+        }  # fmt: skip
+        say(json.dumps(content))
+    else:
+        say(text)
+    print(
+        f"{found.computed:,} tokens in {found.seconds:.2f} s, {found.tokens_per_s:,.1f} tokens/s, after a prompt of "
+        f"{len(prompt):,}; ended: {_ENDINGS[found.ending]}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+_ENDINGS = {
+    "end of text": "end of text",
+    "max tokens": "--max-tokens",
+    "context": "the model has no position for another token",
+}
+
+
+def _choice(arguments: argparse.Namespace) -> TokenChoice:
+    """How tokens are chosen. Raises InputError for what cannot be."""
+    temperature, top_k, top_p = arguments.temperature, arguments.top_k, arguments.top_p
+    if not 1 <= arguments.max_tokens <= MOST_TOKENS:
+        raise InputError(f"--max-tokens {arguments.max_tokens}; allowed: 1 to {MOST_TOKENS:,}")
+    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
+        raise InputError(f"--temperature {temperature}; allowed: 0 (the most likely token) or more")
+    if top_k is not None and top_k < 1:
+        raise InputError(f"--top-k {top_k}; allowed: 1 or more")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise InputError(f"--top-p {top_p}; allowed: above 0, up to 1")
+    if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
+        raise InputError(f"--seed {arguments.seed}; allowed: 0 to {2**63 - 1}")
+    drawn = temperature is not None or top_k is not None or top_p is not None
+    without_effect = [
+        name for name, value in (("--top-k", top_k), ("--top-p", top_p), ("--seed", arguments.seed))
+        if value is not None and (temperature == 0 or not drawn)
+    ]  # fmt: skip
+    if without_effect:
+        why = "--temperature 0" if temperature == 0 else f"none of {_DRAWN}"
+        raise InputError(f"{without_effect[0]}: nothing is drawn with {why}: the most likely token is taken")
+    from trainer.generate import TokenChoice
+
+    default = 1.0 if drawn else 0.0
+    return TokenChoice(default if temperature is None else temperature, top_k, top_p, arguments.seed or 0)
+
+
+def _tokenizer(trained: TrainedModel, given: TokenizerInfo | None) -> TokenizerInfo:
+    found = trained.tokenizer if given is None else given
+    if found is None:
+        raise InputError(
+            f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer)"
+        )
+    return found
+
+
+def _document_begin(tokenizer: TokenizerInfo, prompt: str) -> list[int]:
+    """What stands before a document: the token that ends the one before it, or begins one."""
+    begin = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
+    if begin is None:
+        what = "''" if not prompt else "text without a token"
+        raise InputError(f"--prompt: {what}, and the tokenizer has no token that begins or ends a document; give text")
+    return [begin]

@@ -1,0 +1,25 @@
+"""harness import: takes over what another trainer made, one format an action."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.commands.actions import Action, add_actions
+
+ACTIONS = {
+    "llmc-model": Action(
+        "harness.commands.import_llmc_model:read", "make a folder for transformers of a model file of llm.c"
+    ),
+    "llmc-log": Action("harness.commands.import_llmc_log:read", "make tables of losses of llm.c's main.log"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions."""
+    parser.epilog = "Tokens: harness data import."
+    add_actions(parser, ACTIONS)
+
+
+def read(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run the action."""
+    return ACTIONS[arguments.action].function()(arguments, command)

@@ -1,0 +1,57 @@
+"""harness import llmc-log: makes the tables that a training here has of llm.c's main.log, and their curve."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.commands.output import say
+from trainer.errors import InputError
+
+TOKENS = 524_288  # a step of llm.c's script for GPT-2 124M (scripts/run_gpt2_124M.sh)
+OUT = "results/imported"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The log, and where its tables go."""
+    parser.add_argument("file", metavar="FILE", help="main.log of llm.c")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help=f"a new folder for losses.csv, evaluations.csv and loss.png (default: {OUT}/NAME, of the log's folder)",
+    )
+    parser.add_argument(
+        "--tokens-per-step", type=int, default=TOKENS, metavar="N",
+        help="which the log does not say (default: %(default)s, of llm.c's GPT-2 124M)",
+    )  # fmt: skip
+
+
+def read(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Write the tables and the curve; say what was read."""
+    from harness.launch.imported import import_log
+    from harness.report.curve import draw_losses
+    from trainer.llmc_log import read_log
+
+    file = Path(arguments.file)
+    if not 1 <= arguments.tokens_per_step <= 10**12:
+        raise InputError(f"--tokens-per-step {arguments.tokens_per_step}; allowed: 1 to 10**12")
+    log = read_log(file)
+    out = Path(arguments.out) if arguments.out else Path(OUT) / (file.absolute().parent.name or file.stem)
+    import_log(log, arguments.tokens_per_step, out)
+    draw_losses(out, out.name)
+    say(f"{out}: {len(log.training):,} training losses, {len(log.validation):,} validation losses")
+    if log.training:
+        first, last = log.training[0], log.training[-1]
+        say(f"training loss {first.loss:.4f} at step {first.step:,}, {last.loss:.4f} at step {last.step:,}")
+    if log.validation:
+        last_score = log.validation[-1]
+        say(f"validation loss {last_score.value:.4f} after {last_score.updates:,} steps")
+    if log.hellaswag:
+        scored = log.hellaswag[-1]
+        say(f"HellaSwag {scored.value:.4f} after {scored.updates:,} steps; {len(log.hellaswag):,} in hellaswag.csv")
+    say(f"tokens are counted as {arguments.tokens_per_step:,} a step: the log does not say them (--tokens-per-step)")
+    if log.other_lines:
+        say(f"{log.other_lines:,} lines of other kinds are left out")
+    if log.cut:
+        say("the last line has no end, so it may be cut, and is left out")
+    return 0

@@ -1,0 +1,28 @@
+"""harness import llmc-model: makes a folder of transformers of a model file of llm.c."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.commands.output import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file, and the folder."""
+    parser.add_argument("file", metavar="FILE", help="model_*.bin of llm.c, version 3 (fp32) or 5 (bf16)")
+    parser.add_argument(
+        "--out", metavar="DIR", required=True,
+        help="a new folder with config.json and model.safetensors: for model.pretrained, AutoModel, harness generate",
+    )  # fmt: skip
+
+
+def read(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Write the folder; say what it holds."""
+    from trainer.llmc_model import as_folder, not_finite
+
+    header, weights = as_folder(Path(arguments.file), Path(arguments.out))
+    say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no tokenizer, and no optimizer's moments")
+    if wrong := not_finite(weights):
+        say(f"{wrong:,} of its weights are NaN or infinite")
+    return 0

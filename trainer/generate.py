@@ -1,0 +1,140 @@
+"""Generates text token by token: the most likely one, or one drawn by a seed.
+
+With the cache of keys and values each token costs one position; without it the whole text is computed again for each.
+The ids are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.trained_model import TrainedModel
+
+Ending = Literal["end of text", "max tokens", "context"]
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """How the next token is chosen.
+
+    ``temperature``: logits are divided by it; 0 takes the most likely token, whatever else is given. ``top_k``: of that
+    many most likely tokens. ``top_p``: of the fewest that have this probability together. Both: of those of top_k,
+    whose probabilities are then taken to sum to 1.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated: ``ids`` without the end-of-text id, and why no more came."""
+
+    ids: tuple[int, ...]
+    ending: Ending
+    computed: int  # tokens that were computed, the end-of-text id included
+    seconds: float  # for all of them, the prompt included
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the tokens that were computed."""
+        return self.computed / self.seconds
+
+
+def generate(
+    trained: TrainedModel,
+    prompt: Sequence[int],
+    choice: TokenChoice,
+    most: int,
+    vocab_size: int,
+    eos_id: int | None,
+    *,
+    cache: bool = True,
+) -> Generated:
+    """Generate up to ``most`` tokens after ``prompt``, ids of which there is one at least.
+
+    ``vocab_size``: of the tokenizer; ids beyond it stand for no token and are never chosen. It ends before a token that
+    needs more positions than the model has. Raises InputError where the prompt does not fit, or a logit is NaN.
+    """
+    import torch
+
+    positions = trained.positions
+    if len(prompt) > positions:
+        raise InputError(
+            f"--prompt: {len(prompt):,} tokens, but {trained.name} has {positions:,} positions; allowed: at most that"
+        )
+    if vocab_size > trained.vocab_size:
+        raise InputError(
+            f"{trained.name} has {trained.vocab_size:,} token ids, fewer than the tokenizer ({vocab_size:,}); give its "
+            "own (--tokenizer)"
+        )
+    if min(prompt) < 0 or max(prompt) >= trained.vocab_size:
+        raise InputError(f"--prompt: holds the id {max(prompt):,}, and {trained.name} has {trained.vocab_size:,}")
+    model: Any = trained.model
+    device = next(model.parameters()).device
+    draws = torch.Generator().manual_seed(choice.seed)
+    ids = list(prompt)
+    ending: Ending = "max tokens"
+    past: Any = None
+    computed = 0
+    begun_s = perf_counter()
+    # Of the prompt the last logits alone are needed; a model that cannot leave the others out gives all of them.
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    with torch.inference_mode():
+        fed = torch.tensor([ids], device=device)
+        while computed < most:
+            output = model(input_ids=fed, past_key_values=past, use_cache=cache, **last)
+            past = output.past_key_values if cache else None
+            logits = output.logits[0, -1, :vocab_size].float().cpu()
+            if bool(logits.isnan().any()):
+                raise InputError(
+                    f"{trained.name}: a logit is NaN after {len(ids):,} tokens: its weights are not finite"
+                )
+            chosen = next_token(logits, choice, draws)
+            computed += 1
+            if chosen == eos_id:
+                ending = "end of text"
+                break
+            ids.append(chosen)
+            if len(ids) > positions:
+                ending = "context" if computed < most else "max tokens"
+                break
+            fed = torch.tensor([[chosen] if cache else ids], device=device)
+    return Generated(tuple(ids[len(prompt) :]), ending, computed, perf_counter() - begun_s)
+
+
+def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator) -> int:
+    """The id that is chosen by its logits, which hold no NaN. Each drawn one takes one number of ``draws``."""
+    import torch
+
+    if choice.is_greedy:
+        return int(logits.argmax())
+    scaled = logits.double() / choice.temperature
+    # An infinite logit stays the only likely one: infinity minus infinity would be NaN.
+    scaled = torch.where(scaled == scaled.max(), torch.zeros_like(scaled), scaled - scaled.max())
+    values, ids = scaled.sort(descending=True, stable=True)
+    if choice.top_k is not None:
+        values, ids = values[: choice.top_k], ids[: choice.top_k]
+    shares = values.softmax(-1)
+    if choice.top_p is not None:  # at least one: the first, whose predecessors have nothing
+        kept = int(((shares.cumsum(-1) - shares) < choice.top_p).sum())
+        shares, ids = shares[:kept] / shares[:kept].sum(), ids[:kept]
+    drawn = torch.rand((), generator=draws, dtype=torch.float64)
+    place = int(torch.searchsorted(shares.cumsum(-1), drawn, right=True))
+    return int(ids[min(place, len(ids) - 1)])

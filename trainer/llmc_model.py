@@ -1,0 +1,350 @@
+"""Reads and writes the model files of llm.c (https://github.com/karpathy/llm.c, write_model in train_gpt2.py).
+
+A file is a header of 256 int32 and 16 tensors, little-endian, each with all layers one after the other::
+
+    header    20240326, version (3: float32, 5: bfloat16), positions, vocabulary, layers, heads, width,
+              padded vocabulary
+    tensors   in the order of :data:`TENSORS`
+
+The token embedding has the rows of the padded vocabulary, a multiple of 128 (50,304 for GPT-2's 50,257); those beyond
+the vocabulary are zero and stand for no token. Matrices have a row for each output, as in torch.nn.Linear: GPT-2 of
+transformers keeps them the other way round (Conv1D). The output projection is the token embedding. What no header says
+is the same in every such model: a feed-forward width of four times the width, GELU by tanh, an epsilon of 1e-5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from trainer.checkpoint_folder import CONFIG, WEIGHTS
+from trainer.data import cache
+from trainer.errors import InputError, literal
+from trainer.files import expanded, write_atomically
+from trainer.json_types import Json
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+MAGIC, HEADER = 20240326, 256  # HEADER: int32 values
+PADDED_TO = 128  # rows of the token embedding are a multiple of it
+LlmcDtype = Literal["fp32", "bf16"]
+VERSIONS: dict[int, LlmcDtype] = {3: "fp32", 5: "bf16"}
+_BYTES = {"fp32": 4, "bf16": 2}
+_FIELDS = ("positions", "vocab_size", "layers", "heads", "width", "padded_vocab_size")
+_LARGEST = 2**31 - 1
+
+
+class LlmcTensor(NamedTuple):
+    """One tensor of a file: its name in GPT2LMHeadModel, and its shape as letters.
+
+    V: padded vocabulary, T: positions, C: width; a digit multiplies. ``turned``: transformers has it transposed.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    turned: bool = False
+
+    @property
+    def is_of_layers(self) -> bool:
+        """Whether each layer has one; they stand one after the other."""
+        return "{}" in self.name
+
+
+TENSORS = (
+    LlmcTensor("transformer.wte.weight", ("V", "C")),
+    LlmcTensor("transformer.wpe.weight", ("T", "C")),
+    LlmcTensor("transformer.h.{}.ln_1.weight", ("C",)),
+    LlmcTensor("transformer.h.{}.ln_1.bias", ("C",)),
+    LlmcTensor("transformer.h.{}.attn.c_attn.weight", ("3C", "C"), turned=True),
+    LlmcTensor("transformer.h.{}.attn.c_attn.bias", ("3C",)),
+    LlmcTensor("transformer.h.{}.attn.c_proj.weight", ("C", "C"), turned=True),
+    LlmcTensor("transformer.h.{}.attn.c_proj.bias", ("C",)),
+    LlmcTensor("transformer.h.{}.ln_2.weight", ("C",)),
+    LlmcTensor("transformer.h.{}.ln_2.bias", ("C",)),
+    LlmcTensor("transformer.h.{}.mlp.c_fc.weight", ("4C", "C"), turned=True),
+    LlmcTensor("transformer.h.{}.mlp.c_fc.bias", ("4C",)),
+    LlmcTensor("transformer.h.{}.mlp.c_proj.weight", ("C", "4C"), turned=True),
+    LlmcTensor("transformer.h.{}.mlp.c_proj.bias", ("C",)),
+    LlmcTensor("transformer.ln_f.weight", ("C",)),
+    LlmcTensor("transformer.ln_f.bias", ("C",)),
+)
+
+
+@dataclass(frozen=True)
+class LlmcHeader:
+    """What a file says of its model."""
+
+    dtype: LlmcDtype
+    positions: int
+    vocab_size: int
+    layers: int
+    heads: int
+    width: int
+    padded_vocab_size: int
+
+    def shape_of(self, tensor: LlmcTensor) -> tuple[int, ...]:
+        """The shape of one tensor, of one layer."""
+        letters = {"V": self.padded_vocab_size, "T": self.positions, "C": self.width}
+        return tuple(letters[one[-1]] * int(one[:-1] or 1) for one in tensor.shape)
+
+    @property
+    def title(self) -> str:
+        """What sentences call the model."""
+        padded = f", padded to {self.padded_vocab_size:,}" if self.padded_vocab_size != self.vocab_size else ""
+        return (
+            f"GPT-2 of {self.layers} layers, {self.heads} heads, width {self.width:,}, {self.positions:,} positions "
+            f"and {self.vocab_size:,} token ids{padded}"
+        )
+
+    @property
+    def values(self) -> int:
+        """How many numbers follow the header."""
+        sizes = (int(np.prod(self.shape_of(one), dtype=object)) for one in TENSORS)
+        return sum(size * (self.layers if one.is_of_layers else 1) for one, size in zip(TENSORS, sizes, strict=True))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole file."""
+        return 4 * HEADER + _BYTES[self.dtype] * self.values
+
+    def config(self) -> dict[str, Json]:
+        """What a config.json of transformers says of such a model. It has no dropout, as llm.c has none."""
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": self.vocab_size,
+            "n_positions": self.positions,
+            "n_embd": self.width,
+            "n_layer": self.layers,
+            "n_head": self.heads,
+            "n_inner": None,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "tie_word_embeddings": True,
+            "dtype": {"fp32": "float32", "bf16": "bfloat16"}[self.dtype],
+        }
+
+
+def read_header(path: Path) -> LlmcHeader:
+    """The header of a file. Raises InputError where it is none, of another version, cut short or too long."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            found = np.frombuffer(file.read(4 * HEADER), "<i4") if size >= 4 * HEADER else None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if found is None and _begins(path):
+        raise InputError(f"{path}: {size:,} bytes, where its header alone has {4 * HEADER:,}: cut short")
+    if found is None or found[0] != MAGIC:
+        raise InputError(f"{path}: not a model file of llm.c (its first int32 must be {MAGIC})")
+    version, *fields = (int(one) for one in found[1:8])
+    if version not in VERSIONS:
+        older = ": an older layout without a padded vocabulary" if version in (1, 2) else ""
+        raise InputError(f"{path}: version {version} of llm.c's model files{older}; allowed: 3 (float32), 5 (bfloat16)")
+    named = dict(zip(_FIELDS, fields, strict=True))
+    for name, value in named.items():
+        if value < 1:
+            raise InputError(f"{path}: damaged: its header says {value} {name}; allowed: at least 1")
+    header = LlmcHeader(VERSIONS[version], **named)
+    if header.width % header.heads:
+        raise InputError(f"{path}: damaged: its width {header.width} is not a multiple of its {header.heads} heads")
+    if header.padded_vocab_size < header.vocab_size:
+        raise InputError(
+            f"{path}: damaged: its padded vocabulary ({header.padded_vocab_size:,}) is smaller than its vocabulary "
+            f"({header.vocab_size:,})"
+        )
+    if size != header.size_bytes:
+        differs = size - header.size_bytes
+        how = f"cut short by {-differs:,} bytes" if differs < 0 else f"{differs:,} bytes too many"
+        raise InputError(f"{path}: {size:,} bytes, where its header speaks of {header.size_bytes:,}: {how}")
+    return header
+
+
+def _begins(path: Path) -> bool:
+    """Whether a file that is shorter than a header begins as one does."""
+    return path.read_bytes()[:4] == MAGIC.to_bytes(4, "little")
+
+
+def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
+    """The weights of a file by transformers' names, in the file's dtype, without the rows that stand for no token.
+
+    Raises InputError as :func:`read_header` does.
+    """
+    header = read_header(path)
+    try:
+        return header, dict(_tensors(path, header))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    kept = "<f4" if header.dtype == "fp32" else "<i2"  # numpy has no bfloat16: torch views its bits
+    values: NDArray[Any] = np.memmap(path, kept, "r", offset=4 * HEADER)
+    place = 0
+    for tensor in TENSORS:
+        shape = header.shape_of(tensor)
+        size = int(np.prod(shape))
+        for layer in range(header.layers if tensor.is_of_layers else 1):
+            part = values[place : place + size].reshape(shape)
+            place += size
+            if tensor.shape[0] == "V":
+                part = part[: header.vocab_size]
+            one = torch.from_numpy(np.array(part.T if tensor.turned else part, order="C"))
+            yield tensor.name.format(layer), one if header.dtype == "fp32" else one.view(torch.bfloat16)
+
+
+def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
+    """Write a GPT-2 of transformers. ``vocab_size``: leave the rows beyond it out, which stand for no token.
+
+    Raises InputError where llm.c has no such model. bfloat16 is rounded to the nearest, ties to even.
+    """
+    import torch
+
+    header = header_of(model, dtype, vocab_size)
+    weights = model.state_dict()
+    version = next(number for number, one in VERSIONS.items() if one == dtype)
+    head = np.zeros(HEADER, "<i4")
+    head[:8] = MAGIC, version, *(getattr(header, name) for name in _FIELDS)
+    bits = torch.float32 if dtype == "fp32" else torch.bfloat16
+
+    def write(to: Path) -> None:
+        with to.open("wb") as file:
+            file.write(head.tobytes())
+            for tensor in TENSORS:
+                rows = header.shape_of(tensor)[0]
+                for layer in range(header.layers if tensor.is_of_layers else 1):
+                    one = weights[tensor.name.format(layer)].detach().to("cpu", bits)
+                    if tensor.turned:
+                        one = one.T
+                    if tensor.shape[0] == "V":
+                        padding = torch.zeros(rows - header.vocab_size, header.width, dtype=bits)
+                        one = torch.cat([one[: header.vocab_size], padding])
+                    whole = one.contiguous()
+                    array = whole.numpy() if dtype == "fp32" else whole.view(torch.int16).numpy()
+                    file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+
+    write_atomically(expanded(path).absolute(), write)
+    return header
+
+
+# What llm.c's forward pass does, by transformers' key: another value makes another model of the same weights.
+_COMPUTED: dict[str, tuple[Json, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "tie_word_embeddings": (True,),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+
+
+def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
+    """What a file says of ``model``. Raises InputError where llm.c has no such model."""
+    config: Any = getattr(model, "config", None)
+    if type(model).__name__ != "GPT2LMHeadModel":
+        raise InputError(f"llm.c's model files hold GPT-2 alone, and this is a {type(model).__name__}")
+    for key, allowed in _COMPUTED.items():
+        if (found := getattr(config, key)) not in allowed:
+            raise InputError(f"llm.c computes {key} {literal(allowed[0])} alone, and this model has {literal(found)}")
+    if config.n_inner not in (None, 4 * config.n_embd):
+        raise InputError(
+            f"llm.c's feed-forward width is four times the width ({4 * config.n_embd}), and this model's is "
+            f"{config.n_inner}"
+        )
+    size = config.vocab_size if vocab_size is None else vocab_size
+    if not 1 <= size <= config.vocab_size:
+        raise InputError(
+            f"a vocabulary of {size:,}: this model has {config.vocab_size:,} token ids; allowed: up to that"
+        )
+    padded = -(-size // PADDED_TO) * PADDED_TO
+    return LlmcHeader(dtype, config.n_positions, size, config.n_layer, config.n_head, config.n_embd, padded)
+
+
+def as_folder(path: Path, out: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
+    """Write a file as the new folder ``out`` that transformers reads; returns what was read. The dtype stays.
+
+    Raises InputError where the file cannot be read, or something lies at ``out``.
+    """
+    from safetensors.torch import save_file
+
+    header, weights = read_model(path)
+    target = expanded(out).absolute()
+    if target.exists():
+        raise InputError(f"{out}: there is something already; choose a new folder (--out)")
+
+    def write(to: Path) -> None:
+        save_file(weights, to / WEIGHTS, metadata={"format": "pt"})
+        (to / CONFIG).write_text(json.dumps(header.config(), indent=1) + "\n")
+
+    cache.create_folder(target, write)
+    return header, weights
+
+
+def build(path: Path) -> torch.nn.Module:
+    """The model of a file, in single precision. Raises InputError where it cannot be read."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    header, weights = read_model(path)
+    kept = {key: value for key, value in header.config().items() if key not in ("model_type", "dtype")}
+    model: torch.nn.Module = GPT2LMHeadModel(GPT2Config(**kept, use_cache=False))
+    _fill(model, weights)
+    # transformers cannot tell it from the class name, and would warn.
+    model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+    return model
+
+
+def load_seed(model: torch.nn.Module, path: Path) -> str:
+    """Put the weights of a file into ``model``, which a scenario describes; a sentence on what is left out, or "".
+
+    Raises InputError where the two are not the same model. The file may have more positions than the sequences that
+    the scenario trains on: the first ones are taken.
+    """
+    header, weights = read_model(path)
+    try:
+        ours = header_of(model, header.dtype)
+    except InputError as error:
+        raise InputError(f"resume.llmc: {error}") from error
+    for key in ("layers", "width", "heads", "vocab_size"):
+        mine, theirs = getattr(ours, key), getattr(header, key)
+        if mine != theirs:
+            raise InputError(f"model.{key}: {mine:,}, but {path} has {theirs:,}; allowed with resume.llmc: {theirs}")
+    if ours.positions > header.positions:
+        raise InputError(
+            f"data.sequence_length: {ours.positions:,}, but {path} has {header.positions:,} positions; allowed: at "
+            f"most {header.positions}"
+        )
+    name = "transformer.wpe.weight"
+    weights[name] = weights[name][: ours.positions]
+    _fill(model, weights)
+    if ours.positions == header.positions:
+        return ""
+    return f"{path}: its positions beyond {ours.positions:,} of {header.positions:,} are left out"
+
+
+def _fill(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    import torch
+
+    own = dict(model.named_parameters())  # a tied weight once
+    assert own.keys() == weights.keys(), own.keys() ^ weights.keys()
+    with torch.no_grad():
+        for name, one in weights.items():
+            own[name].copy_(one)
+
+
+def not_finite(weights: dict[str, torch.Tensor]) -> int:
+    """How many weights are NaN or infinite."""
+    return sum(one.numel() - int(one.isfinite().sum()) for one in weights.values())

@@ -1,0 +1,123 @@
+"""Loads a model that was trained: by this trainer, by transformers' users, or by llm.c.
+
+A place is one of these, told apart by what lies there:
+
+    a training's folder       checkpoints/ of harness train: the newest checkpoint that is whole
+    a checkpoint's folder     checkpoint.json, config.json, model.safetensors
+    a folder of transformers  config.json, *.safetensors
+    a model file of llm.c     model_*.bin
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer import checkpoint_folder
+from trainer.config import ModelConfig
+from trainer.data.pretrained import import_tokenizer
+from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
+from trainer.errors import InputError
+from trainer.files import expanded
+from trainer.model_files import CONFIG, WEIGHTS, ModelFiles, objective_of, pretrained_files
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINTS = "checkpoints"  # of a training, where harness train keeps them
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")  # files of a folder that has one
+_SENTENCEPIECE = "tokenizer.model"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A causal language model in single precision, and its tokenizer where one lies beside it."""
+
+    name: str  # what errors call it
+    model: torch.nn.Module
+    tokenizer: TokenizerInfo | None
+    steps: int | None = None  # of a checkpoint
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids it gives a probability to."""
+        return int(self._settings.vocab_size)
+
+    @property
+    def positions(self) -> int:
+        """The longest sequence that it takes."""
+        from trainer.transformers_models import positions_of
+
+        return positions_of(self._settings)
+
+    @property
+    def _settings(self) -> Any:
+        return self.model.config
+
+
+def load_trained(place: str, key: str) -> TrainedModel:
+    """Load what lies at ``place``, which the user gave as ``key``. Raises InputError where no causal model does."""
+    path, name = expanded(place), f"{key} {place}"
+    if path.is_file():
+        from trainer.llmc_model import build
+
+        return TrainedModel(name, build(path).eval(), None)
+    if not path.exists():
+        raise InputError(f"{name}: there is no such file or folder")
+    training = path if (path / CHECKPOINTS).is_dir() else None
+    checkpoint = _newest(path / CHECKPOINTS) if training is not None else None
+    if checkpoint is None and (path / checkpoint_folder.ABOUT).exists():
+        checkpoint = checkpoint_folder.read(path)
+        training = checkpoint.path.absolute().parent.parent
+    if checkpoint is None:
+        if not (path / CONFIG).is_file() or not any(path.glob(WEIGHTS)):
+            raise InputError(
+                f"{name}: no checkpoint: a training's folder has {CHECKPOINTS}/, a checkpoint's "
+                f"{checkpoint_folder.ABOUT}, one of transformers {CONFIG} and {WEIGHTS}; a model of llm.c is a file"
+            )
+        return TrainedModel(name, _build(path, key), _tokenizer_of(path))
+    folder = checkpoint.path
+    if not (folder / checkpoint_folder.WEIGHTS).is_file():
+        raise InputError(
+            f"{folder}: its weights are in shares of ranks (launch.parallel fsdp), which only its own training reads"
+        )
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"{folder}: the model of a model.factory, which transformers does not know")
+    from trainer.data.kept_tokenizer import kept
+
+    assert training is not None
+    return TrainedModel(name, _build(folder, key), _tokenizer_of(folder) or kept(training), checkpoint.steps)
+
+
+def _newest(folder: Path) -> checkpoint_folder.Checkpoint:
+    """The newest whole checkpoint, as :func:`checkpoint_folder.newest`; nothing is removed, as it is another's."""
+    paths = checkpoint_folder.written(folder)
+    for path in paths:
+        try:
+            return checkpoint_folder.read(path)
+        except InputError as error:
+            print(f"warning: {error}; the one before is used", file=sys.stderr)
+    raise InputError(f"{folder}: {'none of its checkpoints is whole' if paths else 'no checkpoint in it'}")
+
+
+def _build(folder: Path, key: str) -> torch.nn.Module:
+    from transformers.utils import logging
+
+    from trainer.transformers_models import build_from_files
+
+    files: ModelFiles = pretrained_files(str(folder), key)
+    config = ModelConfig(pretrained=str(folder))
+    if objective_of(config) != "causal":
+        raise InputError(f"{files.title}: a masked model ({files.model_type}), which predicts no next token")
+    logging.disable_progress_bar()
+    return build_from_files(files, config).eval()
+
+
+def _tokenizer_of(folder: Path) -> TokenizerInfo | None:
+    """The tokenizer that lies beside a model."""
+    if present := [name for name in _TOKENIZERS if (folder / name).is_file()]:
+        place = folder / present[0] if present == ["tokenizer.json"] else folder
+        return info_of("pretrained", import_tokenizer(str(place.absolute())))
+    return sentencepiece_info(str(folder / _SENTENCEPIECE)) if (folder / _SENTENCEPIECE).is_file() else None
