@@ -1,8 +1,9 @@
 """The command line: one table of commands. Each command's module owns its arguments and is imported when chosen.
 
 Nothing heavy is imported here: ``harness --help`` waits for no command, and no command's ``--help`` for pydantic or
-torch. Exit codes: 0 done; 1 a run failed, data differ, or the disk is full; 2 the input is wrong (one line says what);
-3 a regression was found; 4 it could not be decided; 130 interrupted (Ctrl-C, SIGTERM, SIGHUP); 141 nobody reads on.
+torch. Exit codes: 0 done; 1 a run failed, data differ, the disk is full, or a budget was reached; 2 the input is wrong
+(one line says what); 3 a regression was found; 4 it could not be decided; 130 interrupted (Ctrl-C, SIGTERM, SIGHUP);
+141 nobody reads on.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
     "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, and resume it"),
+    "cost": Command("harness.commands.cost:cost", "predict hours and money of every arm's training from a few steps"),
+    "upload": Command("harness.commands.upload:upload", "copy a training's folder to a URL, or the rest of it"),
     "exec": Command("harness.commands.exec:execute", "run any training command as it is, and say where its time went"),
     "list": Command("harness.commands.list:list_shipped", "list the scenarios that are shipped"),
     "init": Command("harness.commands.init:init", "write a scenario for your own text, data source, loop or command"),

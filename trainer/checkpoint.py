@@ -140,8 +140,10 @@ class Saver:
         self._failed: BaseException | None = None
         self._saved_s = time.monotonic()
         self.last: int | None = None  # steps of the last one that was begun
+        self.writing_s: float | None = None  # how long the last one that was written took, without copying the state
         # Whether training ends after so many steps, so that the caller saves a last one when all else is done.
         self.ends: Callable[[int], bool] = lambda _steps: False
+        self.saved: Callable[[], None] = lambda: None  # called when one is there, also from a thread
         remove_leftovers(folder)
 
     def is_due(self, steps: int) -> bool:
@@ -187,8 +189,11 @@ class Saver:
             self._failed = error
 
     def _write(self, steps: int, states: Any, about: JsonObject) -> None:
+        begun_s = time.monotonic()
         checkpoint_folder.write(self._folder, steps, states, about, self._store, self._ready)
         checkpoint_folder.retain(self._folder, self._config.keep)
+        self.writing_s = time.monotonic() - begun_s
+        self.saved()
 
 
 def in_host_memory(state: Any, copies: bool) -> Any:

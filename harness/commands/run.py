@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-wait", action="store_true", help="submit the jobs of launch.slurm and leave; --resume STUDY gathers"
     )
+    parser.add_argument(
+        "--budget", metavar="LIMIT",
+        help="what it may spend: 6h, 90m, 20usd, or none; instead of the budget of the scenario or (--resume) study",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
@@ -83,9 +87,18 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     in_jobs = slurm_of({arm.name: arm.config for arm in plan.arms}) is not None and not arguments.here
     if arguments.no_wait and not in_jobs:
         raise InputError("run --no-wait: goes with launch.slurm, whose jobs run without this process")
+    from harness.commands.budgets import limit_asked, study_allowance
+
+    limit = limit_asked(arguments.budget, plan.scenario)
+    if limit is not None and in_jobs:
+        raise InputError(
+            "run: budget: goes with a study that runs where it is started; jobs of launch.slurm end after "
+            "launch.slurm.time"
+        )
     if in_jobs:
         return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
-    return run_study(plan, out, command, arguments.scenario, force=arguments.force)
+    until = None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
+    return run_study(plan, out, command, arguments.scenario, force=arguments.force, until=until)
 
 
 def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
@@ -96,18 +109,22 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
     path = Path(arguments.resume)
     if begun_in_jobs(path):
         if not arguments.here:
+            if arguments.budget is not None:
+                raise InputError("run --budget: jobs of launch.slurm end after launch.slurm.time")
             return resume_in_jobs(path, command, force=arguments.force, wait=not arguments.no_wait)
         refuse_jobs_in_queue(path)
     elif arguments.no_wait:
         raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
-    return resume_study(path, command, arguments.force)
+    from harness.commands.budgets import resumed_allowance
+
+    return resume_study(path, command, arguments.force, until=resumed_allowance(path, arguments.budget))
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a scenario whose arms are commands."""
     from harness.scenario.commands import describe_commands, plan_commands
 
-    for option in ("arm", "json", "force", "here", "dry_run", "no_wait"):
+    for option in ("arm", "json", "force", "here", "dry_run", "no_wait", "budget"):
         if getattr(arguments, option):
             raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
     plan = plan_commands(scenario)
@@ -143,12 +160,15 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
         else:
             say(f"study: {folder}")
         return 0 if status == "submitted" else exit_codes.OF_STUDY[status]
+    from harness.commands.budgets import say_cost, stopped_line
     from harness.launch.tracking.tracked_study import tracked
     from harness.report.build import build_report
 
     try:
         with tracked(folder, partial(build_report, folder)):
             print_first_screen(folder, as_json=as_json, measured=True)
+            if not as_json:
+                say_cost(folder)
     except InputError as error:  # nothing was measured before it was interrupted, so there is nothing to report
         if status != "interrupted":
             raise
@@ -156,6 +176,9 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
     except (OSError, KeyboardInterrupt):
         print(f"the runs are kept; rebuild the report with: harness report {folder}", file=sys.stderr)
         raise
+    if status == "interrupted" and outcome.cut is not None:
+        print(stopped_line(folder, outcome.cut), file=sys.stderr)
+        return exit_codes.OF_STUDY["failed"]
     if status == "interrupted":
         print(f"interrupted; complete it with: harness run --resume {folder}", file=sys.stderr)
     elif status != "done":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     end.add_argument("--epochs", type=float, metavar="E", help="train until each document was used so often")
     end.add_argument("--tokens", type=int, metavar="T", help="positions to compute in all, padding included")
     parser.add_argument("--out", metavar="DIR", help=f"the training's folder (default: {OUT}/SCENARIO/ARM)")
+    parser.add_argument(
+        "--upload", metavar="URL", help="copy the folder there with each checkpoint and at the end (s3://BUCKET/FOLDER)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the training that lies there")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
@@ -38,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train(arguments: argparse.Namespace, command: list[str]) -> int:
     """Train the arm; say how it ended and where everything lies."""
+    begun_s = time.monotonic()
     refuse_ranks("train")
     goal = goal_of(arguments)
     from harness.scenario.load import load_scenario
@@ -50,24 +55,37 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 
     names = [arm.name for arm in plan.arms if arm.control is None]
     out = Path(arguments.out) if arguments.out else Path(OUT) / scenario.name / names[0]
-    trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario)
+    from harness.commands.budgets import say_cost, stopped_line, training_allowance
+    from harness.commands.upload import finish_upload, uploader_of
+
+    allowance = training_allowance(plan, out, command, arguments.scenario, begun_s)
+    url = arguments.upload or scenario.upload
+    uploader = None if url is None else uploader_of(out, url)
+    trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader)
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if trained.validation_loss is not None:
         loss += f", validation loss {trained.validation_loss:.4f}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
     say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
-    if trained.status == "interrupted":
+    say_cost(trained.folder)
+    if trained.stopped and trained.error is None:
+        print(stopped_line(trained.folder, None), file=sys.stderr)
+    elif trained.status == "interrupted":
         print("interrupted; go on with the same command and --resume", file=sys.stderr)
     elif trained.error is not None:
         print(f"harness: {trained.error}; go on from the last checkpoint with --resume", file=sys.stderr)
-    draw_losses(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
+    try:
+        draw_losses(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
+    finally:
+        uploaded = uploader is None or finish_upload(out, uploader)
     if scenario.track and trained.part is not None:
         from harness.launch.tracking.tracked_study import track_part
         from harness.launch.training import EVALUATIONS, LOSSES
 
         files = [trained.folder / name for name in (LOSSES, EVALUATIONS, "loss.png")]
         track_part(trained.folder, trained.part, scenario.track, scenario.limits.tracking_s, files)
-    return EXITS[trained.status]
+    status = EXITS["failed"] if trained.stopped else EXITS[trained.status]
+    return status if uploaded else status or EXITS["failed"]
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:

@@ -211,6 +211,7 @@ class Run:
         self.vocab_size: int | None = None  # the tokenizer's, once it is known
         self._compiled = 0  # graphs, within measured steps
         self.evaluator: Evaluator | None = None
+        self.saver: Saver | None = None
 
     def serve(self, channel: Channel) -> None:
         """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
@@ -241,7 +242,11 @@ class Run:
                     self.evaluator.finish()
                 close()
                 assert self.compute is not None
-                self.facts = replace(self.facts, parameters_digest=self.compute.end_together())
+                self.facts = replace(
+                    self.facts,
+                    checkpoint_writing_ns=_ns(None if self.saver is None else self.saver.writing_s),
+                    parameters_digest=self.compute.end_together(),
+                )
                 self._compare_clocks()
                 self._all_have("done")
                 if self.others is not None:
@@ -328,7 +333,7 @@ class Run:
             self.recorder, folder, os.getpid(), threading.get_native_id(), self.rank.number, self.rank.of
         )
         telemetry.attach(self.recorder)
-        saver = _saver(self.config, compute, batches, folder, self.rank)
+        saver = self.saver = _saver(self.config, compute, batches, folder, self.rank)
         steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator, prints=self.rank.is_first)
 
         def close() -> None:
@@ -442,6 +447,10 @@ def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Pa
 
     parts = parts_of(compute.parts(), batches.position)
     return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, rank)
+
+
+def _ns(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)
 
 
 def _now() -> str:

@@ -113,8 +113,9 @@ class RunProcess:
         """Wait until the run is warm; RunFailed where it ended instead."""
         self._expect("ready", 0)
         assert self._server is not None
-        startup_ns = (self._server.import_ns or 0) + time.monotonic_ns() - self._begun_ns
-        self.record = replace(self.record, startup_ns=startup_ns)
+        import_ns = self._server.import_ns
+        startup_ns = (import_ns or 0) + time.monotonic_ns() - self._begun_ns
+        self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int) -> None:
         """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
@@ -137,9 +138,11 @@ class RunProcess:
         """Let it write its tables and end; RunFailed where it could not."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         self._doing = "writing its tables"
+        begun_ns = time.monotonic_ns()
         self._send({"do": "finish"})
         self._expect("done", 1)
         self._wait(self._limits.within(self._limits.silence_s))
+        self.record = replace(self.record, ending_ns=time.monotonic_ns() - begun_ns)
         self._complete_record()
 
     def _complete_record(self) -> None:
@@ -150,7 +153,13 @@ class RunProcess:
             self._fail(f"it ended well, but there is no run.json of it that can be read in {place}")
             return
         seen = self.record
-        self.record = replace(written, startup_ns=seen.startup_ns, peak_memory_bytes=seen.peak_memory_bytes)
+        self.record = replace(
+            written,
+            startup_ns=seen.startup_ns,
+            import_ns=seen.import_ns,
+            ending_ns=seen.ending_ns,
+            peak_memory_bytes=seen.peak_memory_bytes,
+        )
         self._folder.write_run(self.record)
 
     def suspend(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, modules_of, plan_repetitions, run_block
+from harness.launch.budget import Deadline
 from harness.launch.choose_workers import refuse_auto, with_workers_chosen
 from harness.launch.code import Code
 from harness.launch.ending import terminable
@@ -87,17 +88,18 @@ def run_study(
     source: str,
     sequential: Sequential | None = None,
     force: bool = False,
+    until: Deadline | None = None,
 ) -> Outcome:
     """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work.
 
-    ``force``: also start what cannot fit into memory.
+    ``force``: also start what cannot fit into memory. ``until``: when it ends in any case; finished runs are kept.
     """
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, force)
     print(f"study {folder.path}: interleave {record.interleave} ({record.interleave_reason})", file=sys.stderr)
     with only_one(folder):
-        return _execute(folder, record, data, sequential)
+        return _execute(folder, record, data, sequential, until)
 
 
 def begin_study(
@@ -175,15 +177,15 @@ def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
     return None if config.launch is None else config.launch.slurm
 
 
-def resume_study(path: Path, command: Sequence[str], force: bool = False) -> Outcome:
-    """Run what a study still lacks: interrupted, failed or never started runs. ``force``: see :func:`run_study`."""
+def resume_study(path: Path, command: Sequence[str], force: bool = False, until: Deadline | None = None) -> Outcome:
+    """Run what a study still lacks: interrupted, failed or never started runs. The rest: see :func:`run_study`."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     data = _prepare_again(folder, record, force)
     record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
     with only_one(folder):
         folder.remove_leftovers()
-        return _execute(folder, record, data)
+        return _execute(folder, record, data, until=until)
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
@@ -256,10 +258,17 @@ def _warn_of_limits(measured: list[TrainerConfig], interleave: str) -> None:
 
 
 def _execute(
-    folder: StudyFolder, record: StudyRecord, data: StudyData, sequential: Sequential | None = None
+    folder: StudyFolder,
+    record: StudyRecord,
+    data: StudyData,
+    sequential: Sequential | None = None,
+    until: Deadline | None = None,
 ) -> Outcome:
     enough = None if sequential is None else sequential.enough
-    limits = _limits(record, None if sequential is None else sequential.end_ns)
+    if until is not None:
+        until.begin(folder.path, anew=True)
+    ending = sequential or until
+    limits = _limits(record, None if ending is None else ending.end_ns)
     configs = {arm.name: recorded_config(arm.config) for arm in record.arms}
     repetitions = _repetitions(record)
     missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
@@ -287,12 +296,17 @@ def _execute(
                         _run_block(
                             folder, record, block, names, repetitions, environment, limits, data, progress, nodes
                         )
+                    if until is not None:
+                        until.note()
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break
         except BudgetSpent as spent:
             cut = str(spent)
-            record = _end_after(record, _finished_blocks(folder, record))
+            if until is None:  # else the study is as long as it was planned, and may be completed
+                record = _end_after(record, _finished_blocks(folder, record))
+            else:
+                until.stopped = True
             record = replace(record, notes=[*record.notes, f"the time was spent while {cut}"])
         except KeyboardInterrupt:  # from here on there is a study to report and to resume
             interrupted = True
@@ -302,10 +316,17 @@ def _execute(
         except BaseException:
             folder.write_study(replace(record, status="failed", ended_utc=now()))
             raise
+        finally:
+            if until is not None:
+                until.end()
     everything = [folder.is_done(name, block) for block, order in enumerate(record.order) for name in order]
     status: Literal["interrupted", "done", "failed"]
+    if until is not None and cut is not None:
+        interrupted = True  # nothing failed: it is completed as one that was interrupted
     status = "interrupted" if interrupted else "done" if all(everything) else "failed"
     folder.write_study(replace(record, status=status, ended_utc=now()))
+    if until is not None and status == "done":
+        until.end(done=True)
     return Outcome(folder.path, status, cut)
 
 

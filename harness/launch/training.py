@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from harness.launch.budget import Allowance
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
 from harness.launch.choose_workers import refuse_auto
@@ -59,6 +60,7 @@ from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
 
 if TYPE_CHECKING:
+    from harness.launch.uploads import Uploader
     from harness.scenario.plan import Arm, Plan
     from harness.study.run_facts import RunFacts
     from trainer.checkpoint import Saver
@@ -84,6 +86,7 @@ class Trained:
     error: str | None = None
     validation_loss: float | None = None  # of the last pass of this part
     part: int | None = None  # which one it is, where its ledger was written
+    stopped: bool = False  # as its budget was spent
 
 
 class Stopping:
@@ -111,12 +114,22 @@ class Stopping:
         self.asked = True
 
 
-def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: Sequence[str], source: str) -> Trained:
+def train_arm(
+    plan: Plan,
+    goal: Goal | None,
+    out: Path,
+    resume: bool,
+    command: Sequence[str],
+    source: str,
+    allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None,
+    uploader: Uploader | None = None,
+) -> Trained:
     """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
 
-    ``goal``: None for the steps that the scenario says.
+    ``goal``: None for the steps that the scenario says. ``allowed``: what it may take, asked before it begins; it stops
+    when that is spent. ``uploader``: begun with the training, and asked with each checkpoint.
     """
-    arm = _only_arm(plan)
+    arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
     goal = goal or Goal(steps=config.steps)
     config = _with_schedule(config, goal)
@@ -146,6 +159,7 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
         raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
     if resume and not begun:  # one line of a batch script both begins it and goes on
         print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
+    allowance = allowed(config, goal)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -155,10 +169,12 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
 
         read_header(expanded(config.resume.llmc))  # before the data of the steps before it is made
     with only_one(folder):
-        return Training(arm, config, goal, folder, command, source).run(resume, plan.scenario.name)
+        training = Training(arm, config, goal, folder, command, source, allowance, uploader)
+        return training.run(resume, plan.scenario.name)
 
 
-def _only_arm(plan: Plan) -> Arm:
+def only_arm(plan: Plan) -> Arm:
+    """The one arm of ``plan``, controls aside; InputError where there are several."""
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
@@ -202,10 +218,19 @@ class Training:
     """One part of a training: from where it stands to its end, or until it is stopped."""
 
     def __init__(
-        self, arm: Arm, config: TrainerConfig, goal: Goal, folder: StudyFolder, command: Sequence[str], source: str
+        self,
+        arm: Arm,
+        config: TrainerConfig,
+        goal: Goal,
+        folder: StudyFolder,
+        command: Sequence[str],
+        source: str,
+        allowance: Allowance | None = None,
+        uploader: Uploader | None = None,
     ) -> None:
         self.arm, self.config, self.goal, self.folder = arm, config, goal, folder
         self._command, self._source = list(command), source
+        self._allowance, self._uploader = allowance, uploader
         self._checkpoints = folder.path / CHECKPOINTS
         self._begun_utc = now()
         self._stopping = Stopping()
@@ -243,6 +268,8 @@ class Training:
             study = replace(study, notes=[*study.notes, f"{lost} and in no figure"])
         record = self._record(study, block)
         self.folder.remove_leftovers()
+        if self._allowance is not None:
+            self._allowance.begin(self.folder.path)
         run = self.folder.run(self.arm.name, block)
         run.mkdir(parents=True, exist_ok=True)
         if self._others is not None:
@@ -307,8 +334,12 @@ class Training:
                     written = True
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
-        part = block if written else None
-        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part)
+            if self._allowance is not None:
+                self._allowance.end(done=status == "done")
+        part, stopped = block if written else None, self._allowance is not None and self._allowance.stopped
+        return Trained(
+            self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part, stopped
+        )
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
@@ -368,6 +399,9 @@ class Training:
             synchronize = (lambda: None) if table is None else table.synchronize
             saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize)
             saver.last = self._steps if found is not None else None
+            if self._uploader is not None and first:
+                self._uploader.begin()  # a thread, so only now that the workers are forked
+                saver.saved = self._uploader.ask
             if evaluator is not None:  # one of the last step would say that the last evaluation is done
                 saver.ends = lambda steps: self.goal.share(steps, recorder.tokens, batches.position.epochs) >= 1
         except BaseException as error:
@@ -462,7 +496,11 @@ class Training:
         """What is done next: rank 0 decides, and the others do the same."""
         if self._orders is not None:
             return self._orders.receive_order()["do"]
-        order: BareOrder = {"do": "finish" if share >= 1 else "stop" if self._stopping.asked else "step"}
+        if (allowance := self._allowance) is not None and share < 1:
+            allowance.note()
+            allowance.stopped = allowance.stopped or allowance.ends_before(allowance.ending_s)
+        stops = self._stopping.asked or (allowance is not None and allowance.stopped)
+        order: BareOrder = {"do": "finish" if share >= 1 else "stop" if stops else "step"}
         if self._others is not None:
             self._others.send(order)
         return order["do"]

@@ -50,7 +50,7 @@ def build_report(folder: Path) -> FirstScreen:
             write_bytes(study.path / name, shown.content)
         else:
             (study.path / name).unlink(missing_ok=True)  # of an earlier report
-    write_json(study.summary_json, summary(report, screen, found, files.problems))
+    write_json(study.summary_json, summary(report, screen, found, files.problems, files.cost))
     page = markdown.page(report, screen, list(pictures), found, files, shown.cut)
     write_text(study.summary_md, page.markdown)
     write_text(study.summary_html, html.page(page, pictures, report.step_times, screen.names))

@@ -1,15 +1,18 @@
-"""Reads what the profilers left in the folders of a study's profiled runs."""
+"""Reads what the profilers left in the folders of a study's profiled runs, and what was predicted for the study."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.analysis.cost import PredictedCost
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.results import ProfiledRun
+from harness.launch.budget import read_cost
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from harness.timeline.sources import Sources, read_sources
+from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,14 @@ class RecordedFiles:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sources: Mapping[tuple[str, int], Sources] = field(default_factory=dict)  # for the timeline, by arm and block
     problems: Sequence[str] = ()  # files that could not be read, a line each
+    cost: PredictedCost | None = None  # what was predicted and spent, where there was a budget
 
 
 NO_FILES = RecordedFiles()
 
 
 def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
-    """The profiles and stacks of ``runs``; a file that cannot be read is reported as a problem."""
+    """The profiles and stacks of ``runs``, and cost.json; a file that cannot be read is reported as a problem."""
     profiled: list[ProfiledRun] = []
     names: dict[str, Sequence[str]] = {}
     found: dict[tuple[str, int], Sources] = {}
@@ -43,4 +47,9 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
         found[run.record.arm, run.record.block] = sources
         names[profiled[-1].arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
         problems.extend(sources.problems)
-    return RecordedFiles(profiled, names, found, problems)
+    cost = None
+    try:
+        cost = read_cost(study.path)
+    except InputError as error:
+        problems.append(str(error))
+    return RecordedFiles(profiled, names, found, problems, cost)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from harness.analysis.bounds import BoundShares
 from harness.analysis.comparisons import Figure
+from harness.analysis.cost import PredictedCost
 from harness.analysis.dose import Dose
 from harness.analysis.probes.results import NO_RESULTS, ProbeResults
 from harness.analysis.report_types import ArmAdvice, ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
@@ -14,6 +15,7 @@ from harness.report.absent import mfu_reason, missing_text, probe_problem_lines,
 from harness.report.as_json import estimate_json, finite, record_json
 from harness.report.chain import chain
 from harness.report.confounds import confound_lines
+from harness.report.cost import cost_json
 from harness.report.dose import dose_line, dose_reason
 from harness.report.findings import device_finding, host_finding
 from harness.report.first_screen import FirstScreen
@@ -27,11 +29,15 @@ TOP = 30  # operators of each role
 
 
 def summary(
-    report: StudyReport, screen: FirstScreen, found: ProbeResults = NO_RESULTS, unread: Sequence[str] = ()
+    report: StudyReport,
+    screen: FirstScreen,
+    found: ProbeResults = NO_RESULTS,
+    unread: Sequence[str] = (),
+    cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
     """Plain data for JSON. What was not measured is null (never NaN, never 0), with its reason beside it.
 
-    ``unread``: files of probes that could not be read, a line each.
+    ``unread``: files of probes that could not be read, a line each. ``cost``: where something was predicted.
     """
     return {
         "schema": SCHEMA,
@@ -53,6 +59,7 @@ def summary(
         **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
         **({"claims": [record_json(one) for one in report.claims]} if report.claims else {}),
         **({"learning": learning_json(report.learning)} if report.learning is not None else {}),
+        **({"cost": cost_json(cost)} if cost is not None else {}),
         "emulated": report.emulated,
         "environment": dict(report.environment),
         "probe_costs": [

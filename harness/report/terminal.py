@@ -18,7 +18,7 @@ def lines(screen: FirstScreen) -> list[str]:
     for headline in screen.headlines:
         found += _wrapped("", headline.text)
     if screen.rows:
-        found += ["", *_aligned([HEADER, *screen.rows]), ""]
+        found += ["", *aligned([HEADER, *screen.rows]), ""]
     if screen.legend:
         found += [*_wrapped("", "; ".join(f"{short} = {name}" for short, name in screen.legend)), ""]
     if screen.next_steps.ranked:
@@ -34,7 +34,8 @@ def _wrapped(mark: str, text: str) -> list[str]:
     return textwrap.wrap(mark + text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     first, *others = widths
     return [

@@ -20,7 +20,7 @@ from trainer.json_types import Json, JsonObject, section
 
 SETTABLE = (
     "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "limits",
-    "probes",
+    "probes", "budget", "price_usd_per_hour", "upload",
 )  # fmt: skip
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif", "requires", "isolated_baseline")
 LOOP = "loop"  # like COMMAND, the key of a scenario whose arms are programs as they are

@@ -167,6 +167,21 @@ class LimitsConfig(Config):
     """For all trackers together, once every run has ended (key track). One that is not done by then is ended."""
 
 
+class BudgetConfig(Config):
+    """What may be spent. Give usd, hours, or both, of which the first that is reached counts."""
+
+    usd: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    """US dollars. They need a price: price_usd_per_hour, or that of the device's profile."""
+    hours: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    """Wall time, from the command's start; of a study from the first run's start."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> BudgetConfig:
+        if self.usd is None and self.hours is None:
+            raise ValueError("limits nothing; give usd, hours or both, as in {hours: 6}")
+        return self
+
+
 # What harness.scenario.yaml read; TrainerConfig checks it, arm by arm, and says what is wrong with it.
 Unchecked = Annotated[Json, SkipValidation, WithJsonSchema({})]
 
@@ -219,5 +234,14 @@ class Scenario(Config):
     once all runs have ended: jsonl, mlflow (an SQLite file), tensorboard, wandb (offline), trackio (local), or
     MODULE:FUNCTION of your own. Each has a process of its own and a folder in tracking/ under --out. All but jsonl need
     the extra of their name."""
+    budget: BudgetConfig | None = None
+    """What `harness run` and `harness train` may spend. They first measure a few steps of every arm, and do not start
+    what is expected to exceed it; at the limit they stop, and what was done is kept."""
+    price_usd_per_hour: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    """US dollars per hour of all that an arm runs on, for the budget and for `harness cost`; it may be rounded up.
+    Default: the price that the device's profile has, for each device."""
+    upload: str | None = None
+    """Where `harness train` copies the training's folder, with each checkpoint and at its end: s3://BUCKET/FOLDER, gs://,
+    file://, or what fsspec knows. In a thread that no step waits for; what fails is tried again, and stays here."""
     limits: LimitsConfig = LimitsConfig()
     probes: ProbesConfig = ProbesConfig()

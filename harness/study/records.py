@@ -60,6 +60,8 @@ class RunRecord:
     # As the launcher saw it from outside, None where it did not: the fork server's imports and everything until
     # the first repetition; the largest resident memory of the run's processes, summed (shared pages count in each).
     startup_ns: int | None = None
+    import_ns: int | None = None  # of that: the fork server's imports, which the runs of a block share
+    ending_ns: int | None = None  # from when it was told to finish until its process had ended
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None  # CUDA: what torch's allocator held at most
     digests: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by file: harness.study.digests

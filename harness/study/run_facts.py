@@ -63,6 +63,8 @@ class RunFacts:
     # Of times of ranks on other machines than rank 0's: by how much they may be wrong on its clock (launch.clocks).
     clock_error_ns: Annotated[int, Field(ge=0)] | None = None
     parallel: str | None = None  # ddp or fsdp, of this trainer's ranks
+    # Of the last checkpoint: from when its state was copied until it was on the disk.
+    checkpoint_writing_ns: Annotated[int, Field(ge=0)] | None = None
     parameters_digest: str | None = None  # SHA-256 of what every rank held at the end of the run, found to be the same
     step_ends: str | None = None
     unseen_share: float | None = None

@@ -140,6 +140,22 @@ def check_scheme(path: str) -> None:
             _resolved(path)
 
 
+def filesystem_of(url: str, key: str) -> tuple[Any, str]:
+    """The pyarrow filesystem behind ``url`` and the path within it; InputError, naming ``key``, where there is none."""
+    import pyarrow.fs as fs
+
+    try:
+        if scheme_of(url) is None:
+            raise InputError(f"{KEY}: {url}: not a URL; give one, such as s3://BUCKET/FOLDER or file:///FOLDER")
+        if not is_remote(url):
+            return fs.LocalFileSystem(), local(url)
+        _check_url(url)
+        with _one_line(url):
+            return _resolved(url)
+    except InputError as error:
+        raise InputError(str(error).replace(KEY, key, 1)) from error
+
+
 def open_file(name: str, mapped: bool = False) -> Any:
     """A pyarrow file with random access. Raises InputError where it cannot be opened.
 

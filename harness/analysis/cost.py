@@ -1,0 +1,362 @@
+"""Predicts what a training or a study costs from a short measurement of its arms: seconds, and money by the hour.
+
+A training of N steps takes, in seconds:
+
+    start-up + step 0 + (N - 1) x step + passes x pass + checkpoints x checkpoint + ending
+
+Each term was measured on the same configuration. Step 0 is left out of the step's time, and so are the steps after it
+whose batches were built while the run was starting. The expected step is the median of those that are left, with its
+interval; the worst case is the slowest of the last ten. Sums over arms and trials add intervals end to end: the arms
+share a machine, so what makes one of them slower makes all of them slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import Literal
+
+from harness.analysis.statistics import from_amounts
+
+STEPS = 20  # of every arm that are measured: step 0 and 19 more
+WORST_OF = 10  # the last steps, of which the slowest is the worst case
+AFTER = 5  # steps after a checkpoint, which its writing beside them may slow down
+HOUR_S = 3600.0
+
+PriceSource = Literal["option", "scenario", "profile", "device"]
+Undertaking = Literal["training", "study"]
+Standing = Literal["unfinished", "stopped", "done"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds: as expected, the bounds of their 95 % interval, and the worst case. ``low <= likely <= high <= worst``
+    but for a worst case that was faster than the interval's end, which then is the worst case too."""
+
+    likely: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    worst: float = 0.0
+
+    def __add__(self, other: Spread) -> Spread:
+        return Spread(
+            self.likely + other.likely, self.low + other.low, self.high + other.high, self.worst + other.worst
+        )
+
+    def times(self, count: float) -> Spread:
+        """So many of them, one after the other."""
+        return Spread(self.likely * count, self.low * count, self.high * count, self.worst * count)
+
+
+NO_TIME = Spread()
+
+
+def exactly(seconds: float) -> Spread:
+    """What was measured once: nothing is known of its spread."""
+    return Spread(seconds, seconds, seconds, seconds)
+
+
+@dataclass(frozen=True)
+class ArmMeasurement:
+    """What one short run of an arm took, in seconds, and on which device.
+
+    ``steps_s``: every step from step 0, in order. ``unsettled``: how many of them, step 0 among them, used batches that
+    were built while the run was starting. ``checkpoint``: which step saved one, if any; the steps after it are there to
+    show what the writing costs them.
+    """
+
+    arm: str
+    steps_s: tuple[float, ...]
+    unsettled: int
+    startup_s: float  # from when its imports were done until step 0 begins
+    ending_s: float  # from the last step until the process has ended, without what ``passes_s`` and saving took of it
+    passes_s: tuple[float, ...] = ()
+    checkpoint: int | None = None
+    saving_s: float = 0.0  # within that step
+    writing_s: float = 0.0  # until it was on the disk: of an asynchronous one after that step
+    asynchronous: bool = True
+    import_s: float = 0.0  # of torch and the model, before the start-up
+    launcher_s: float = 0.0  # of the command, until it could begin
+    device: str = ""
+    emulated: bool = False
+    devices: int = 1  # that its ranks use
+    profile: str | None = None  # of the device
+    profile_usd: float | None = None  # the price per hour that this profile has
+
+    @property
+    def plain_s(self) -> tuple[float, ...]:
+        """The steps whose time is what a step takes: no step 0, none on prefetched batches, none near a checkpoint."""
+        end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
+        return self.steps_s[max(1, self.unsettled) : end]
+
+    @property
+    def step(self) -> Spread:
+        """One step: median with interval, and the slowest of the last :data:`WORST_OF` as the worst case."""
+        found = from_amounts(self.plain_s)
+        assert found is not None, "an arm is measured with at least one settled step"
+        slowest = max(self.plain_s[-WORST_OF:])
+        low = found.median if found.ci_low is None else found.ci_low
+        high = found.median if found.ci_high is None else found.ci_high
+        return Spread(found.median, low, high, max(slowest, found.median))
+
+    @property
+    def mean_step_s(self) -> float:
+        """Of the same steps: what each of many takes. Above the median's interval, some steps are long."""
+        return math.fsum(self.plain_s) / len(self.plain_s)
+
+    @property
+    def evaluation_pass(self) -> Spread:
+        """One pass: the last one as expected, as the first also makes what later ones find; the slowest as the worst.
+
+        Nothing where none was measured.
+        """
+        return _last_and_slowest(self.passes_s)
+
+    def one_checkpoint(self, every_s: float | None) -> Spread:
+        """What a checkpoint within the training costs the steps, where the next is due ``every_s`` later.
+
+        The step that saves waits for the copy (asynchronous) or for all of the writing. What the steps after it take
+        longer is the writing beside them, at most all of it. Where checkpoints are due faster than they are written,
+        each waits for the one before.
+        """
+        if self.checkpoint is None:
+            return NO_TIME
+        likely = worst = self.saving_s
+        if self.asynchronous:
+            usual = self.step.likely
+            slowed_s = math.fsum(self.steps_s[self.checkpoint + 1 :]) - usual * len(self.steps_s[self.checkpoint + 1 :])
+            waited = 0.0 if every_s is None else max(0.0, self.writing_s - every_s)
+            likely += max(min(max(slowed_s, 0.0), self.writing_s), waited)
+            worst += self.writing_s
+        return Spread(likely, self.saving_s, worst, worst)
+
+    @property
+    def last_checkpoint(self) -> Spread:
+        """What the checkpoint at a training's end takes: it is waited for."""
+        if self.checkpoint is None:
+            return NO_TIME
+        return exactly(self.saving_s + (self.writing_s if self.asynchronous else 0.0))
+
+
+def _last_and_slowest(seconds: Sequence[float]) -> Spread:
+    if not seconds:
+        return NO_TIME
+    slowest, last = max(seconds), seconds[-1]
+    return Spread(last, min(seconds), slowest, slowest)
+
+
+@dataclass(frozen=True)
+class ArmWork:
+    """What is to be done with an arm: ``starts`` processes, one after the other, that take ``steps`` steps in all.
+
+    ``imports`` and ``launches``: how often the libraries are imported and the command is started; runs of a study's
+    block share both. ``passes``: over held-out data. Checkpoints are due every so many steps or seconds within a
+    process; ``last_checkpoint``: and one at its end. ``other_s``: what else it takes, in all.
+    """
+
+    steps: int
+    starts: int = 1
+    imports: int = 1
+    launches: int = 1
+    passes: int = 0
+    checkpoint_every_steps: int | None = None
+    checkpoint_every_s: float | None = None
+    last_checkpoint: bool = False
+    other_s: float = 0.0
+
+
+def training_work(
+    steps: int, evaluates: bool, evaluate_every: int | None, save_every: int | None, save_every_s: float | None
+) -> ArmWork:
+    """A training of ``steps`` steps: a pass at its end in any case where it evaluates, and a last checkpoint."""
+    return ArmWork(
+        steps,
+        passes=_passes(steps, evaluate_every) if evaluates else 0,
+        checkpoint_every_steps=save_every,
+        checkpoint_every_s=save_every_s,
+        last_checkpoint=True,
+    )
+
+
+def _passes(steps: int, every: int | None) -> int:
+    return 1 if every is None else -(-steps // every)
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """What ``work`` with an arm takes, in seconds, by part."""
+
+    arm: str
+    work: ArmWork
+    step: Spread
+    mean_step_s: float
+    first_step_s: float
+    startup: Spread
+    steps: Spread
+    evaluation: Spread
+    checkpoints: int
+    saving: Spread  # of all of them
+    ending: Spread
+
+    @property
+    def total(self) -> Spread:
+        """All parts together."""
+        found = self.startup + self.steps + self.evaluation + self.saving + self.ending
+        return found + exactly(self.work.other_s)
+
+    @property
+    def has_long_steps(self) -> bool:
+        """Whether the mean of the steps is above the median's interval: the total is then more than expected."""
+        return self.mean_step_s > self.step.high
+
+
+def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
+    """Multiply what was measured by what is to be done."""
+    step, first_s = measured.step, measured.steps_s[0]
+    first = min(work.starts, work.steps)
+    steps = exactly(first_s).times(first) + step.times(work.steps - first)
+    evaluation = measured.evaluation_pass.times(work.passes)
+    startup = exactly(
+        measured.startup_s * work.starts + measured.import_s * work.imports + measured.launcher_s * work.launches
+    )
+    ending = exactly(measured.ending_s * work.starts)
+    every_s = work.checkpoint_every_s
+    if work.checkpoint_every_steps is not None:
+        every_s = work.checkpoint_every_steps * step.likely
+        within = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps  # one at the end is the last one
+    else:
+        within = 0 if every_s is None else int((steps + evaluation).likely // every_s)
+    saving = measured.one_checkpoint(every_s).times(within)
+    if work.last_checkpoint:
+        saving += measured.last_checkpoint.times(work.starts)
+    count = within + (work.starts if work.last_checkpoint else 0)
+    count = 0 if measured.checkpoint is None else count
+    return ArmCost(
+        measured.arm, work, step, measured.mean_step_s, first_s, startup, steps, evaluation, count, saving, ending
+    )
+
+
+def cost_of_trials(measured: ArmMeasurement, trials: int, work: ArmWork) -> Spread:
+    """Seconds of a sweep of ``trials`` trials, one after the other, each of which does ``work`` in its own process."""
+    return arm_cost(measured, work).total.times(trials)
+
+
+def sum_of(spreads: Iterable[Spread]) -> Spread:
+    """One after the other."""
+    found = NO_TIME
+    for one in spreads:
+        found += one
+    return found
+
+
+@dataclass(frozen=True)
+class HourlyPrice:
+    """US dollars per hour of one machine or device, and how many of them are paid for.
+
+    ``name``: of the profile, where it is from one. ``given_usd``: before it was rounded up.
+    """
+
+    usd: float
+    source: PriceSource
+    devices: int = 1
+    name: str = ""
+    given_usd: float | None = None
+
+    @property
+    def per_hour_usd(self) -> float:
+        """Of all of them."""
+        return self.usd * self.devices
+
+    def of_seconds(self, seconds: float) -> float:
+        """US dollars for so long."""
+        return seconds / HOUR_S * self.per_hour_usd
+
+
+def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
+    """``price`` at the next multiple of ``to_usd``: 1.29 to 0.50 is 1.50, and 1.50 stays 1.50."""
+    if to_usd is None:
+        return price
+    usd, unit = Decimal(str(price.usd)), Decimal(str(to_usd))
+    rounded = float((usd / unit).to_integral_value(ROUND_CEILING) * unit)
+    return HourlyPrice(rounded, price.source, price.devices, price.name, price.usd)
+
+
+@dataclass(frozen=True)
+class SpendingLimit:
+    """What may be spent: US dollars, hours, or both, of which the first that is reached counts."""
+
+    usd: float | None = None
+    hours: float | None = None
+
+    def seconds(self, per_hour_usd: float | None) -> float | None:
+        """How long that lasts; None where it is in dollars and there is no price."""
+        found = [] if self.hours is None else [self.hours * HOUR_S]
+        if self.usd is not None:
+            if per_hour_usd is None:
+                return None
+            found.append(self.usd / per_hour_usd * HOUR_S)
+        return min(found)
+
+
+@dataclass(frozen=True)
+class PredictedCost:
+    """What trainings or a study are predicted to take and to cost, what may be spent, and what has been by now.
+
+    ``measured``, ``work`` and ``prices`` are by arm, in the same order. ``spent_s``: of all parts, from one resumption
+    to the next. ``standing``: stopped is at the limit.
+    """
+
+    of: Undertaking
+    scenario: str
+    measured: tuple[ArmMeasurement, ...]
+    work: tuple[ArmWork, ...]
+    prices: tuple[HourlyPrice | None, ...]
+    limit: SpendingLimit | None = None
+    spent_s: float = 0.0
+    standing: Standing = "unfinished"
+
+    @property
+    def arms(self) -> tuple[ArmCost, ...]:
+        """By arm."""
+        return tuple(arm_cost(one, work) for one, work in zip(self.measured, self.work, strict=True))
+
+    @property
+    def total(self) -> Spread:
+        """All arms, one after the other."""
+        return sum_of(one.total for one in self.arms)
+
+    @property
+    def per_hour_usd(self) -> float | None:
+        """What an hour costs, on average where arms differ in that; None where the price of any is not known."""
+        found = [one.per_hour_usd for one in self.prices if one is not None]
+        if len(found) < len(self.prices):
+            return None
+        if len(set(found)) == 1:
+            return found[0]
+        seconds = [one.total.likely for one in self.arms]
+        return math.fsum(usd * one for usd, one in zip(found, seconds, strict=True)) / math.fsum(seconds)
+
+    def usd(self, seconds: float) -> float | None:
+        """US dollars for so long; None without a price."""
+        return None if self.per_hour_usd is None else seconds / HOUR_S * self.per_hour_usd
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long it may take in all; None where nothing limits it, or the limit is in dollars without a price."""
+        return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
+
+    def left_s(self, done: float) -> float:
+        """What the rest is expected to take, where the share ``done`` of the steps is done."""
+        return self.total.likely * (1 - done)
+
+    def exceeds(self, done: float = 0.0) -> bool:
+        """Whether what was spent and what the rest is expected to take are more than may be spent."""
+        return self.limit_s is not None and self.spent_s + self.left_s(done) > self.limit_s
+
+    @property
+    def error(self) -> float | None:
+        """By which fraction the actual time is above the predicted one, negative: below; None unless it is done."""
+        likely = self.total.likely
+        return self.spent_s / likely - 1 if self.standing == "done" and likely else None

@@ -1,0 +1,218 @@
+"""What `harness run` and `harness train` do about a budget: predict, refuse, stop in time, and say what it came to."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.output import say
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.analysis.cost import PredictedCost, SpendingLimit, Undertaking
+    from harness.launch.budget import Allowance
+    from harness.launch.training_progress import Goal
+    from harness.scenario.model import Scenario
+    from harness.scenario.plan import Plan
+    from trainer.config import TrainerConfig
+
+NO_LIMIT = "none"
+_LIMIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(usd|h|m|s)\s*", re.IGNORECASE)
+_HOURS = {"h": 1.0, "m": 1 / 60, "s": 1 / 3600}
+_ALLOWED = "allowed: a time (6h, 90m, 30s), an amount (20usd), or none"
+
+
+def read_limit(text: str) -> SpendingLimit | None:
+    """``6h``, ``90m``, ``20usd``; None for ``none``. Raises InputError for anything else."""
+    from harness.analysis.cost import SpendingLimit
+
+    if text.strip() == NO_LIMIT:
+        return None
+    found = _LIMIT.fullmatch(text)
+    if found is None or not 0 < float(found[1]) <= 1e9:
+        raise InputError(f"--budget {text[:60]!r}: {_ALLOWED}")
+    amount, unit = float(found[1]), found[2].lower()
+    return SpendingLimit(usd=amount) if unit == "usd" else SpendingLimit(hours=amount * _HOURS[unit])
+
+
+def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
+    """What may be spent: as the option says, else the scenario."""
+    from harness.launch.budget import limit_of
+
+    return limit_of(scenario) if text is None else read_limit(text)
+
+
+def study_allowance(
+    plan: Plan, limit: SpendingLimit, out: Path, command: Sequence[str], source: str, force: bool
+) -> Allowance:
+    """Measure a few steps of every arm of a study; refuse it where it would exceed its limit, else hold it to that."""
+    from harness.launch.budget import Allowance
+
+    predicted = _predicted(plan, "study", limit, out / plan.scenario.name, command, source, None, 0.0, force)
+    _check(predicted)
+    return Allowance(predicted)
+
+
+def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
+    """What is left of a study's budget; None where it has none. ``text``: another budget, for all of the study."""
+    from harness.launch.budget import Allowance, read_cost
+    from harness.study.store import StudyFolder
+
+    before = read_cost(folder)
+    if before is None:
+        if text is not None and read_limit(text) is not None:
+            raise InputError(
+                f"run --resume {folder} --budget: it was begun without one, so nothing was predicted for it"
+            )
+        return None
+    limit = before.limit if text is None else read_limit(text)
+    study = StudyFolder(folder)
+    names = [(name, block) for block, order in enumerate(study.read_study().order) for name in order]
+    done = sum(study.is_done(name, block) for name, block in names) / max(1, len(names))
+    predicted = replace(before, limit=limit, standing="unfinished")
+    _check(predicted, done)
+    return Allowance(predicted)
+
+
+def training_allowance(
+    plan: Plan, out: Path, command: Sequence[str], source: str, begun_s: float
+) -> Callable[[TrainerConfig, Goal], Allowance | None]:
+    """The same of a training, asked once its configuration and its goal are known.
+
+    ``begun_s``: when its command was started, by :func:`time.monotonic`.
+    """
+
+    def allowed(config: TrainerConfig, goal: Goal) -> Allowance | None:
+        from harness.launch.budget import Allowance, limit_of, read_cost
+        from harness.launch.costing import steps_of, works_of
+        from harness.launch.training import CHECKPOINTS
+        from trainer import checkpoint_folder
+
+        limit = limit_of(plan.scenario)
+        if limit is None:
+            return None
+        steps = steps_of(goal, config)
+        used_s = time.monotonic() - begun_s
+        before = read_cost(out) if out.exists() else None
+        if before is None:
+            predicted = _predicted(plan, "training", limit, out, command, source, steps, used_s, False)
+            predicted = replace(predicted, spent_s=_spent_s(out))
+        else:
+            predicted = replace(before, limit=limit, work=works_of(plan, "training", steps), standing="unfinished")
+        trained = next(
+            (int(path.name.removeprefix("step-")) for path in checkpoint_folder.written(out / CHECKPOINTS)), 0
+        )
+        _check(predicted, min(1.0, trained / steps))
+        return Allowance(predicted, used_s)
+
+    return allowed
+
+
+def _spent_s(out: Path) -> float:
+    """What the parts of a training that was begun without a budget took, as far as they wrote a record."""
+    from datetime import datetime
+
+    from harness.study.store import StudyFolder
+
+    folder = StudyFolder(out)
+    if not folder.study_json.exists():
+        return 0.0
+    study, found = folder.read_study(), 0.0
+    for block, names in enumerate(study.order):
+        record = folder.read_record(names[0], block) if names else None
+        if record is not None and record.started_utc and record.ended_utc:
+            took = datetime.fromisoformat(record.ended_utc) - datetime.fromisoformat(record.started_utc)
+            found += took.total_seconds()
+    return found
+
+
+def _predicted(
+    plan: Plan,
+    of: Undertaking,
+    limit: SpendingLimit,
+    near: Path,
+    command: Sequence[str],
+    source: str,
+    steps: int | None,
+    launcher_s: float,
+    force: bool,
+) -> PredictedCost:
+    """Measure in a folder that goes afterwards, on the disk of ``near``."""
+    from harness.analysis.cost import PredictedCost
+    from harness.launch.apart import called_apart
+    from harness.launch.budget import prices_of
+    from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
+    from harness.launch.preparation import check_writable
+    from harness.report.cost import duration
+    from trainer.leftovers import remove, remove_leftovers, temporary_path
+
+    scenario = plan.scenario
+    check_writable(near)
+    remove_leftovers(near.parent)
+    place = temporary_path(near)
+    limit_s = limit.seconds(scenario.price_usd_per_hour)
+    print("budget: measuring the first steps of every arm", file=sys.stderr)
+    measuring = partial(measure, plan, of, place, command, source, launcher_s, force=force, limit_s=limit_s)
+    limits, arms = scenario.limits, len(plan.arms)
+    try:
+        # In a process of its own: ranks of a training are forked from one that has tokenized nothing.
+        most_s = arms * (2 * limits.start_s + 40 * limits.silence_s)
+        measured = called_apart(measuring, "budget: measuring the first steps", most_s).arms
+    except MeasurementFailed as failed:
+        if failed.status == "interrupted":
+            raise KeyboardInterrupt from failed
+        if failed.status == OVER and limit_s is not None:
+            raise InputError(f"budget: {duration(limit_s)}, but {failed}") from failed
+        raise InputError(f"budget: what it costs could not be measured: {failed}") from failed
+    finally:
+        remove(place)
+    prices = prices_of(measured, scenario_usd=scenario.price_usd_per_hour)
+    found = PredictedCost(of, scenario.name, measured, works_of(plan, of, steps), prices, limit)
+    if limit.usd is not None and found.per_hour_usd is None:
+        raise InputError(
+            "budget.usd: no price is known for what the arms run on; give price_usd_per_hour, or budget.hours"
+        )
+    return found
+
+
+def _check(predicted: PredictedCost, done: float = 0.0) -> None:
+    """Refuse what is expected to exceed its limit; warn where only the worst case does."""
+    from harness.report.cost import refusal, worst_warning
+
+    if predicted.exceeds(done):
+        raise InputError(refusal(predicted, done))
+    if not done and (line := worst_warning(predicted)) is not None:
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def stopped_line(folder: Path, cut: str | None) -> str:
+    """What to say where the budget ended it: what was kept, and how it goes on."""
+    from harness.launch.budget import read_cost
+    from harness.report.cost import outcome
+
+    found = read_cost(folder)
+    text = "" if found is None else f" {outcome(found)}"
+    if cut is None:
+        return (
+            f"harness: stopped at the budget; the last checkpoint is saved.{text} Go on with a larger budget "
+            "and --resume"
+        )
+    return (
+        f"harness: stopped at the budget; finished runs are kept.{text} Complete it with: "
+        f"harness run --resume {folder} --budget LIMIT"
+    )
+
+
+def say_cost(folder: Path) -> None:
+    """Print predicted against actual, of what had a budget and was not stopped at it."""
+    from harness.launch.budget import read_cost
+    from harness.report.cost import actual_line
+
+    if (found := read_cost(folder)) is not None and found.standing != "stopped":
+        say(actual_line(found))

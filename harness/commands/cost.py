@@ -1,0 +1,100 @@
+"""harness cost: predicts hours and money of every arm's training, or of a study, from a few steps of each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands import exit_codes
+from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan, refuse_ranks
+from harness.commands.output import say
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.analysis.cost import Undertaking
+
+OUT = "results/cost"
+MOST_USD = 1e6
+MOST_STEPS = 10_000_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario, how far each arm is trained, and what an hour costs."""
+    parser.epilog = PATHS_NOTE
+    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file, or the name of a shipped one")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="optimizer steps of each arm's training (default: the scenario's steps)"
+    )
+    price = parser.add_mutually_exclusive_group()
+    price.add_argument("--price", type=float, metavar="USD", help="what an hour of all that an arm runs on costs")
+    price.add_argument(
+        "--device-profile", metavar="NAME",
+        help="take the price of this profile (h100-sxm), for each device (default: price_usd_per_hour of the scenario, "
+        "else the profile of the device that the arm runs on)",
+    )  # fmt: skip
+    parser.add_argument("--round-up", type=float, metavar="USD", help="round the price up to a multiple of this (0.5)")
+    parser.add_argument(
+        "--study", action="store_true", help="of harness run instead: every run of every block, with its controls"
+    )
+    add_overrides(parser)
+    parser.add_argument("--out", default=OUT, metavar="DIR", help="where the measured steps go (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the prediction as JSON")
+    parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
+
+
+def cost(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Measure the first steps of every arm; print what the whole takes and costs."""
+    begun_s = time.monotonic()
+    refuse_ranks("cost")
+    _check(arguments)
+    of: Undertaking = "study" if arguments.study else "training"
+    plan = load_plan(arguments)
+    scenario = plan.scenario
+    if arguments.device_profile is not None:
+        from harness.launch.budget import profile_price
+
+        profile_price(arguments.device_profile)  # now, not when all is measured
+    from harness.analysis.cost import PredictedCost
+    from harness.launch.budget import limit_of, prices_of
+    from harness.launch.costing import MeasurementFailed, measure, works_of
+    from harness.report.cost import cost_json, lines
+
+    launcher_s = time.monotonic() - begun_s
+    source = arguments.scenario
+    try:
+        measured = measure(plan, of, Path(arguments.out), command, source, launcher_s, force=arguments.force)
+    except MeasurementFailed as failed:
+        if failed.status == "interrupted":
+            raise KeyboardInterrupt from failed
+        print(f"harness: {failed}" + (f"; its log: {failed.log}" if failed.log else ""), file=sys.stderr)
+        return exit_codes.OF_STUDY["failed"]
+    prices = prices_of(
+        measured.arms, arguments.price, arguments.device_profile, scenario.price_usd_per_hour, arguments.round_up
+    )
+    works = works_of(plan, of, arguments.steps)
+    found = PredictedCost(of, scenario.name, measured.arms, works, prices, limit_of(scenario))
+    if arguments.json:
+        say(json.dumps({**cost_json(found), "measured": str(measured.folder)}, indent=1, allow_nan=False))
+        return 0
+    for line in lines(found):
+        say(line)
+    say(f"measured: {measured.folder} (where those steps went: harness report {measured.folder})")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise InputError for an option that is no amount."""
+    if arguments.steps is not None:
+        if arguments.study:
+            raise InputError("cost: --steps is of trainings; how far the runs of a study go is its scenario's steps")
+        if not 0 < arguments.steps <= MOST_STEPS:
+            raise InputError(f"--steps: {arguments.steps}; allowed: 1 to {MOST_STEPS:,}")
+    for name in ("price", "round_up"):
+        value = getattr(arguments, name)
+        if value is not None and not (math.isfinite(value) and 0 < value <= MOST_USD):
+            raise InputError(f"--{name.replace('_', '-')}: {value:g}; allowed: more than 0, at most {MOST_USD:,.0f}")

@@ -1,0 +1,56 @@
+"""harness upload: copies the folder of a training or a study to a URL, or what of it was not copied while it ran."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands import exit_codes
+from harness.commands.output import say
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.launch.uploads import Uploaded, Uploader
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to copy, and where."""
+    parser.add_argument("folder", metavar="DIR", help="the folder of a training (harness train) or a study")
+    parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or what fsspec knows")
+
+
+def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Copy what is missing there; exit code 1 where some of it could not be."""
+    folder = Path(arguments.folder)
+    if not folder.is_dir():
+        raise InputError(f"upload: {folder}: no such folder")
+    uploader = uploader_of(folder, arguments.url)
+    uploader.begin()
+    return 0 if finish_upload(folder, uploader) else exit_codes.OF_STUDY["failed"]
+
+
+def uploader_of(folder: Path, url: str) -> Uploader:
+    """What copies ``folder``; InputError where nothing here can open ``url``."""
+    from harness.launch.uploads import Destination, Uploader
+
+    return Uploader(Destination(folder, url))
+
+
+def finish_upload(folder: Path, uploader: Uploader) -> bool:
+    """Copy what is left and say where it is, or what is not there and how it gets there; whether all of it is."""
+    print("copying what is left to upload", file=sys.stderr)
+    found = uploader.end()
+    if found.missing:
+        print(f"harness: {_missing_line(folder, found)}", file=sys.stderr)
+    else:
+        say(f"uploaded: {found.url} ({found.files:,} files)")
+    return not found.missing
+
+
+def _missing_line(folder: Path, found: Uploaded) -> str:
+    files = f"{len(found.missing):,} file{'s' * (len(found.missing) > 1)}"
+    command = shlex.join(["harness", "upload", str(folder), found.url])
+    return f"{files} not uploaded ({found.reason}); all of it is in {folder}; upload the rest with: {command}"

@@ -1,0 +1,71 @@
+"""Calls a function in a forked process: what it imports, tokenizes and starts is gone when it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from harness.launch.waiting import KILLED_S, LOOK_S, looks
+from harness.machine.lifetime import die_with_parent
+from trainer.errors import InputError
+
+Result = TypeVar("Result")
+_INTERRUPTED = 130
+
+
+def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
+    """Return what ``call`` returns, or raise what it raises, from a process of its own. Both must be picklable.
+
+    Fork before this process computes or tokenizes anything. ``limit_s``: how long it may take; InputError, naming
+    ``what``, where it takes longer or ends without a word.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(call, theirs, os.getpid()))
+    process.start()
+    theirs.close()
+    try:
+        for _ in range(looks(limit_s)):
+            if ours.poll(min(LOOK_S, limit_s)):
+                break
+        else:
+            raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
+        with suppress(EOFError):
+            found, error = pickle.loads(ours.recv_bytes())
+            if error is not None:
+                raise error
+            result: Result = found
+            return result
+        process.join(KILLED_S)
+        if process.exitcode == _INTERRUPTED:
+            raise KeyboardInterrupt
+        raise InputError(f"{what} ended with status {process.exitcode} and no word")
+    finally:
+        if process.is_alive():
+            process.join(1)
+        if process.is_alive():
+            process.terminate()  # as Ctrl-C: what it started ends with it
+            process.join(KILLED_S)
+            process.kill()
+        ours.close()
+
+
+def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:
+    die_with_parent(parent)
+    found, raised = None, None
+    try:
+        found = call()
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
+    except Exception as error:
+        raised = error
+    try:
+        answer = pickle.dumps((found, raised))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # each class says so in its own way
+        answer = pickle.dumps((None, RuntimeError(f"{raised or 'what it gave'} cannot be sent: {error}")))
+    channel.send_bytes(answer)

@@ -1,0 +1,179 @@
+"""Holds a training or a study to what may be spent on it, and keeps beside it what was predicted and what it took.
+
+``cost.json`` in its folder is rewritten as it goes, so that also one that is killed has spent what it has.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness.analysis.cost import ArmMeasurement, HourlyPrice, PredictedCost, SpendingLimit, Standing, rounded_up
+from harness.scenario.model import Scenario
+from harness.study.store import write_json
+from harness.study.validation import first_fault, made_of
+from trainer.devices.profiles import load_profile
+from trainer.errors import InputError, in_words
+from trainer.files import read_json
+
+COST = "cost.json"
+NOTE_INTERVAL_S = 10.0  # at most so much of what a killed process spent is not known
+SCHEMA = 1
+
+
+class Deadline:
+    """When a study ends in any case (CLOCK_MONOTONIC); None: when it is done. ``stopped``: it ended at that."""
+
+    def __init__(self, end_ns: int | None) -> None:
+        self._end_ns = end_ns
+        self.stopped = False
+
+    @property
+    def end_ns(self) -> int | None:
+        return self._end_ns
+
+    def begin(self, folder: Path, *, anew: bool = False) -> None:
+        """The study in ``folder`` begins."""
+
+    def note(self) -> None:
+        """It goes on."""
+
+    def end(self, *, done: bool = False) -> None:
+        """It has ended, ``done`` or not."""
+
+
+class Allowance(Deadline):
+    """What one training or study may still take, from when this is made."""
+
+    def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
+        """``used_s``: what this command has used for it already, besides ``predicted.spent_s``."""
+        super().__init__(None)
+        self._predicted = predicted
+        self._begun_s = self._noted_s = time.monotonic()
+        self._used_s = predicted.spent_s + used_s
+        self._path: Path | None = None
+        self._done = False
+
+    def begin(self, folder: Path, *, anew: bool = False) -> None:
+        """Keep what was predicted in ``folder``; from now on also what was spent. ``anew``: nothing is until now."""
+        self._path = folder / COST
+        if anew:
+            self._begun_s = time.monotonic()
+        write_json(self._path, cost_json(self.now))
+
+    @property
+    def now(self) -> PredictedCost:
+        """What was predicted, and what has been spent by now."""
+        standing: Standing = "done" if self._done else "stopped" if self.stopped else "unfinished"
+        return replace(self._predicted, spent_s=self.spent_s, standing=standing)
+
+    @property
+    def spent_s(self) -> float:
+        return self._used_s + time.monotonic() - self._begun_s
+
+    @property
+    def end_ns(self) -> int | None:
+        """When it is spent (CLOCK_MONOTONIC); None where nothing limits it."""
+        limit_s = self._predicted.limit_s
+        return None if limit_s is None else round((self._begun_s + limit_s - self._used_s) * 1e9)
+
+    def ends_before(self, ending_s: float) -> bool:
+        """Whether it would be spent before an ending of ``ending_s`` seconds is over, so that this begins now."""
+        end_ns = self.end_ns
+        return end_ns is not None and time.monotonic_ns() + ending_s * 1e9 >= end_ns
+
+    @property
+    def ending_s(self) -> float:
+        """What a training's end is expected to take: a last checkpoint, its tables, and the end of its process."""
+        return max((one.last_checkpoint.worst + one.ending_s for one in self._predicted.measured), default=0.0)
+
+    def note(self) -> None:
+        """Write what has been spent, now and then: cheap enough for every step."""
+        now_s = time.monotonic()
+        if self._path is not None and now_s - self._noted_s >= NOTE_INTERVAL_S:
+            self._noted_s = now_s
+            with suppress(OSError):  # a full disk ends the training where it is told of it
+                write_json(self._path, cost_json(self.now))
+
+    def end(self, *, done: bool = False) -> None:
+        """Write what was spent in all."""
+        if self._path is None:
+            return
+        self._done = done
+        try:
+            write_json(self._path, cost_json(self.now))
+        except OSError as error:
+            print(f"warning: {self._path}: what was spent is not written: {in_words(error)}", file=sys.stderr)
+
+
+def cost_json(predicted: PredictedCost) -> dict[str, object]:
+    """The content of cost.json."""
+    return {"schema": SCHEMA, **asdict(predicted)}
+
+
+def read_cost(folder: Path) -> PredictedCost | None:
+    """What ``folder`` says was predicted and spent; None where it says nothing. InputError for a damaged file."""
+    path = folder / COST
+    try:
+        content = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise InputError(f"{path}: expected an object with schema {SCHEMA}")
+    try:
+        found = made_of(PredictedCost, content)
+    except ValidationError as error:
+        raise InputError(f"{path}: {first_fault(error)}") from error
+    if not len(found.measured) == len(found.work) == len(found.prices) or not all(
+        one.plain_s for one in found.measured
+    ):
+        raise InputError(f"{path}: its arms do not belong together")
+    return found
+
+
+def limit_of(scenario: Scenario) -> SpendingLimit | None:
+    """What the scenario allows to be spent, if it says."""
+    budget = scenario.budget
+    return None if budget is None else SpendingLimit(budget.usd, budget.hours)
+
+
+def prices_of(
+    arms: tuple[ArmMeasurement, ...],
+    given_usd: float | None = None,
+    profile: str | None = None,
+    scenario_usd: float | None = None,
+    round_up_usd: float | None = None,
+) -> tuple[HourlyPrice | None, ...]:
+    """What an hour of each arm costs: as given, else of a named device profile, else as the scenario says, else of the
+    profile of the device that it ran on. A price that is given is for all that the arm runs on, a profile's for each
+    device. Raises InputError where the named profile has none."""
+    named = None if profile is None else profile_price(profile)
+    found: list[HourlyPrice | None] = []
+    for arm in arms:
+        if given_usd is not None:
+            price: HourlyPrice | None = HourlyPrice(given_usd, "option")
+        elif named is not None:
+            price = replace(named, devices=arm.devices)
+        elif scenario_usd is not None:
+            price = HourlyPrice(scenario_usd, "scenario")
+        elif arm.profile is not None and arm.profile_usd:
+            price = HourlyPrice(arm.profile_usd, "device", arm.devices, arm.profile)
+        else:
+            price = None
+        found.append(None if price is None else rounded_up(price, round_up_usd))
+    return tuple(found)
+
+
+def profile_price(name: str) -> HourlyPrice:
+    """What an hour of one device of that profile costs; InputError where it has no price."""
+    profile = load_profile(name)
+    if profile.price_per_hour_usd is None:
+        raise InputError(f"--device-profile {name}: it has no price ({profile.price.why}); give --price USD")
+    return HourlyPrice(profile.price_per_hour_usd, "profile", 1, profile.name)

@@ -1,0 +1,277 @@
+"""Measures a few steps of every arm as a small study, for the prediction of what a training or a study costs.
+
+Each arm runs once, in a process of its own, under the ledger, with its real configuration: model, data path, workers,
+accumulation, ranks. Only how far it goes differs: 20 steps, or as many as leave 10 after those that used batches built
+while the run was starting. Where checkpoints are saved, one more step saves one, and a few more show what that costs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.analysis.cost import AFTER, STEPS, WORST_OF, ArmMeasurement, ArmWork, Undertaking, training_work
+from harness.launch.block import plan_repetitions
+from harness.launch.budget import Deadline
+from harness.launch.child import EVALUATED
+from harness.launch.study import run_study
+from harness.scenario.model import ProbesConfig
+from harness.study.contract import PROFILED
+from harness.study.store import StudyFolder
+from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.launch.training_progress import Goal
+    from harness.scenario.plan import Arm, Plan
+    from harness.study.run_data import RunData
+
+ALONE = ProbesConfig(host=False, nvml=False)  # no sampler stands beside a training
+
+
+OVER = "over"  # the status of a measurement that took longer than it might
+
+
+class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
+    """An arm did not get through the few steps that were to be measured. ``status``: failed, interrupted or over.
+
+    ``log``: where its log lies, if it has one.
+    """
+
+    def __init__(self, text: str, status: str, log: str = "") -> None:
+        super().__init__(text, status, log)  # all of them: it may be sent to another process
+        self.status, self.log = status, log
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class ShortStudy:
+    """What every arm took, and the small study in which it was measured."""
+
+    folder: Path
+    arms: tuple[ArmMeasurement, ...]
+
+
+def measure(
+    plan: Plan,
+    of: Undertaking,
+    out: Path,
+    command: Sequence[str],
+    source: str,
+    launcher_s: float,
+    *,
+    force: bool = False,
+    limit_s: float | None = None,
+) -> ShortStudy:
+    """Run a few steps of every arm of ``plan`` that ``of`` needs, in a study under ``out``.
+
+    ``launcher_s``: what the command took until now. ``limit_s``: how long the measurement may take. Raises InputError
+    as a study does, and MeasurementFailed.
+    """
+    arms = arms_of(plan, of)
+    for arm in arms:
+        if arm.config.launch is not None and arm.config.launch.slurm is not None:
+            raise InputError(
+                "cost: launch.slurm: steps are measured where the command is started; call it within a job, and give "
+                "--set launch.slurm=null"
+            )
+    short = tuple(replace(arm, config=short_config(arm.config, trains=of == "training")) for arm in arms)
+    probes = ALONE if of == "training" else plan.scenario.probes
+    asked = {
+        "question": "How long does a step of each arm take?",
+        "repeats": 1,
+        "interleave": "runs",
+        "probes": probes.model_copy(update={"torch_profiler": None, "py_spy": None, "calibrate": False}),
+        "isolated_baseline": None,
+        "claims": [],
+        "whatif": [],
+        "track": [],
+        "budget": None,
+    }
+    names = tuple(arm.name for arm in short)
+    small = replace(plan, scenario=plan.scenario.model_copy(update=asked), arms=short, comparisons=(), blocks=(names,))
+    until = None if limit_s is None else Deadline(time.monotonic_ns() + round(limit_s * 1e9))
+    outcome = run_study(small, out, command, source, force=force, until=until)
+    if outcome.cut is not None:
+        raise MeasurementFailed(f"its first steps were not over within that time: {outcome.cut}", OVER)
+    folder = StudyFolder(outcome.folder)
+    found = {run.record.arm: run for run in folder.runs()}
+    for name in names:
+        record = found[name].record if name in found else None
+        if record is None or record.status != "done":
+            why = "it did not run" if record is None else record.error or record.status
+            raise MeasurementFailed(f"arm {name}: {why}", outcome.status, str(folder.run(name, 0) / "log.txt"))
+    return ShortStudy(outcome.folder, tuple(arm_measurement(found[name], launcher_s) for name in names))
+
+
+def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
+    """The arms that are trained, or every arm and control of a study but for profiled runs."""
+    if of == "training":
+        return tuple(arm for arm in plan.arms if arm.control is None)
+    return tuple(arm for arm in plan.arms if arm.control != PROFILED)
+
+
+def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
+    """``config`` for as many steps as are measured; ``trains``: a checkpoint is saved in any case."""
+    plain = _plain_steps(config)
+    saves = saves_checkpoints(config, trains)
+    checkpoint = config.checkpoint or CheckpointConfig()
+    optimizer = config.optimizer
+    if optimizer.schedule != "constant" and optimizer.schedule_steps is None:
+        whole = config.warmup_steps + config.steps
+        optimizer = optimizer.model_copy(update={"schedule_steps": whole})
+    evaluation = config.evaluation
+    if evaluation is not None and evaluation.every_steps is not None:
+        evaluation = evaluation.model_copy(update={"every_steps": plain})
+    warmup = 1 if config.data.chooses_workers else _warmup_steps(config)
+    return config.model_copy(
+        update={
+            "optimizer": optimizer,
+            "evaluation": evaluation,
+            # Of step number `plain`: the steps before it, from 0, are the plain ones.
+            "checkpoint": checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
+            if saves
+            else None,
+            "warmup_steps": 0,
+            "steps": plain + (1 + AFTER if saves else 0) - warmup,
+        }
+    )
+
+
+def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
+    """Whether runs of ``config`` save any: an emulated device has no state, and data alone none either."""
+    has_state = config.compute.emulated is None and config.compute.work != "none"
+    return has_state and (trains or config.checkpoint is not None)
+
+
+def _warmup_steps(config: TrainerConfig) -> int:
+    """Steps that may use batches which were built, or begun, before the first step."""
+    workers = (os.cpu_count() or 1) if config.data.chooses_workers else config.data.workers
+    return workers * config.data.prefetch + 1
+
+
+def _plain_steps(config: TrainerConfig) -> int:
+    return max(STEPS, _warmup_steps(config) + WORST_OF)
+
+
+def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
+    """What the tables and the record of a short run say."""
+    record = run.record
+    config = TrainerConfig.model_validate(record.config)
+    table = run.step_columns(["step", "start_ns", "wall_ns", "checkpoint_ns"])
+    assert table is not None
+    walls_s = [one / 1e9 for one in table["wall_ns"].to_pylist()]
+    saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
+    checkpoint = next((step for step, seconds in enumerate(saved_s) if seconds > 0), None)
+    end_ns = table["start_ns"][-1].as_py() + table["wall_ns"][-1].as_py()
+    passes = [] if run.evaluations is None else run.evaluations.select(["start_ns", "end_ns"]).to_pylist()
+    at_end_s = sum((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["start_ns"] >= end_ns)
+    facts = record.facts
+    asynchronous = config.ranks == 1 and config.checkpoint is not None and config.checkpoint.asynchronous
+    writing_s = (facts.checkpoint_writing_ns or 0) / 1e9
+    after_s = 0.0 if checkpoint is None else sum(walls_s[checkpoint + 1 :])
+    left_s = max(0.0, writing_s - after_s) if asynchronous else 0.0
+    import_s = (record.import_ns or 0) / 1e9
+    return ArmMeasurement(
+        arm=record.arm,
+        steps_s=tuple(walls_s),
+        unsettled=_warmup_steps(config),
+        startup_s=max(0.0, (record.startup_ns or 0) / 1e9 - import_s),
+        ending_s=max(0.0, (record.ending_ns or 0) / 1e9 - at_end_s - left_s),
+        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes),
+        checkpoint=checkpoint,
+        saving_s=0.0 if checkpoint is None else saved_s[checkpoint],
+        writing_s=writing_s,
+        asynchronous=asynchronous,
+        import_s=import_s,
+        launcher_s=launcher_s,
+        device=facts.device or "",
+        emulated=bool(facts.emulated),
+        devices=facts.device_count or 1,
+        profile=facts.profile,
+        profile_usd=facts.price_per_hour_usd,
+    )
+
+
+def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
+    """What training an arm for ``steps`` steps consists of (harness train)."""
+    checkpoint = config.checkpoint or CheckpointConfig()
+    saves = saves_checkpoints(config, trains=True)
+    every_s = None if checkpoint.every_steps is not None else 60.0 * checkpoint.interval_minutes
+    work = training_work(
+        steps,
+        config.evaluation is not None,
+        None if config.evaluation is None else config.evaluation.every_steps,
+        checkpoint.every_steps,
+        every_s,
+    )
+    return work if saves else replace(work, checkpoint_every_steps=None, checkpoint_every_s=None, last_checkpoint=False)
+
+
+def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
+    """What each arm and control does in all blocks of a study, in the order of :func:`arms_of`.
+
+    Profiled runs count as steps of the arm that they are of; what profilers themselves take is not known.
+    """
+    asked = plan.scenario.interleave
+    interleave = "slices" if asked == "auto" else asked  # whose repetitions have more warm-up steps
+    found: list[ArmWork] = []
+    for arm in arms_of(plan, "study"):
+        config = arm.config
+        repetitions = plan_repetitions(config, interleave, plan.scenario.slice_steps)
+        steps = config.warmup_steps + repetitions.total_steps
+        blocks = sum(names.count(arm.name) for names in plan.blocks)
+        evaluation = config.evaluation if arm.control in EVALUATED else None
+        work = training_work(
+            steps,
+            evaluation is not None,
+            None if evaluation is None else evaluation.every_steps,
+            None if config.checkpoint is None else config.checkpoint.every_steps,
+            None
+            if config.checkpoint is None or config.checkpoint.every_steps is not None
+            else 60.0 * config.checkpoint.interval_minutes,
+        )
+        profiled = any(one.control == PROFILED and one.of == arm.name for one in plan.arms)
+        found.append(
+            replace(
+                work,
+                steps=steps * blocks + (_profiled_steps(plan.scenario.probes) if profiled else 0),
+                starts=blocks + profiled,
+                imports=blocks if not found else 0,
+                launches=0,
+                passes=work.passes * blocks,
+                last_checkpoint=False,
+                other_s=2 * plan.scenario.probes.py_spy.seconds if profiled and plan.scenario.probes.py_spy else 0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _profiled_steps(probes: ProbesConfig) -> int:
+    profiler = probes.torch_profiler
+    return 0 if profiler is None else (profiler.wait + profiler.warmup + profiler.active) * profiler.repeat
+
+
+def steps_of(goal: Goal, config: TrainerConfig) -> int:
+    """How many steps a training to ``goal`` takes; InputError for epochs, whose length is not known beforehand."""
+    if goal.steps is not None:
+        return goal.steps
+    if goal.tokens is None:
+        raise InputError(
+            "--epochs: how many steps they take is not known before; allowed with a budget: --steps, --tokens"
+        )
+    batch = config.data.batch_size * config.data.sequence_length * config.optimizer.accumulation * config.ranks
+    return -(-goal.tokens // batch)
+
+
+def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
+    """What is to be done with each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's."""
+    if of == "study":
+        return work_of_study(plan)
+    return tuple(work_of_training(arm.config, steps or arm.config.steps) for arm in arms_of(plan, of))

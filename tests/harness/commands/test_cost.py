@@ -1,0 +1,247 @@
+"""harness cost, and budgets of harness train and harness run, through the command line."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from harness.analysis.cost import ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
+from harness.launch.budget import COST, Deadline, cost_json, read_cost
+from harness.launch.study import run_study
+from harness.scenario.load import load_scenario
+from harness.scenario.plan import make_plan
+from harness.study.store import StudyFolder, write_json
+from tests.commands import Done, fork_servers, harness
+from tests.trainer.data.conftest import make_texts, write_parquet
+
+SCENARIO = """\
+name: small
+question: What does it cost?
+base:
+  model: {{layers: 1, width: 32, heads: 2}}
+  data:
+    corpus: {{parquet: {corpus}}}
+    tokenizer: {{train: {{vocab_size: 300}}}}
+    path: text-stream
+    sequence_length: 16
+    batch_size: 3
+  compute: {{device: cpu, threads: 1}}
+  evaluation: {{every_steps: 50, fraction: 0.2, batches: 1}}
+  checkpoint: {{every_steps: 50}}
+  warmup_steps: 2
+  steps: 6
+arms: {{plain: null, other: {{data.path: tokens-padded, data.workers: 1, data.prefetch: 2}}}}
+repeats: 2
+slice_steps: 3
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    path = tmp_path / "small.yaml"
+    path.write_text(SCENARIO.format(corpus=corpus))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks git for the commit starts a process."""
+    for module in ("training", "study"):
+        monkeypatch.setattr(f"harness.launch.{module}.record_environment", dict)
+
+
+def refused(done: Done) -> str:
+    """The one line of a command that was refused."""
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("harness: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.mark.slow
+def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path, scenario: str) -> None:
+    """Each figure is what the tables of the small study say, multiplied."""
+    done = harness("cost", scenario, "--steps", "1000", "--price", "3600", "--out", str(tmp_path / "cost"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    runs = {run.record.arm: run for run in StudyFolder(Path(found["measured"])).runs()}
+    assert [one["arm"] for one in found["arms"]] == ["plain", "other"]
+    for one, first in zip(found["arms"], (1, 3), strict=True):  # a worker with 2 batches prefetched steps 0 to 2
+        run = runs[one["arm"]]
+        assert run.steps is not None
+        walls_s = [wall / 1e9 for wall in run.steps["wall_ns"].to_pylist()]
+        assert len(walls_s) == 26
+        saved = [step for step, wall in enumerate(run.steps["checkpoint_ns"].to_pylist()) if wall]
+        assert saved == [20]
+        assert one["step_s"]["likely"] == pytest.approx(median(walls_s[first:20]))
+        assert one["step_s"]["worst"] == pytest.approx(max(walls_s[10:20]))
+        assert one["parts"]["steps"] == pytest.approx(walls_s[0] + 999 * median(walls_s[first:20]))
+        assert run.evaluations is not None
+        last = run.evaluations.to_pylist()[-1]
+        assert len(run.evaluations) == 2
+        assert one["parts"]["passes"] == pytest.approx(20 * (last["end_ns"] - last["start_ns"]) / 1e9)
+        record = run.record
+        assert record.startup_ns is not None
+        assert record.import_ns is not None
+        assert record.facts.checkpoint_writing_ns is not None
+        assert one["parts"]["startup"] >= record.startup_ns / 1e9
+        assert one["seconds"]["likely"] == pytest.approx(sum(one["parts"].values()))
+        assert one["usd"] == pytest.approx(one["seconds"]["likely"])
+    assert found["seconds"]["likely"] == pytest.approx(sum(one["seconds"]["likely"] for one in found["arms"]))
+    assert not list(Path(found["measured"]).glob("runs/*/*/checkpoints"))
+
+
+@pytest.mark.slow
+def test_of_an_emulated_device_it_takes_the_price_of_its_profile(tmp_path: Path, scenario: str) -> None:
+    emulated = "compute={device: {emulated: gh200}, precision: bf16}"
+    words = ["--arm", "plain", "--set", emulated, "--set", "evaluation=null", "--set", "checkpoint=null"]
+    done = harness("cost", scenario, *words, "--round-up", "1", "--study", "--out", str(tmp_path / "cost"))
+    assert done.returncode == 0, done.stderr
+    assert "rounded up from" in done.stdout
+    assert "is emulated" in done.stdout
+    assert "preparing the data and writing the report are not in it" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_training_beyond_its_budget_does_not_start(tmp_path: Path, scenario: str) -> None:
+    out = tmp_path / "out" / "plain"
+    words = ["train", scenario, "--arm", "plain", "--out", str(out), "--set"]
+    dear = harness(*words, "budget={usd: 5}", "--set", "price_usd_per_hour=1.5", "--steps", "2000000000")
+    line = refused(dear)
+    assert "budget: 5.00 USD, which is 3.33 h, but it is expected to take" in line
+    assert "plain: 1,999,999,999 steps x " in line
+    assert not out.exists()
+    assert not list(out.parent.glob(".*"))
+    unpriced = refused(harness(*words, "budget={usd: 5}", "--steps", "10"))
+    assert "no price is known" in unpriced
+    short = refused(harness(*words, "budget={hours: 1e-7}", "--steps", "10"))
+    assert "its first steps were not over within that time" in short
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_training_within_its_budget_says_what_was_predicted_and_what_it_took(tmp_path: Path, scenario: str) -> None:
+    out = tmp_path / "out"
+    words = ["train", scenario, "--arm", "plain", "--out", str(out), "--steps", "60", "--set", "budget={hours: 10}"]
+    done = harness(*words)
+    assert done.returncode == 0, done.stderr
+    found = read_cost(out)
+    assert found is not None
+    assert found.standing == "done"
+    assert found.spent_s > sum(found.measured[0].plain_s)
+    assert "cost: predicted " in done.stdout
+    report = harness("report", str(out), "--format", "md")
+    assert "## What it cost" in report.stdout
+    assert json.loads((out / "summary.json").read_text())["cost"]["standing"] == "done"
+    (out / COST).write_text("{")
+    assert harness("report", str(out)).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: Path, scenario: str) -> None:
+    """It was predicted to take no time at all."""
+    out = tmp_path / "out"
+    out.mkdir()
+    instant = ArmMeasurement("plain", (0.0, *[1e-12] * 19), 1, 0.0, 0.0)
+    predicted = PredictedCost("training", "small", (instant,), (ArmWork(10**9),), (None,), SpendingLimit(hours=1))
+    write_json(out / COST, cost_json(predicted))
+    words = ["train", scenario, "--arm", "plain", "--out", str(out), "--set"]
+    stopped = harness(*words, "budget={hours: 0.002}", "--steps", "1000000000")
+    assert stopped.returncode == 1, stopped.stderr
+    assert "stopped at the budget; the last checkpoint is saved" in stopped.stderr
+    found = read_cost(out)
+    assert found is not None
+    assert found.standing == "stopped"
+    steps = len((out / "losses.csv").read_text().splitlines()) - 1
+    assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
+    again = refused(harness(*words, "budget={hours: 0.0001}", "--steps", str(steps + 5), "--resume"))
+    assert "spent + " in again
+    done = harness(*words, "budget={hours: 1}", "--steps", str(steps + 5), "--resume")
+    assert done.returncode == 0, done.stderr
+    after = read_cost(out)
+    assert after is not None
+    assert after.spent_s > found.spent_s
+    assert after.standing == "done"
+
+
+@pytest.mark.slow
+def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path: Path, scenario: str) -> None:
+    words = ["--set", "evaluation=null", "--set", "checkpoint=null", "--set", "steps=3"]
+    refusal = refused(harness("run", scenario, *words, "--budget", "1s", "--out", str(tmp_path / "out")))
+    assert refusal.startswith("harness: budget: ")
+    assert list((tmp_path / "out").iterdir()) == []
+    plan = make_plan(load_scenario(scenario, words[1::2]), scenario)
+    with fork_servers.shared():
+        cut = run_study(plan, tmp_path / "cut", [], scenario, until=Deadline(time.monotonic_ns()))
+    assert cut.status == "interrupted"
+    assert cut.cut is not None
+    assert len(StudyFolder(cut.folder).read_study().order) == 2  # nothing of the plan is forgotten
+    done = harness("run", scenario, *words, "--budget", "10h", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "cost: predicted " in done.stdout
+    (folder,) = (tmp_path / "out" / "small").iterdir()
+    found = read_cost(folder)
+    assert found is not None
+    assert (found.standing, found.of, found.limit) == ("done", "study", SpendingLimit(hours=10))
+    # As if it had been killed before its last run, with all of another budget spent.
+    (folder / "runs/plain/1/run.json").unlink()
+    write_json(folder / COST, cost_json(replace(found, spent_s=40_000.0, standing="unfinished")))
+    assert "spent + " in refused(harness("run", "--resume", str(folder)))
+    resumed = harness("run", "--resume", str(folder), "--budget", "20h")
+    assert resumed.returncode == 0, resumed.stderr
+    after = read_cost(folder)
+    assert after is not None
+    assert (after.standing, after.limit) == ("done", SpendingLimit(hours=20))
+    assert after.spent_s > 40_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cost", "--steps", "0"], "--steps: 0; allowed: 1 to"),
+        (["cost", "--steps", "5", "--study"], "--steps is of trainings"),
+        (["cost", "--price", "nan"], "--price: nan; allowed: more than 0"),
+        (["cost", "--price", "-1"], "--price: -1; allowed: more than 0"),
+        (["cost", "--round-up", "inf"], "--round-up: inf; allowed: more than 0"),
+        (["cost", "--device-profile", "a100-80gb-pcie"], "it has no price"),
+        (["cost", "--device-profile", "h101"], "unknown device profile 'h101'"),
+        (["cost", "--set", "budget={}"], "limits nothing; give usd, hours or both"),
+        (["cost", "--set", "budget={hours: 0}"], "budget.hours"),
+        (["cost", "--set", "price_usd_per_hour=-2"], "price_usd_per_hour"),
+        (["run", "--budget", "soon"], "--budget 'soon': allowed: a time (6h, 90m, 30s), an amount (20usd), or none"),
+        (["run", "--budget", "0usd"], "--budget '0usd': allowed"),
+        (
+            ["train", "--arm", "plain", "--epochs", "1", "--set", "budget={hours: 1}"],
+            "--epochs: how many steps they take",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path: Path, scenario: str, words: list[str], message: str) -> None:
+    out = tmp_path / "out"
+    assert message in refused(harness(words[0], scenario, *words[1:], "--out", str(out)))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"schema": 1}',
+        '{"schema": 1, "of": "study", "scenario": "x", "measured": [], "work": [{"steps": 1}], "prices": []}',
+        "\0",
+    ],
+)
+def test_a_damaged_prediction_is_one_line(tmp_path: Path, content: str) -> None:
+    from trainer.errors import InputError
+
+    (tmp_path / COST).write_text(content)
+    with pytest.raises(InputError, match=r"cost\.json: "):
+        read_cost(tmp_path)

@@ -1,0 +1,249 @@
+"""Copies of a training's folder behind a URL: whole, tried again, never in the way; against fsspec, and S3 by moto."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from harness.launch import uploads
+from harness.launch.uploads import KEPT, Destination, Uploader
+from tests.commands import harness
+from tests.trainer.data.conftest import make_texts, write_parquet
+from trainer.errors import InputError
+
+SCENARIO = """\
+name: small
+question: Does it train?
+base:
+  model: {{layers: 1, width: 32, heads: 2}}
+  data:
+    corpus: {{parquet: {corpus}}}
+    tokenizer: {{train: {{vocab_size: 300}}}}
+    path: text-stream
+    sequence_length: 16
+    batch_size: 3
+  compute: {{device: cpu, threads: 1}}
+  checkpoint: {{every_steps: 5, keep: 1}}
+arms: {{plain: null}}
+"""
+
+
+class Flaky(MemoryFileSystem):  # type: ignore[misc]
+    """A server that refuses to write as often as it is told to."""
+
+    protocol = "flaky"
+    store: dict[str, Any] = {}  # noqa: RUF012  # of the class, as MemoryFileSystem has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    refusals = 0
+
+    def _open(self, path: str, mode: str = "rb", **settings: Any) -> Any:
+        if "w" in mode and Flaky.refusals > 0:
+            Flaky.refusals -= 1
+            raise OSError("the server is busy")
+        return super()._open(path, mode, **settings)
+
+
+@pytest.fixture(autouse=True)
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Empty ones, and no time between attempts."""
+    monkeypatch.setattr(uploads, "PAUSE_S", 0.0)
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    yield
+    Flaky.refusals = 0
+    Flaky.store.clear()
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As a training leaves it."""
+    place = tmp_path / "training"
+    for step in (5, 10):
+        checkpoint = place / f"checkpoints/step-{step:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "checkpoint.json").write_text(f"{step}")
+        (checkpoint / "state.pt").write_bytes(bytes(step))
+    (place / "losses.csv").write_text("step,tokens,loss\n")
+    (place / ".lock").touch()
+    (place / "checkpoints/.step-00000015.0.tmp").mkdir()
+    (place / "checkpoints/.step-00000015.0.tmp/state.pt").write_bytes(b"half")
+    return place
+
+
+def copied(url: str) -> dict[str, bytes]:
+    """What lies behind a URL, by its path there."""
+    filesystem, root = fsspec.url_to_fs(url)
+    return {path.removeprefix(f"{root}/"): filesystem.cat_file(path) for path in filesystem.find(root)}
+
+
+def here(folder: Path) -> dict[str, bytes]:
+    """What of a folder is to be copied."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path for path in files}
+    return {name: path.read_bytes() for name, path in names.items() if "/." not in f"/{name}" and name != KEPT}
+
+
+def ended(folder: Path, url: str) -> uploads.Uploaded:
+    uploader = Uploader(Destination(folder, url))
+    uploader.begin()
+    return uploader.end(60)
+
+
+@pytest.mark.parametrize("scheme", ["memory://bucket", "flaky://bucket", "file://"])
+def test_all_of_it_is_there_and_only_what_is_new_is_copied_again(folder: Path, tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}{tmp_path}/there/" if scheme == "file://" else f"{scheme}/there/"
+    found = ended(folder, url)
+    assert (found.files, found.missing) == (5, ())
+    assert copied(url.rstrip("/")) == here(folder)
+    (folder / "losses.csv").write_text("step,tokens,loss\n0,1,2.5\n")
+    again = Destination(folder, url)
+    assert again.missing() == ["losses.csv"]
+    for old in (folder / "checkpoints/step-00000005").iterdir():
+        old.unlink()
+    assert again.copy_all(lambda _: True)
+    assert copied(url.rstrip("/")) == here(folder)
+    assert Destination(folder, f"{url}/elsewhere").missing() == sorted(
+        here(folder), key=lambda name: ("checkpoint.json" in name, name)
+    )
+
+
+def test_a_checkpoint_is_said_to_be_whole_after_its_files(folder: Path) -> None:
+    names = Destination(folder, "memory://bucket/there").missing()
+    assert [name.rpartition("/")[2] for name in names] == [
+        *("state.pt", "state.pt", "losses.csv", "checkpoint.json", "checkpoint.json")
+    ]
+
+
+def test_a_failed_copy_is_tried_again_a_few_times(folder: Path) -> None:
+    Flaky.refusals = uploads.ATTEMPTS - 1
+    assert ended(folder, "flaky://bucket/there").missing == ()
+    assert copied("flaky://bucket/there") == here(folder)
+
+
+def test_what_cannot_be_copied_stays_here_and_is_named(folder: Path) -> None:
+    before = here(folder)
+    Flaky.refusals = 10**6
+    done = harness("upload", str(folder), "flaky://bucket/there")
+    assert done.returncode == 1
+    assert here(folder) == before
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("harness: ")]
+    assert "5 files not uploaded (" in line
+    assert "the server is busy" in line
+    command = line.rpartition("upload the rest with: ")[2].split()
+    Flaky.refusals = 3
+    assert harness(*command[1:]).returncode == 0
+    assert copied("flaky://bucket/there") == before
+
+
+def test_asking_never_waits_for_a_server_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    copy = Destination._copy
+
+    def hanging(self: Destination, name: str) -> None:
+        answered.wait(60)
+        copy(self, name)
+
+    monkeypatch.setattr(Destination, "_copy", hanging)
+    uploader = Uploader(Destination(folder, "memory://bucket/there"))
+    uploader.begin()
+    for _ in range(1000):
+        uploader.ask()
+    found = uploader.end(0.01)
+    assert len(found.missing) == 5
+    assert found.reason == "it took longer than 0.01 s"
+    answered.set()
+    uploader._thread.join(60)
+    assert copied("memory://bucket/there") == here(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"url": "memory://bucket/there", "files": {"losses.csv": 3}}'])
+def test_after_damage_everything_is_copied_again(folder: Path, content: str) -> None:
+    (folder / KEPT).write_text(content)
+    assert len(Destination(folder, "memory://bucket/there").missing()) == 5
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("there", "upload: there: not a URL; give one"),
+        ("nosuch://there", "upload: nosuch://: "),
+        ("s3://me:secret@bucket/x", "holds no credentials"),
+        ("file://{folder}/in/it", "would be copied into itself"),
+    ],
+)
+def test_a_url_that_cannot_be_is_one_line(folder: Path, url: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        Destination(folder, url.format(folder=folder))
+    assert "secret" not in str(raised.value)
+
+
+def trained(tmp_path: Path, url: str, *words: str, **environment: str) -> Path:
+    """Train a few steps with an upload, in this process; the folder."""
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
+    out = tmp_path / "out"
+    words = ("train", str(tmp_path / "small.yaml"), "--out", str(out), "--upload", url, "--steps", "12", *words)
+    done = harness(*words, **environment)
+    assert done.returncode == 0, done.stderr
+    assert f"uploaded: {url} (" in done.stdout
+    return out
+
+
+@pytest.mark.slow
+def test_a_training_is_copied_with_its_last_checkpoint_and_curve(tmp_path: Path) -> None:
+    Flaky.refusals = 2
+    out = trained(tmp_path, "flaky://bucket/run")
+    there = copied("flaky://bucket/run")
+    assert there == here(out)
+    assert {"losses.csv", "loss.png", "study.json", "checkpoints/step-00000012/checkpoint.json"} <= there.keys()
+    assert not any("step-00000005" in name for name in there)  # one is kept, there as here
+    assert json.loads((out / KEPT).read_text())["url"] == "flaky://bucket/run"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of a server of this process' own."""
+    server = pytest.importorskip(
+        "moto.server", reason="moto is not installed: pip install 'llm-training-harness[s3-test]'"
+    )
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.mark.slow
+def test_s3_takes_it_all_and_trains_again_on_what_lies_there(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.fs as fs
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    address = s3.removeprefix("http://")
+    server = fs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1", allow_bucket_creation=True)
+    server.create_dir("trainings")
+    out = trained(tmp_path, "s3://trainings/small/run")
+    below = server.get_file_info(fs.FileSelector("trainings/small/run", recursive=True))
+    there = {
+        one.path.removeprefix("trainings/small/run/"): server.open_input_stream(one.path).read()
+        for one in below
+        if one.type == fs.FileType.File
+    }
+    assert there == here(out)
+    lost = harness("upload", str(out), "s3://no-such-bucket/run")
+    assert lost.returncode == 1
+    assert "not uploaded (" in lost.stderr
