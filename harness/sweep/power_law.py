@@ -150,7 +150,7 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
     if 2 * half > math.log(WIDEST):
         return NoExtrapolation(size, "interval", math.exp(min(2 * half, 700.0)))
     centre = law.intercept + law.slope * math.log(size)
-    return Extrapolation(size, *(math.exp(one) for one in (centre, centre - half, centre + half)), beyond)
+    return Extrapolation(size, math.exp(centre), math.exp(centre - half), math.exp(centre + half), beyond)
 
 
 def _variances(optima: Sequence[LearningRateOptimum]) -> NDArray[np.float64]:
