@@ -1,0 +1,125 @@
+"""Makes the sentences about a projection: what the line through the optima predicts, or why it predicts nothing."""
+
+from __future__ import annotations
+
+import math
+
+from harness.report.words import count
+from harness.sweep.fit import LearningRateOptimum
+from harness.sweep.messages import rate
+from harness.sweep.power_law import (
+    FARTHEST,
+    MIN_R2,
+    MIN_SIZES,
+    WIDEST,
+    WIDEST_SLOPE,
+    Extrapolation,
+    NoExtrapolation,
+    NoPowerLaw,
+    PowerLaw,
+)
+from harness.sweep.projected import Projection
+from harness.sweep.sizes import Unit
+
+_OF: dict[Unit, str] = {
+    "parameters": "parameters without embeddings and output projection",
+    "tokens": "tokens",
+    "width": "channels",
+}
+
+
+def size_of(size: float, unit: Unit) -> str:
+    """``1,327,104 parameters without embeddings and output projection``."""
+    return f"{size:,.0f} {_OF[unit]}"
+
+
+def conclusion(found: Projection) -> list[str]:
+    """What is predicted for the sweep's own size, or in bold why nothing is."""
+    if found.unit == "width":
+        return _over_widths(found)
+    if isinstance(found.prediction, Extrapolation):
+        return [_predicted(found.prediction, found.unit), *law_of(found)]
+    return [f"**Nothing is extrapolated to {size_of(found.target, found.unit)}: {_why_not(found)}.**", *law_of(found)]
+
+
+def law_of(found: Projection) -> list[str]:
+    """The line through the optima, where there is one."""
+    law = found.law
+    if not isinstance(law, PowerLaw):
+        return []
+    return [
+        f"Over {law.sizes} sizes ({law.smallest:,.0f} to {size_of(law.largest, found.unit)}) the best rate changes as "
+        f"the size to the power {law.slope:.3f} (95 % interval {law.slope_low:.3f} to {law.slope_high:.3f}; "
+        f"R2 {law.r2:.3f})."
+    ]
+
+
+def hypothesis(found: Projection, mup: str | None) -> str:
+    """What must be true for the chosen rate to be the best one at the sweep's own size. ``mup``: the section of it."""
+    if found.unit == "width":
+        return (
+            f"Transfer hypothesis: under maximal update parametrization the best rate at {found.target:,.0f} channels is "
+            f"that of the narrow model. It holds for a model that is trained with model.mup {mup}, with the same depth, "
+            "batch size and number of steps: over these the best rate may change, also under mup."
+        )
+    what = "models" if found.unit == "parameters" else "trainings"
+    where = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
+    return (
+        f"Transfer hypothesis: the power law of the searched {what} holds {where} them, at "
+        f"{size_of(found.target, found.unit)}. This sweep trains nothing of that size, and does not test it."
+    )
+
+
+def _predicted(one: Extrapolation, unit: Unit) -> str:
+    beyond = ""
+    if one.beyond:
+        beyond = f", {one.beyond:.2g} times as far from the searched sizes as they span (in logarithms)"
+    return (
+        f"Chosen learning rate: {rate(one.learning_rate)}, projected to {size_of(one.size, unit)}{beyond} "
+        f"(95 % prediction interval {rate(one.ci_low)} to {rate(one.ci_high)})."
+    )
+
+
+def _why_not(found: Projection) -> str:
+    law, refused = found.law, found.prediction
+    if isinstance(law, NoPowerLaw):
+        edge = "" if not law.left_out else f", and {count(law.left_out, 'more')} only at an end of them"
+        return f"{count(law.sizes, 'size')} have an optimum inside the tried rates{edge}; a line needs {MIN_SIZES}"
+    assert isinstance(refused, NoExtrapolation)
+    if refused.reason == "scatter":
+        return (
+            f"the optima follow no line (R2 {refused.figure:.2f}, below {MIN_R2:g}; they lie off it by a factor of "
+            f"{math.exp(law.residual):.2f})"
+        )
+    if refused.reason == "slope":
+        return f"the power is known to +-{refused.figure:.2f} only; allowed: +-{WIDEST_SLOPE:g}"
+    if refused.reason == "too-far":
+        return (
+            f"that is {refused.figure:.2g} times as far from the searched sizes as they span (in logarithms); allowed: "
+            f"{FARTHEST:g}"
+        )
+    return f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}"
+
+
+def _over_widths(found: Projection) -> list[str]:
+    largest = found.largest
+    if largest is None:
+        return ["**Nothing is transferred: no width has an optimum inside the rates that were tried.**"]
+    optimum = largest.optimum
+    assert isinstance(optimum, LearningRateOptimum)
+    lines = [
+        f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)}, for "
+        f"the model of {size_of(found.target, found.unit)} with the same model.mup."
+    ]
+    law = found.law
+    if isinstance(law, PowerLaw):
+        level = law.slope_low <= 0 <= law.slope_high
+        lines += law_of(found)
+        lines.append(
+            "That interval holds 0: no dependence of the best rate on the width is seen."
+            if level
+            else "**That interval does not hold 0: the best rate depends on the width here, which mup says it does not.**"
+        )
+    elif len(found.points) == 1:
+        lines.append("One width was searched: that the best rate does not depend on the width was not tested.")
+    return lines
