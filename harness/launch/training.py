@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
+# Called after each step with the steps, tokens and last known loss of the training; True ends it, as a signal does.
+Watch = Callable[[int, int, float | None], bool]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Trained:
     error: str | None = None
     validation_loss: float | None = None  # of the last pass of this part
     part: int | None = None  # which one it is, where its ledger was written
+    diverged: bool = False  # its gradient norm was not finite
 
 
 class Stopping:
@@ -107,10 +110,18 @@ class Stopping:
         self.asked = True
 
 
-def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: Sequence[str], source: str) -> Trained:
+def train_arm(
+    plan: Plan,
+    goal: Goal | None,
+    out: Path,
+    resume: bool,
+    command: Sequence[str],
+    source: str,
+    watch: Watch | None = None,
+) -> Trained:
     """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
 
-    ``goal``: None for the steps that the scenario says.
+    ``goal``: None for the steps that the scenario says. ``watch``: sees every step, and may end the training.
     """
     arm = _only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
@@ -146,7 +157,7 @@ def train_arm(plan: Plan, goal: Goal | None, out: Path, resume: bool, command: S
     except OSError as error:
         raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
     with only_one(folder):
-        return Training(arm, config, goal, folder, command, source).run(resume, plan.scenario.name)
+        return Training(arm, config, goal, folder, command, source, watch).run(resume, plan.scenario.name)
 
 
 def _only_arm(plan: Plan) -> Arm:
@@ -184,9 +195,17 @@ class Training:
     """One part of a training: from where it stands to its end, or until it is stopped."""
 
     def __init__(
-        self, arm: Arm, config: TrainerConfig, goal: Goal, folder: StudyFolder, command: Sequence[str], source: str
+        self,
+        arm: Arm,
+        config: TrainerConfig,
+        goal: Goal,
+        folder: StudyFolder,
+        command: Sequence[str],
+        source: str,
+        watch: Watch | None = None,
     ) -> None:
         self.arm, self.config, self.goal, self.folder = arm, config, goal, folder
+        self._watch = watch
         self._command, self._source = list(command), source
         self._checkpoints = folder.path / CHECKPOINTS
         self._begun_utc = now()
@@ -229,6 +248,7 @@ class Training:
             self._others.send({"do": "train", "checkpoint": where, "block": block})
         status: Status = "failed"
         error: str | None = None
+        diverged = False
         ending = RunEnding("failed", "it was interrupted")
         written = False
         tables: RunTables | None = None
@@ -270,7 +290,7 @@ class Training:
         except (RankFailedError, RanksDifferError) as raised:
             error = str(raised)
         except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as raised:
-            error = in_words(raised)
+            error, diverged = in_words(raised), isinstance(raised, FloatingPointError)
         except Exception as raised:
             if not is_out_of_memory(raised):
                 raise
@@ -286,7 +306,9 @@ class Training:
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
         part = block if written else None
-        return Trained(self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part)
+        return Trained(
+            self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part, diverged
+        )
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
@@ -379,6 +401,8 @@ class Training:
                 share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss)
+                    if self._watch is not None and self._watch(self._steps, self._tokens, self._loss):
+                        self._stopping.asked = True
                 if self._steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()
                     if queue is not None:
