@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum, fit_optimum
+from harness.sweep.power_law import Extrapolation
+from harness.sweep.projected import Projection, project
+from harness.sweep.sizes import ProjectionPlan
 from harness.sweep.trials import Trial
 
-ChosenBy = Literal["fit", "lowest", "bound"]
+ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class LossCurve:
 @dataclass(frozen=True)
 class ChosenRate:
     """The rate that a curve says is best. ``by``: fit: its minimum; bound: the end of the range that was hit; lowest:
-    the trial with the lowest loss, where no minimum could be fitted.
+    the trial with the lowest loss, where no minimum could be fitted. projection: what the optima of several sizes say
+    of another size; transfer: the optimum of another width, under mup.
     """
 
     learning_rate: float
@@ -48,19 +52,31 @@ class ChosenRate:
 
 @dataclass(frozen=True)
 class SweepFindings:
-    """The curves of a sweep, the longest trials first, and the rate that the first of them says is best."""
+    """The curves of a sweep, the longest trials first, and the rate that the first of them says is best.
+
+    Of a sweep that projects, the curves are in the order of their sizes, and the projection says which rate is best.
+    """
 
     curves: tuple[LossCurve, ...]
     chosen: ChosenRate | None
+    projection: Projection | None = None
 
 
-def findings(trials: Sequence[Trial]) -> SweepFindings:
-    """What trials that have ended show; there is no chosen rate where none came to its end."""
+def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> SweepFindings:
+    """What trials that have ended show; there is no chosen rate where none came to its end.
+
+    ``plan``: what is projected, where something is.
+    """
     keys = dict.fromkeys((one.plan.group, one.plan.steps) for one in trials if one.plan.role == "curve")
     longest: dict[str, int] = {}
     for group, steps in keys:
         longest[group] = max(steps, longest.get(group, 0))
     curves = [_curve(group, steps, trials) for group, steps in longest.items()]
+    if plan is not None:
+        places = {one.group: place for place, one in enumerate(plan.sizes)}
+        curves.sort(key=lambda curve: places.get(curve.group, len(places)))
+        projection = project(plan, {curve.group: curve.optimum for curve in curves})
+        return SweepFindings(tuple(curves), _projected(projection), projection)
     curves.sort(key=lambda curve: -curve.steps)
     return SweepFindings(tuple(curves), _chosen(curves[0]) if curves else None)
 
@@ -80,6 +96,15 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> LossCurve:
     if optimum.at_edge == "low" and any(rate < min(one for one, _ in points) for rate in behind):
         optimum = replace(optimum, at_edge=None)
     return LossCurve(group, steps, points, diverged, behind, optimum)
+
+
+def _projected(found: Projection) -> ChosenRate | None:
+    if isinstance(one := found.prediction, Extrapolation):
+        return ChosenRate(one.learning_rate, "projection", one.ci_low, one.ci_high, None)
+    largest = found.largest
+    if found.unit != "width" or largest is None or not isinstance(optimum := largest.optimum, LearningRateOptimum):
+        return None
+    return ChosenRate(optimum.learning_rate, "transfer", optimum.ci_low, optimum.ci_high, None)
 
 
 def _chosen(curve: LossCurve) -> ChosenRate | None:

@@ -15,6 +15,7 @@ from harness.sweep.power_law import (
     fit_power_law,
 )
 from harness.sweep.sizes import ProjectionPlan, Unit
+from trainer.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Projection:
     prediction: Extrapolation | NoExtrapolation | None
     """None where there is no line; of widths under mup always, as nothing is extrapolated along them."""
 
+    mup: JsonObject | None = None
+    """The section model.mup that the sweep's own model needs for the rate to be its best."""
+
     @property
     def largest(self) -> ProjectedPoint | None:
         """The largest size with an optimum inside the rates that were tried."""
@@ -52,7 +56,7 @@ def project(plan: ProjectionPlan, optima: Mapping[str, LearningRateOptimum | NoO
     prediction = None
     if isinstance(law, PowerLaw) and plan.unit != "width":
         prediction = extrapolate(law, plan.target)
-    return Projection(plan.unit, plan.target, points, law, prediction)
+    return Projection(plan.unit, plan.target, points, law, prediction, plan.mup)
 
 
 def _is_inside(optimum: LearningRateOptimum | NoOptimum | None) -> bool:

@@ -6,11 +6,13 @@ whatever that is.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.sweep.grid import grid, spread
+from harness.sweep.grid import grid, shortened, spread
 from harness.sweep.hyperband import brackets, hyperband
 from harness.sweep.sizes import (
     LEAST,
@@ -28,6 +30,7 @@ from trainer.config import Config
 from trainer.errors import InputError
 
 Sizes = Annotated[list[ModelSize], Field(min_length=LEAST, max_length=100)]
+WIDTHS = [64]
 Tokens = Annotated[list[Annotated[int, Field(ge=1, le=10**16)]], Field(min_length=LEAST, max_length=100)]
 
 
@@ -81,28 +84,34 @@ class HybridStrategy(Config):
     tokens: Tokens = TOKENS
     eta: int = Field(3, ge=2, le=100)
     """Of a rung's rates one in eta goes on, with eta times as many steps."""
-    R: int | None = Field(None, ge=1, le=10_000_000)
-    """Optimizer steps of the longest trial of every size; null: those of the size."""
+    R: int = Field(27, ge=1, le=10_000_000)
+    """Units of the longest trials, which have the steps of their size: a rung of k units has k / R of these."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """The sizes, and the sweep's own."""
         if len(space.seeds) > 1:
             raise InputError("seeds: hybrid trains each rate with one seed; give one")
-        if self.R is not None and self.project == "data":
-            raise InputError("strategy.R: hybrid over data has the steps that its tokens say; leave R out")
         return model_sizes(space, self.sizes) if self.project == "model" else data_sizes(space, self.tokens)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
-            TrialStage(f"rung {place}", rung.trials, rung.steps, of=f"{one.group}, s = {bracket.s}")
+            TrialStage(f"rung {place}", rung.trials, self._steps(one, rung.steps), of=f"{one.group}, s = {bracket.s}")
             for one in self.projects(space).sizes
-            for bracket in brackets(self.R or one.steps, self.eta)
+            for bracket in brackets(self.R, self.eta)
             for place, rung in enumerate(bracket.rungs)
         ]
 
     def search(self, space: SearchSpace) -> Trials:
         for one in self.projects(space).sizes:
-            yield from hyperband(space, self.R or one.steps, self.eta, one.group, one.overrides)
+            asking = hyperband(space, self.R, self.eta, one.group, one.overrides)
+            plan = next(asking)
+            with suppress(StopIteration):
+                while True:
+                    ended = yield replace(plan, steps=self._steps(one, plan.steps))
+                    plan = asking.send(ended)
+
+    def _steps(self, one: SizeOfTrials, units: int) -> int:
+        return shortened(one.steps, units / self.R)
 
 
 class MupStrategy(Config):
@@ -114,12 +123,14 @@ class MupStrategy(Config):
     name: Literal["mup"]
     trials: int = Field(8, ge=4, le=10_000)
     """Rates of each width."""
-    widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=100)] = [64]
+    widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=100)] = WIDTHS
     """The first is the base. Further ones test that the optimum is the same at every width."""
+    fraction: float = Field(1, gt=0, le=1)
+    """Share of the sweep's steps that a trial has. Its schedule ends with it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """The widths, and that of the sweep's model."""
-        return widths_under_mup(space, self.widths)
+        return widths_under_mup(space, self.widths, shortened(space.steps, self.fraction))
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return _stages(self.projects(space), self.trials, space)

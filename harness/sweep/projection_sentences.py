@@ -54,13 +54,14 @@ def law_of(found: Projection) -> list[str]:
     ]
 
 
-def hypothesis(found: Projection, mup: str | None) -> str:
-    """What must be true for the chosen rate to be the best one at the sweep's own size. ``mup``: the section of it."""
+def hypothesis(found: Projection) -> str:
+    """What must be true for the chosen rate to be the best one at the sweep's own size."""
     if found.unit == "width":
+        mup = ", ".join(f"{key}: {value}" for key, value in (found.mup or {}).items())
         return (
-            f"Transfer hypothesis: under maximal update parametrization the best rate at {found.target:,.0f} channels is "
-            f"that of the narrow model. It holds for a model that is trained with model.mup {mup}, with the same depth, "
-            "batch size and number of steps: over these the best rate may change, also under mup."
+            f"Transfer hypothesis: under maximal update parametrization the best rate at {found.target:,.0f} channels "
+            f"is that of the narrow model. The wide one must be trained with `model.mup: {{{mup}}}`, and with the "
+            "depth, batch size and steps of the trials: over these the best rate may change, also under mup."
         )
     what = "models" if found.unit == "parameters" else "trainings"
     where = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
@@ -83,8 +84,9 @@ def _predicted(one: Extrapolation, unit: Unit) -> str:
 def _why_not(found: Projection) -> str:
     law, refused = found.law, found.prediction
     if isinstance(law, NoPowerLaw):
-        edge = "" if not law.left_out else f", and {count(law.left_out, 'more')} only at an end of them"
-        return f"{count(law.sizes, 'size')} have an optimum inside the tried rates{edge}; a line needs {MIN_SIZES}"
+        edge = "" if not law.left_out else f", and {law.left_out} {_have(law.left_out)} one at an end of them"
+        inside = f"{count(law.sizes, 'size')} {_have(law.sizes)} an optimum inside the tried rates"
+        return f"{inside}{edge}; a line needs {MIN_SIZES}"
     assert isinstance(refused, NoExtrapolation)
     if refused.reason == "scatter":
         return (
@@ -99,6 +101,10 @@ def _why_not(found: Projection) -> str:
             f"{FARTHEST:g}"
         )
     return f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}"
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _over_widths(found: Projection) -> list[str]:
@@ -118,7 +124,7 @@ def _over_widths(found: Projection) -> list[str]:
         lines.append(
             "That interval holds 0: no dependence of the best rate on the width is seen."
             if level
-            else "**That interval does not hold 0: the best rate depends on the width here, which mup says it does not.**"
+            else "**That interval does not hold 0: the best rate depends on the width here, against the hypothesis.**"
         )
     elif len(found.points) == 1:
         lines.append("One width was searched: that the best rate does not depend on the width was not tested.")

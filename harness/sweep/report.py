@@ -16,31 +16,45 @@ from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import duration, rate
 from harness.sweep.model import SweepConfig
 from harness.sweep.picture import loss_over_rate
+from harness.sweep.projection import projection_of
+from harness.sweep.projection_picture import has_line, rate_over_size
 from harness.sweep.run import recorded_sweep
 from harness.sweep.store import SweepFolder, SweepRecord
-from harness.sweep.trials import Trial
+from harness.sweep.trials import SearchSpace, Trial
+from trainer.config import TrainerConfig
 from trainer.files import write_bytes, write_text
 from trainer.json_types import Json
 
-PICTURE = "plots/learning-rate.png"
+PICTURE, PROJECTED = "plots/learning-rate.png", "plots/projection.png"
 OUTCOMES = {"running": "in flight", "done": "done", "diverged": "diverged", "behind": "behind", "late": "too late"}
 
 
 def write_report(folder: SweepFolder) -> list[str]:
     """Write summary.md, summary.json and the picture from what the folder holds; the lines that say what was found."""
     record = folder.read()
-    settings, _ = recorded_sweep(record, folder)
+    settings, config = recorded_sweep(record, folder)
     trials = TrialJournal(folder.path).trials()
-    found = findings(trials)
+    found = findings(trials, projection_of(settings.strategy, _recorded_space(record, settings, config)))
     spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
     lines = sentences.conclusion(record, settings, found, trials)
     shown = [curve for curve in found.curves if curve.points]
     if shown:
         write_bytes(folder.path / PICTURE, loss_over_rate(shown, record.name).png)
+    projected = None if found.projection is None else rate_over_size(found.projection, record.name)
+    if projected is not None:
+        write_bytes(folder.path / PROJECTED, projected.png)
     page = _page(record, settings, found, trials, spent, lines, bool(shown))
     write_text(folder.summary_md, page)
     write_text(folder.summary_json, _json(record, settings, found, trials, spent))
     return [line.replace("**", "") for line in lines]
+
+
+def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
+    """What was searched, as far as a report asks: its steps are those of the sweep's own model."""
+    of = settings.learning_rate
+    return SearchSpace(
+        of.low, of.high, tuple(settings.seeds), settings.search_seed, config, lambda _: record.steps, record.step_tokens
+    )
 
 
 def _page(
@@ -58,6 +72,7 @@ def _page(
         "\n".join(f"- {line}" for line in lines),
         f"![Loss by learning rate]({PICTURE})" if pictured else "",
         _curves(found),
+        f"![Best rate by size]({PROJECTED})" if has_line(found.projection) else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
         _spent(record, settings, spent),
         _trials(record, trials),
@@ -139,6 +154,7 @@ def _json(
         "error": record.error,
         "chosen": None if found.chosen is None else asdict(found.chosen),
         "curves": [asdict(curve) for curve in found.curves],
+        "projection": None if found.projection is None else asdict(found.projection),
         "trials": [{**asdict(one), "usd": usd_of(one.seconds, price)} for one in trials],
         "spent": asdict(spent), "budget": settings.budget.model_dump(), "parameters": record.parameters,
         "steps": record.steps, "step_tokens": record.step_tokens,

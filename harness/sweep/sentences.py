@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.report.words import count, listing
+from harness.sweep import projection_sentences
 from harness.sweep.findings import ChosenRate, LossCurve, SweepFindings
 from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum
 from harness.sweep.messages import all_diverged, rate
@@ -34,6 +35,8 @@ def why_no_optimum(found: NoOptimum) -> str:
 def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
     """What was found, how sure that is, and what stands in its way."""
     lines = [*_ending(record, trials)]
+    if found.projection is not None:
+        return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
     if found.chosen is None or not found.curves:
         return lines or ["No trial has come to its end, so no learning rate is chosen."]
     curve, chosen = found.curves[0], found.chosen
@@ -125,6 +128,8 @@ def of_time() -> str:
 def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -> str:
     """What using the chosen rate for another training assumes."""
     size = "" if record.parameters is None else f" of {record.parameters:,} parameters"
+    if found.projection is not None:
+        return projection_sentences.hypothesis(found.projection)
     steps = found.curves[0].steps if found.curves else record.steps
     tokens = steps * record.step_tokens
     text = (
@@ -147,6 +152,15 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
     return text
 
 
+def _setting(value: object) -> str:
+    """A setting of a strategy: sizes as layers/width/heads."""
+    if isinstance(value, list):
+        return " and ".join(map(_setting, value))
+    if isinstance(value, dict):
+        return "/".join(str(one) for one in value.values() if one is not None)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
 def method(settings: SweepConfig) -> str:
     """Strategy and rules, in words."""
     divergence = settings.divergence
@@ -160,7 +174,7 @@ def method(settings: SweepConfig) -> str:
     name = type(settings.strategy).__doc__ or ""
     told = " ".join(name.split("\n\n")[0].split())
     values = settings.strategy.model_dump(exclude={"name"})
-    given = ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+    given = ", ".join(f"{key} {_setting(value)}" for key, value in values.items() if value is not None)
     return (
         (
             f"Strategy `{settings.strategy.name}`: {told}{f' ({given})' if given else ''}. Range {rate(of.low)} to "

@@ -61,6 +61,8 @@ class ProjectionPlan:
     unit: Unit
     sizes: tuple[SizeOfTrials, ...]
     target: float
+    mup: JsonObject | None = None
+    """The section model.mup of all of them, and of the model that the rate is for."""
 
 
 def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPlan:
@@ -84,10 +86,14 @@ def data_sizes(space: SearchSpace, tokens: Sequence[int]) -> ProjectionPlan:
     return ProjectionPlan("tokens", _distinct(found, "tokens"), float(space.steps * space.step_tokens))
 
 
-def widths_under_mup(space: SearchSpace, widths: Sequence[int]) -> ProjectionPlan:
-    """Narrower models of the sweep's depth, with heads as wide as its own, under mup whose base is the first width."""
+def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:
+    """Narrower models of the sweep's depth, with heads as wide as its own, under mup whose base is the first width.
+
+    ``steps``: of each trial. Raises InputError where a width cannot be.
+    """
     whole = shape_of_preset(space, "mup")
     head_width = whole.width // whole.heads
+    mup: dict[str, Json] = {"base_width": widths[0], "base_heads": widths[0] // head_width}
     found = []
     for place, width in enumerate(widths):
         if width % head_width:
@@ -98,23 +104,18 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int]) -> ProjectionPla
         over: dict[str, Json] = {
             "model.width": width, "model.heads": width // head_width,
             "model.kv_heads": max(1, whole.kv_heads * width // whole.width),
-            "model.ffn_width": max(1, whole.ffn_width * width // whole.width), "model.mup": mup_of(widths, head_width),
+            "model.ffn_width": max(1, whole.ffn_width * width // whole.width), "model.mup": mup,
         }  # fmt: skip
         _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"widths.{place}")
-        found.append(SizeOfTrials(f"width {width}", width, space.steps_of(over), over))
-    return ProjectionPlan("width", _distinct(found, "widths"), whole.width)
-
-
-def mup_of(widths: Sequence[int], head_width: int) -> dict[str, Json]:
-    """The section ``model.mup`` of every model of the search, and of the one that its rate is for."""
-    return {"base_width": widths[0], "base_heads": widths[0] // head_width}
+        found.append(SizeOfTrials(f"width {width}", width, steps, over))
+    return ProjectionPlan("width", _distinct(found, "widths"), whole.width, mup)
 
 
 def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
     """The shape of the sweep's model, its vocabulary apart. Raises InputError where it is of no preset."""
     model = space.config.model
     if model.is_of_files or model.factory is not None:
-        raise InputError(f"strategy: {strategy} makes smaller models of a preset; give model.preset, or another strategy")
+        raise InputError(f"strategy: {strategy} makes smaller models of a preset; give model.preset")
     return resolve_shape(model, 0, space.config.data.sequence_length)
 
 

@@ -31,7 +31,8 @@ class TrialConfigs:
     def space(self) -> SearchSpace:
         """What a strategy searches."""
         of, seeds = self._settings.learning_rate, tuple(self._settings.seeds)
-        return SearchSpace(of.low, of.high, seeds, self._settings.search_seed, self.base, self.steps)
+        step_tokens = self.step_tokens(self.base)
+        return SearchSpace(of.low, of.high, seeds, self._settings.search_seed, self.base, self.steps, step_tokens)
 
     def of(self, plan: TrialPlan) -> TrainerConfig:
         """The configuration of one trial."""

@@ -11,6 +11,7 @@ from harness.scenario.errors import did_you_mean, shown
 from harness.sweep.greedy import GreedyStrategy
 from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy
 from harness.sweep.hyperband import HyperbandStrategy
+from harness.sweep.projection import DataScalingStrategy, HybridStrategy, ModelScalingStrategy, MupStrategy
 from trainer.config import Config
 
 SETTINGS: Mapping[str, type[Config]] = {
@@ -18,6 +19,10 @@ SETTINGS: Mapping[str, type[Config]] = {
     "greedy": GreedyStrategy,
     "early-stopping": EarlyStoppingStrategy,
     "hyperband": HyperbandStrategy,
+    "model-scaling": ModelScalingStrategy,
+    "data-scaling": DataScalingStrategy,
+    "hybrid": HybridStrategy,
+    "mup": MupStrategy,
 }
 NAMES = tuple(SETTINGS)
 
@@ -45,7 +50,11 @@ StrategySettings = Annotated[
         Annotated[GridStrategy, Tag("grid")]
         | Annotated[GreedyStrategy, Tag("greedy")]
         | Annotated[EarlyStoppingStrategy, Tag("early-stopping")]
-        | Annotated[HyperbandStrategy, Tag("hyperband")],
+        | Annotated[HyperbandStrategy, Tag("hyperband")]
+        | Annotated[ModelScalingStrategy, Tag("model-scaling")]
+        | Annotated[DataScalingStrategy, Tag("data-scaling")]
+        | Annotated[HybridStrategy, Tag("hybrid")]
+        | Annotated[MupStrategy, Tag("mup")],
         Discriminator(_name_of),
     ],
     BeforeValidator(_named),

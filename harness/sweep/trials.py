@@ -83,6 +83,8 @@ class SearchSpace:
     """Of every trial, but for its rate, steps, seed and overrides."""
     steps_of: Callable[[JsonObject], int]
     """Optimizer steps of a full trial whose configuration has these overrides."""
+    step_tokens: int = 1
+    """Tokens of an optimizer step, padding included."""
 
     @property
     def steps(self) -> int:
