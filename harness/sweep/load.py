@@ -132,8 +132,8 @@ def _arm_of(settings: SweepConfig, document: Document, file: Path) -> tuple[str,
 
 def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> tuple[str, dict[str, Json]]:
     mark = document.nearest(("scenario",))
-    beside = Path(os.path.normpath(file.parent / scenario))
-    place = beside if beside.exists() else find(scenario, SCENARIOS)
+    relative = Path(os.path.normpath(file.parent / scenario))
+    place = relative if relative.exists() else find(scenario, SCENARIOS)
     try:
         plan = make_plan(load_scenario(place), str(place), [] if arm is None else [arm])
     except InputError as error:

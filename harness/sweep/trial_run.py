@@ -35,7 +35,7 @@ class Watching:
         self._last: deque[float] = deque(maxlen=start["window"])
         self._since: list[float] = []  # losses since the last milestone
         self._first: float | None = None
-        self._said_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         self._losses = Path(start["folder"]) / "losses.csv"
         self._begun = False
         self.diverged: str | None = None  # why
@@ -53,11 +53,11 @@ class Watching:
             self._milestones.discard(steps)
             mean = sum(self._since) / len(self._since) if self._since else None
             self._since.clear()
-            self._said_s = time.monotonic()
+            self._last_message_s = time.monotonic()
             self._channel.send({"event": "milestone", "steps": steps, "tokens": tokens, "loss": mean})
             return self._channel.receive_order()["do"] == "stop"
-        if time.monotonic() - self._said_s >= self._beat_s:
-            self._said_s = time.monotonic()
+        if time.monotonic() - self._last_message_s >= self._beat_s:
+            self._last_message_s = time.monotonic()
             self._channel.send({"event": "alive", "steps": steps, "tokens": tokens, "loss": None})
         return False
 
