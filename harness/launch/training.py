@@ -17,13 +17,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
@@ -66,8 +66,18 @@ if TYPE_CHECKING:
 
 CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
-# Called after each step with the steps, tokens and last known loss of the training; True ends it, as a signal does.
-Watch = Callable[[int, int, float | None], bool]
+
+
+class Watch(Protocol):
+    """Sees a training step by step, and may end it."""
+
+    def loss(self, step: int, value: float) -> None:
+        """The loss of a step, in their order; when it is known depends on the device and on compute.sync."""
+        ...
+
+    def step(self, steps: int, tokens: int) -> bool:
+        """So many steps are done; True ends the training, as a signal does."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -351,6 +361,8 @@ class Training:
             queue = RunQueue(compute_threads=compute.device == "cpu")
             rows = EvaluationTable(self.folder.path / EVALUATIONS, self._steps) if evaluated and first else None
             recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens, rows, self.rank.of)
+            if first and self._watch is not None:
+                recorder.loss_seen = self._watch.loss
 
             def about() -> JsonObject:
                 assert table is not None
@@ -401,7 +413,7 @@ class Training:
                 share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss)
-                    if self._watch is not None and self._watch(self._steps, self._tokens, self._loss):
+                    if self._watch is not None and self._watch.step(self._steps, self._tokens):
                         self._stopping.asked = True
                 if self._steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()

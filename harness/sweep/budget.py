@@ -37,9 +37,9 @@ def usd_of(seconds: float, price_usd_per_hour: float | None) -> float | None:
     return None if price_usd_per_hour is None else seconds / 3600 * price_usd_per_hour
 
 
-def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, beside_s: float = 0.0) -> Spending:
-    """The sum over ``trials``, and ``beside_s`` seconds that were no trial's."""
-    seconds = sum(one.seconds for one in trials) + beside_s
+def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:
+    """The sum over ``trials``, and ``extra_s``: seconds that were no trial's."""
+    seconds = sum(one.seconds for one in trials) + extra_s
     return Spending(seconds, sum(one.tokens for one in trials), usd_of(seconds, price_usd_per_hour))
 
 

@@ -17,7 +17,7 @@ ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
 
 
 @dataclass(frozen=True)
-class LossCurve:
+class RateCurve:
     """Trials of one group with as many steps, which differ in rate and seed alone."""
 
     group: str
@@ -57,7 +57,7 @@ class SweepFindings:
     Of a sweep that projects, the curves are in the order of their sizes, and the projection says which rate is best.
     """
 
-    curves: tuple[LossCurve, ...]
+    curves: tuple[RateCurve, ...]
     chosen: ChosenRate | None
     projection: Projection | None = None
 
@@ -81,7 +81,7 @@ def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> Swe
     return SweepFindings(tuple(curves), _chosen(curves[0]) if curves else None)
 
 
-def _curve(group: str, steps: int, trials: Sequence[Trial]) -> LossCurve:
+def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
     own = [one for one in trials if (one.plan.group, one.plan.steps) == (group, steps) and one.plan.role == "curve"]
     points = tuple((one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score))
     # A rate at which a shorter trial of the same model diverged would diverge here, too.
@@ -95,7 +95,9 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> LossCurve:
     optimum = fit_optimum(rates, [loss for _, loss in points] + [math.inf] * len(worse))
     if optimum.at_edge == "low" and any(rate < min(one for one, _ in points) for rate in behind):
         optimum = replace(optimum, at_edge=None)
-    return LossCurve(group, steps, points, diverged, behind, optimum)
+    if len({rate for rate, _ in points}) < 2:  # one rate has no neighbour that it is better than
+        optimum = replace(optimum, at_edge=None)
+    return RateCurve(group, steps, points, diverged, behind, optimum)
 
 
 def _projected(found: Projection) -> ChosenRate | None:
@@ -107,7 +109,7 @@ def _projected(found: Projection) -> ChosenRate | None:
     return ChosenRate(optimum.learning_rate, "transfer", optimum.ci_low, optimum.ci_high, None)
 
 
-def _chosen(curve: LossCurve) -> ChosenRate | None:
+def _chosen(curve: RateCurve) -> ChosenRate | None:
     lowest, optimum = curve.lowest, curve.optimum
     if lowest is None:
         return None

@@ -3,7 +3,7 @@
 Near its minimum the loss is taken for a quadratic in the logarithm of the learning rate:
 
     loss
-      |  o                     .  cut: more than 4 times the median rise of the window
+      |  o                     .  cut: more than 4 times as steep as the others
       |     o              o
       |         o       o
       |             o            lowest: the window reaches from a quarter to four times its rate
@@ -33,10 +33,12 @@ from harness.analysis.statistics import CONFIDENCE, student_t
 Edge = Literal["low", "high"]
 
 MIN_RATES = 4  # distinct learning rates with a loss: a quadratic fits any three
-REACH = math.log(4)  # the fit takes the rates within a factor of 4 of the lowest one: curves are lopsided further out
+# The fit takes the rates within a factor of 4 of the lowest one, as curves are lopsided further out. Where these do not
+# bound the optimum (noise, or trials that lie close together) it takes those within 8, then 16.
+REACHES = (math.log(4), math.log(8), math.log(16))
 LEAST_REACH = 2  # but at least so many distinct ones on each side, where there are
-# A rise above the lowest loss this many times the window's median is a cliff (rates where training begins to diverge):
-# three evenly spaced points on each side of a parabola's vertex rise at most 3 times their median.
+# An end of the window is a cliff (a rate where training begins to diverge) where its rise above the lowest loss, over
+# the square of its distance, is this many times the median. Evenly spaced points of a parabola have at most 2.
 CLIFF = 4.0
 LARGEST_LOSS = 1e30  # nats; above it a loss counts as not finite, and sums of squares have no overflow
 
@@ -103,9 +105,16 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
         at_edge = "high"
     if len(rates) < MIN_RATES:
         return NoOptimum("too-few", len(rates), math.exp(rates[lowest]), at_edge)
-    first, last = _window(rates, means, lowest)
-    inside = (x >= rates[first]) & (x <= rates[last])
-    fitted = _quadratic(x[inside] - rates[lowest], y[inside])
+    fits = []
+    for reach in REACHES:
+        first, last = _window(rates, means, lowest, reach)
+        inside = (x >= rates[first]) & (x <= rates[last])
+        fits.append((_quadratic(x[inside] - rates[lowest], y[inside]), int(inside.sum())))
+        if isinstance(fits[-1][0], _Quadratic) and fits[-1][0].is_bounded:
+            break
+    else:
+        fits = fits[:1]
+    fitted, points = fits[-1]
     if isinstance(fitted, str):
         return NoOptimum(fitted, len(rates), math.exp(rates[lowest]), at_edge)
     vertex, low, high = (rates[lowest] + one for one in (fitted.vertex, fitted.low, fitted.high))
@@ -124,7 +133,7 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
         fitted.at(held - rates[lowest]),
         at_edge,
         fitted.r2,
-        int(inside.sum()),
+        points,
     )
 
 
@@ -134,17 +143,19 @@ def _rate(log: float) -> float | None:
     return found if 0 < found < math.inf else None
 
 
-def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int) -> tuple[int, int]:
+def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
     """First and last of the rates that the fit takes: around the lowest, without cliffs, at least MIN_RATES."""
-    near = np.flatnonzero(np.abs(rates - rates[lowest]) <= REACH * (1 + 1e-9))
+    near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
     first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
-    rises = means[first : last + 1] - means[lowest]
-    limit = CLIFF * float(np.median(np.delete(rises, lowest - first)))
+    off = np.delete(np.arange(len(rates)), lowest)
+    curvature = np.zeros(len(rates))
+    curvature[off] = (means[off] - means[lowest]) / (rates[off] - rates[lowest]) ** 2
+    limit = CLIFF * float(np.median(curvature[off[(off >= first) & (off <= last)]]))
     while last - first >= MIN_RATES:
         ends = [end for end in (first, last) if abs(end - lowest) > 1]  # neighbours of the lowest stay
-        steepest = max(ends, key=lambda end: means[end])
-        if means[steepest] - means[lowest] <= limit:
+        steepest = max(ends, key=lambda end: curvature[end])
+        if curvature[steepest] <= limit:
             break
         first, last = (first + 1, last) if steepest == first else (first, last - 1)
     return first, last
@@ -176,6 +187,11 @@ class _Quadratic:
     scale: float
     rise: float
     base: float
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the curvature is above 0 with 95 %, so that the interval has two ends."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
 
     def at(self, x: float) -> float:
         """The fitted loss."""

@@ -16,6 +16,7 @@ from harness.scenario.plan import make_plan
 from harness.scenario.shipped import SCENARIOS, SWEEPS, find
 from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepConfig
+from harness.sweep.sizes import ModelSize
 from harness.sweep.strategies import NAMES, SETTINGS
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line
@@ -132,8 +133,8 @@ def _arm_of(settings: SweepConfig, document: Document, file: Path) -> tuple[str,
 
 def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> tuple[str, dict[str, Json]]:
     mark = document.nearest(("scenario",))
-    beside = Path(os.path.normpath(file.parent / scenario))
-    place = beside if beside.exists() else find(scenario, SCENARIOS)
+    relative = Path(os.path.normpath(file.parent / scenario))
+    place = relative if relative.exists() else find(scenario, SCENARIOS)
     try:
         plan = make_plan(load_scenario(place), str(place), [] if arm is None else [arm])
     except InputError as error:
@@ -159,16 +160,17 @@ def _first(error: ValidationError, model: type[BaseModel], document: Document, a
         if path[:1] == ("steps",) and not above and kind != "missing":  # pydantic has a line for each of its forms
             path, message = path[:1], STEPS
         elif kind == "extra_forbidden" and _is_tag(problem.path):
-            message = _unknown_setting(str(problem.path[1]), str(path[-1]))
+            below = str(problem.path[2]) if len(problem.path) > 3 else None  # a list of a strategy's, as its sizes
+            message = _unknown_setting(str(problem.path[1]), below, str(path[-1]))
         found.append(Problem((*above, *path), message))
     first = first_error(found, document)
     assert first is not None
     return first
 
 
-def _unknown_setting(strategy: str, key: str) -> str:
-    allowed = list(SETTINGS[strategy].model_fields)
-    return f"unknown key of {strategy}{did_you_mean(key, allowed) or ';'} allowed: {', '.join(allowed)}"
+def _unknown_setting(strategy: str, below: str | None, key: str) -> str:
+    allowed = list((ModelSize if below == "sizes" else SETTINGS[strategy]).model_fields)
+    return f"unknown key of {below or strategy}{did_you_mean(key, allowed) or ';'} allowed: {', '.join(allowed)}"
 
 
 def _is_tag(path: tuple[str | int, ...]) -> bool:

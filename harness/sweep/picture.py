@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.report.drawing import Picture, drawn, title
-from harness.sweep.findings import LossCurve
+from harness.sweep.findings import RateCurve
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
 
@@ -13,7 +13,7 @@ from harness.sweep.messages import rate
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
 
 
-def loss_over_rate(curves: Sequence[LossCurve], name: str) -> Picture:
+def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     """The points of each curve, a line through the mean loss of each rate, and the optimum's interval as a band."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def loss_over_rate(curves: Sequence[LossCurve], name: str) -> Picture:
     return drawn(figure)
 
 
-def _means(curve: LossCurve) -> list[tuple[float, float]]:
+def _means(curve: RateCurve) -> list[tuple[float, float]]:
     by_rate: dict[float, list[float]] = {}
     for one, loss in curve.points:
         by_rate.setdefault(one, []).append(loss)

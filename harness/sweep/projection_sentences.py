@@ -39,7 +39,11 @@ def conclusion(found: Projection) -> list[str]:
         return _over_widths(found)
     if isinstance(found.prediction, Extrapolation):
         return [_predicted(found.prediction, found.unit), *law_of(found)]
-    return [f"**Nothing is extrapolated to {size_of(found.target, found.unit)}: {_why_not(found)}.**", *law_of(found)]
+    lines = [f"**Nothing is extrapolated to {size_of(found.target, found.unit)}: {_why_not(found)}.**", *law_of(found)]
+    if (largest := found.largest) is not None and isinstance(optimum := largest.optimum, LearningRateOptimum):
+        best = rate(optimum.learning_rate)
+        lines.append(f"Of the sizes with an optimum the largest is {largest.group}: its best rate is {best}.")
+    return lines
 
 
 def law_of(found: Projection) -> list[str]:
@@ -56,6 +60,9 @@ def law_of(found: Projection) -> list[str]:
 
 def hypothesis(found: Projection) -> str:
     """What must be true for the chosen rate to be the best one at the sweep's own size."""
+    if found.largest is None or (found.unit != "width" and not isinstance(found.prediction, Extrapolation)):
+        return "No rate is chosen, so nothing is transferred."
+    searched = any(one.size == found.target and one.optimum is not None for one in found.points)
     if found.unit == "width":
         mup = ", ".join(f"{key}: {value}" for key, value in (found.mup or {}).items())
         return (
@@ -65,9 +72,12 @@ def hypothesis(found: Projection) -> str:
         )
     what = "models" if found.unit == "parameters" else "trainings"
     where = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
+    tested = (
+        "One of them has that size." if searched else "This sweep trains nothing of that size, and does not test it."
+    )
     return (
         f"Transfer hypothesis: the power law of the searched {what} holds {where} them, at "
-        f"{size_of(found.target, found.unit)}. This sweep trains nothing of that size, and does not test it."
+        f"{size_of(found.target, found.unit)}. {tested}"
     )
 
 

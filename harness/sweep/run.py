@@ -17,7 +17,7 @@ from statistics import median
 from harness.launch.preparation import check_devices, check_writable, prepare_data
 from harness.launch.protocol import TrialEvent, TrialStart
 from harness.launch.study import create_folder, now, only_one
-from harness.machine.environment import record_environment
+from harness.machine.environment import has_nvidia_driver, record_environment
 from harness.study.store import StudyFolder
 from harness.sweep import messages
 from harness.sweep.budget import limit_s, shortage, spent_by
@@ -128,7 +128,7 @@ def _price_of_device(config: TrainerConfig) -> float | None:
     from harness.machine.gpu import read_nvml
     from trainer.devices.profiles import find_profile
 
-    if config.compute.device == "cpu":
+    if config.compute.device == "cpu" or not has_nvidia_driver():
         return None
     for device in read_nvml().devices[:1]:
         profile = find_profile(device.name)

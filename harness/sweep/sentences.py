@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.words import count, listing
+from harness.report.words import count
 from harness.sweep import projection_sentences
-from harness.sweep.findings import ChosenRate, LossCurve, SweepFindings
+from harness.sweep.findings import ChosenRate, RateCurve, SweepFindings
 from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum
 from harness.sweep.messages import all_diverged, rate
 from harness.sweep.model import SweepConfig
@@ -72,13 +72,16 @@ def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
     return [texts[record.status] + left] if record.status in texts else []
 
 
-def _chosen(chosen: ChosenRate, curve: LossCurve) -> str:
+def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
     value = f"Chosen learning rate: {rate(chosen.learning_rate)}"
     optimum = curve.optimum
     if chosen.by == "fit" and isinstance(optimum, LearningRateOptimum):
+        within = "no 95 % interval"
+        if chosen.ci_low is not None or chosen.ci_high is not None:
+            within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}"
         return (
             f"{value}, where a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')} has its "
-            f"minimum (95 % interval {interval(chosen.ci_low, chosen.ci_high)}; R2 {optimum.r2:.3f})."
+            f"minimum ({within}; R2 {optimum.r2:.3f})."
         )
     if chosen.by == "bound":
         return f"{value}, the best within the rates that were tried."
@@ -86,7 +89,7 @@ def _chosen(chosen: ChosenRate, curve: LossCurve) -> str:
     return f"{value}, that of the trial with the lowest loss; no optimum is fitted: {why_no_optimum(optimum)}."
 
 
-def _bound(chosen: ChosenRate, curve: LossCurve, settings: SweepConfig) -> str:
+def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     """The end of the tried rates was hit; whether that is the bound of the search range as well."""
     tried = sorted({one for one, _ in curve.points} | set(curve.behind))
     low = chosen.at_edge == "low"
@@ -95,18 +98,24 @@ def _bound(chosen: ChosenRate, curve: LossCurve, settings: SweepConfig) -> str:
     is_bound = abs(end / asked - 1) < 1e-9
     place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate tried"
     key = "learning_rate.low" if low else "learning_rate.high"
+    lowest = curve.lowest
+    how = (
+        f"the loss falls up to {rate(end)}"
+        if lowest is not None and lowest[0] == end
+        else (f"the fitted minimum lies {beyond} {rate(end)}")
+    )
     return (
-        f"The optimum is not inside the rates that were tried: the loss falls up to {rate(end)}, {place}. The best "
-        f"rate may lie {beyond} it. Search again with another {key}."
+        f"The optimum is not inside the rates that were tried: {how}, {place}. The best rate may lie {beyond} it. "
+        f"Search again with another {key}."
     )
 
 
-def _open_ends(chosen: ChosenRate, curve: LossCurve) -> list[str]:
+def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
     """What the interval does not hold."""
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
-        lines.append(f"The trials do not bound the optimum {listing(sides)}.")
+        lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on that side.")
     if curve.diverged:
         lines.append(f"The lowest rate that diverged is {rate(min(curve.diverged))}.")
     if curve.behind:
@@ -121,7 +130,7 @@ def of_time() -> str:
     """What the seconds hold."""
     return (
         "Time is that of the trials from start to end, imports of the first among it; of a part that was killed it "
-        "holds what was noted until a few seconds before."
+        "holds what was noted at its last sign of life, some ten seconds before at most."
     )
 
 
@@ -172,12 +181,12 @@ def method(settings: SweepConfig) -> str:
         )
     of = settings.learning_rate
     name = type(settings.strategy).__doc__ or ""
-    told = " ".join(name.split("\n\n")[0].split())
+    summary = " ".join(name.split("\n\n")[0].split())
     values = settings.strategy.model_dump(exclude={"name"})
     given = ", ".join(f"{key} {_setting(value)}" for key, value in values.items() if value is not None)
     return (
         (
-            f"Strategy `{settings.strategy.name}`: {told}{f' ({given})' if given else ''}. Range {rate(of.low)} to "
+            f"Strategy `{settings.strategy.name}`: {summary}{f' ({given})' if given else ''}. Range {rate(of.low)} to "
             f"{rate(of.high)}, {count(len(settings.seeds), 'seed')}. A trial ends as diverged at {rule}."
         )
         .replace("..", ".")

@@ -71,7 +71,7 @@ def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPla
     found = []
     for place, one in enumerate(sizes):
         over: dict[str, Json] = {f"model.{key}": value for key, value in one.model_dump().items()}
-        shape = _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"sizes.{place}")
+        shape = _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"sizes[{place}]")
         group = f"{one.layers}/{one.width}/{one.heads}"
         found.append(SizeOfTrials(group, parameters_of_body(shape), space.steps_of(over), over))
     return ProjectionPlan("parameters", _distinct(found, "sizes"), parameters_of_body(whole))
@@ -98,15 +98,15 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
     for place, width in enumerate(widths):
         if width % head_width:
             raise InputError(
-                f"strategy.widths.{place}: {width} is not a multiple of the width of the model's heads ({head_width}), "
-                "which stays as it is"
+                f"strategy.widths[{place}]: {width} is not a multiple of the width of the model's heads, which "
+                f"stays as it is ({head_width})"
             )
         over: dict[str, Json] = {
             "model.width": width, "model.heads": width // head_width,
             "model.kv_heads": max(1, whole.kv_heads * width // whole.width),
             "model.ffn_width": max(1, whole.ffn_width * width // whole.width), "model.mup": mup,
         }  # fmt: skip
-        _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"widths.{place}")
+        _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"widths[{place}]")
         found.append(SizeOfTrials(f"width {width}", width, steps, over))
     return ProjectionPlan("width", _distinct(found, "widths"), whole.width, mup)
 

@@ -47,8 +47,9 @@ class TrialConfigs:
         )
         optimizer["accumulation"] = self._accumulation(config)
         ledger = min(config.warmup_steps, steps - 1)  # steps that count for no figure of time
+        # log_every: losses are read when a line is logged, and what ends a trial looks at the loss of each step.
         over: dict[str, Json] = {
-            "optimizer": optimizer, "seed": plan.seed, "warmup_steps": ledger, "steps": steps - ledger,
+            "optimizer": optimizer, "seed": plan.seed, "warmup_steps": ledger, "steps": steps - ledger, "log_every": 1,
         }  # fmt: skip
         return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))
 

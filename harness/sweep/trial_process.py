@@ -78,12 +78,12 @@ class TrialServer:
                     if event["event"] == "ended":
                         self._wait()
                         return event
-                    go_on = going_on(event)
+                    continues = going_on(event)
                     if event["event"] == "milestone":
-                        order: Order = decide(event) if go_on else "stop"
+                        order: Order = decide(event) if continues else "stop"
                         with suppress(OSError):
                             channel.send({"do": order})
-                    elif not go_on:
+                    elif not continues:
                         self._signal(signal.SIGTERM)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
@@ -139,6 +139,7 @@ class TrialServer:
         self._signal(signal.SIGTERM)
         end_s = time.monotonic() + STOPPING_S
         with suppress(EOFError, OSError, TimeoutError, KeyboardInterrupt):
+            channel.send({"do": "stop"})  # it may be waiting for the answer to a milestone
             while (left_s := end_s - time.monotonic()) > 0:
                 event = channel.receive_trial_event(left_s)
                 if event["event"] == "ended":

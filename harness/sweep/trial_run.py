@@ -10,7 +10,6 @@ import math
 import socket
 import time
 import traceback
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,67 +25,76 @@ RESULT = "result.json"
 
 
 class Watching:
-    """Sees every step of a training: says that it lives, reports milestones, and ends it where it diverged."""
+    """Sees every step of a training: says that it lives, reports milestones, and ends it where it diverged.
+
+    An asynchronous device makes the loss of a step known one step later. So what is decided after N steps rests on the
+    losses of all but the last of them, on every device.
+    """
 
     def __init__(self, start: TrialStart, channel: Channel) -> None:
         self._channel, self._beat_s = channel, start["beat_s"]
-        self._milestones = set(start["milestones"])
-        self._above_start = start["above_start"]
-        self._last: deque[float] = deque(maxlen=start["window"])
-        self._since: list[float] = []  # losses since the last milestone
-        self._first: float | None = None
-        self._said_s = time.monotonic()
-        self._losses = Path(start["folder"]) / "losses.csv"
+        self._milestones = list(start["milestones"])
+        self._above_start, self._window = start["above_start"], start["window"]
+        self._losses: list[float] = []  # of every step from the first on, of earlier parts too
+        self._table = Path(start["folder"]) / "losses.csv"
         self._begun = False
+        self._part_begin = 0  # index of the first loss that the next milestone's mean holds
+        self._last_message_s = time.monotonic()
         self.diverged: str | None = None  # why
 
-    def __call__(self, steps: int, tokens: int, loss: float | None) -> bool:
+    def loss(self, step: int, value: float) -> None:
+        """The loss of a step is known."""
+        self._recall(step)
+        self._losses.append(value)
+
+    def step(self, steps: int, tokens: int) -> bool:
         """A step was done; whether the training ends with it."""
-        if not self._begun:
-            self._begun = True
-            self._recall(steps - 1)
-        if loss is not None:
-            self._add(loss)
+        self._recall(steps - 1)
+        known = steps - 1
+        if self.diverged is None:
+            self.diverged = self._divergence(known)
         if self.diverged is not None:
             return True
-        if steps in self._milestones:
-            self._milestones.discard(steps)
-            mean = sum(self._since) / len(self._since) if self._since else None
-            self._since.clear()
-            self._said_s = time.monotonic()
-            self._channel.send({"event": "milestone", "steps": steps, "tokens": tokens, "loss": mean})
-            return self._channel.receive_order()["do"] == "stop"
-        if time.monotonic() - self._said_s >= self._beat_s:
-            self._said_s = time.monotonic()
+        if self._milestones and steps >= self._milestones[0]:
+            while self._milestones and steps > self._milestones[0]:  # of a part before this one
+                self._begin_part()
+            if self._milestones and steps == self._milestones[0]:
+                since = self._losses[self._part_begin : known]
+                self._begin_part()
+                mean = sum(since) / len(since) if since else None
+                self._last_message_s = time.monotonic()
+                self._channel.send({"event": "milestone", "steps": steps, "tokens": tokens, "loss": mean})
+                return self._channel.receive_order()["do"] == "stop"
+        if time.monotonic() - self._last_message_s >= self._beat_s:
+            self._last_message_s = time.monotonic()
             self._channel.send({"event": "alive", "steps": steps, "tokens": tokens, "loss": None})
         return False
 
-    def _recall(self, steps: int) -> None:
-        """Take the losses of earlier parts of the training, so that one that was resumed is judged as a whole one."""
+    def _begin_part(self) -> None:
+        self._part_begin = self._milestones.pop(0) - 1
+
+    def _recall(self, first: int) -> None:
+        """Take the losses of the ``first`` steps, which earlier parts of the training did: it is judged as a whole."""
         from harness.launch.training_files import read_losses
 
-        for row in read_losses(self._losses) if steps and self._losses.exists() else ():
-            if row.step < steps:
-                self._add(row.loss)
-                if row.step + 1 in self._milestones:
-                    self._milestones.discard(row.step + 1)
-                    self._since.clear()
+        if not self._begun:
+            self._begun = True
+            rows = read_losses(self._table) if first and self._table.exists() else []
+            self._losses = [row.loss for row in rows if row.step < first]
 
-    def _add(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            self.diverged = "its loss was not finite"
-            return
-        if self._first is None:
-            self._first = loss
-        self._last.append(loss)
-        self._since.append(loss)
-        if self._above_start is None or len(self._last) < (self._last.maxlen or 0):
-            return
-        mean = sum(self._last) / len(self._last)
-        if mean > self._first + self._above_start * abs(self._first):
-            self.diverged = (
-                f"its loss was {mean:.4g} over {len(self._last)} steps, above {self._first:.4g} at its start"
-            )
+    def _divergence(self, known: int) -> str | None:
+        """Why the training diverged, by the losses of its first ``known`` steps; None where it has not."""
+        if not known:
+            return None
+        if not math.isfinite(self._losses[known - 1]):
+            return "its loss was not finite"
+        last = self._losses[max(0, known - self._window) : known]
+        if self._above_start is None or len(last) < self._window:
+            return None
+        mean, first = sum(last) / len(last), self._losses[0]
+        if mean <= first + self._above_start * abs(first):
+            return None
+        return f"its loss was {mean:.4g} over {len(last)} steps, above {first:.4g} at its start"
 
 
 def main(descriptor: int, parent: int) -> int:
