@@ -119,3 +119,25 @@ def test_every_trial_diverges(file: Path) -> None:
     trials = TrialJournal(only(out)).trials()
     assert [one.status for one in trials] == ["diverged", "diverged"]
     assert all(one.steps < 30 for one in trials)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Path) -> None:
+    out = file.parent / "out"
+    done = harness(
+        "sweep", str(file), "--out", str(out), "--set", "strategy={name: mup, widths: [16], trials: 4}",
+        "--set", "model.width=64", "--set", "model.heads=4", "--set", "steps=4", "--set", "keep=none",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = only(out)
+    whole = TrialJournal(folder).trials()
+    assert [one.plan.group for one in whole] == ["width 16"] * 4
+    projection = json.loads((folder / "summary.json").read_text())["projection"]
+    assert (projection["unit"], projection["target"]) == ("width", 64)
+    assert projection["mup"] == {"base_width": 16, "base_heads": 1}
+    config = json.loads((folder / "trials" / "0003" / "study.json").read_text())
+    assert '"mup": {"base_heads": 1, "base_width": 16}' in json.dumps(config, sort_keys=True)
+    cut_after(folder, 3)
+    (folder / "trials" / "0003" / "result.json").unlink()
+    assert resume(folder).returncode == 0
+    assert without_times(TrialJournal(folder).trials()) == without_times(whole)
