@@ -32,8 +32,9 @@ def amount(resource: Resource, value: float) -> str:
 
 
 def all_diverged(trials: Sequence[Trial]) -> bool:
-    """Whether there were trials, and every one of them diverged."""
-    return bool(trials) and all(trial.status == "diverged" for trial in trials)
+    """Whether every trial that was to come to its end diverged; where there was none, every probe."""
+    full = [trial for trial in trials if trial.plan.role != "probe"] or trials
+    return bool(full) and all(trial.status == "diverged" for trial in full)
 
 
 def smaller_than_a_trial(
@@ -78,7 +79,7 @@ def plan_lines(
         title,
         f"{about}{step_tokens:,} tokens a step, learning rates from {rate(space.low)} to {rate(space.high)}",
     ]
-    rows = [("bracket", "trials", "steps each", "tokens each", "steps in all")]
+    rows = [("stage", "trials", "steps each", "tokens each", "steps in all")]
     for stage in stages:
         name = f"{stage.of}, {stage.name}" if stage.of else stage.name
         trials = f"{stage.trials:,}" if stage.exact else f"at most {stage.trials:,}"

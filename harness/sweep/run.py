@@ -162,7 +162,12 @@ class SweepRun:
         self._record = self._folder.update(self._record, status="running", ended_utc=None, error=None)
         try:
             self._search()
-            status = "diverged" if messages.all_diverged(self._trials) else "done"
+            if any(one.status == "done" and one.plan.role != "probe" for one in self._trials):
+                status = "done"
+            elif messages.all_diverged(self._trials):
+                status = "diverged"
+            else:
+                error = "no trial came to its end"
         except KeyboardInterrupt:
             status = "interrupted"
         except BudgetOver as over:
@@ -316,13 +321,17 @@ class SweepRun:
         steps = max(stage.steps for stage in self._settings.strategy.stages(self._space))
         count, begun_s = min(PILOT_STEPS, steps), time.monotonic()
         self._progress.measuring(count)
-        start = self._start(replace(plan, steps=steps), folder, count, [])
+        mildest = replace(plan, learning_rate=self._space.low, steps=steps)  # the rate that diverges last
+        start = self._start(mildest, folder, count, [])
         event = self._server.train(start, folder / "log.txt", 0.0, lambda _: "step")
         seconds = time.monotonic() - begun_s
         if event.get("status") == "failed":
             self._ended(Trial(0, plan), event, seconds)
-        table = read_table(next(folder.glob("runs/*/*/steps.parquet")), columns=["wall_ns"])
-        walls = [value / 1e9 for value in table.column("wall_ns").to_pylist()]
+        table = next(folder.glob("runs/*/*/steps.parquet"), None)
+        walls = [] if table is None else read_table(table, columns=["wall_ns"]).column("wall_ns").to_pylist()
+        walls = [value / 1e9 for value in walls]
+        if not walls:
+            raise TrialFailed(f"what a step takes could not be measured; see {folder}")
         step_s = median(walls[PILOT_SKIPPED:] or walls)
         pilot = Pilot(max(0.0, seconds - sum(walls)), step_s)
         self._record = replace(self._record, pilot=pilot, lost_s=self._record.lost_s + seconds)

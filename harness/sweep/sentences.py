@@ -65,7 +65,7 @@ def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
         ]
     texts = {
         "interrupted": "**The sweep was interrupted before its last trial.**",
-        "failed": "**The sweep stopped at a failure before its last trial.**",
+        "failed": "**The sweep stopped at a failure, or no trial came to its end.**",
         "budget": "**The budget ended the sweep before its last trial.**",
         "running": "**The sweep has not ended, or its process was killed.**",
     }

@@ -122,6 +122,17 @@ def test_every_trial_diverges(file: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_trial_that_takes_longer_than_its_limit_ends(file: Path) -> None:
+    out = file.parent / "out"
+    sets = ["limits.trial_hours=0.00003", "strategy.trials=1", "data.inject={pack_ms: 100, how: sleep}", "steps=1000"]
+    done = harness("sweep", str(file), "--out", str(out), *(word for one in sets for word in ("--set", one)))
+    assert done.returncode == 1, done.stderr
+    assert "no trial came to its end" in done.stderr
+    (trial,) = TrialJournal(only(out)).trials()
+    assert trial.status == "late"
+    assert trial.seconds < 60
+
+
 def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Path) -> None:
     out = file.parent / "out"
     done = harness(
