@@ -133,6 +133,7 @@ def test_a_trial_that_takes_longer_than_its_limit_ends(file: Path) -> None:
     assert trial.seconds < 60
 
 
+@pytest.mark.slow
 def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Path) -> None:
     out = file.parent / "out"
     done = harness(
